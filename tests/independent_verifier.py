@@ -207,6 +207,7 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.filed: dict[str, str] = {}  # of each request: the digest of its id and terms
         self.approved: dict[str, list[str]] = {}  # of each request: who filed it, then who approved it
         self.steps: dict[str, int] = {}  # of each request: how far it got
         self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
@@ -321,9 +322,12 @@ class Verifier:
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
             if event["kind"] == "request received":
                 self.approved[name["request"]] = [person(payload["actor"])]
+                filed = {key: value for key, value in name.items() if key != "deadline_days"}
+                self.filed[name["request"]] = sha256(canonical(filed).encode())
             elif event["kind"] == "request approved":
                 people, actor = self.approved[name], person(payload["actor"])
                 good = actor not in people and 0 < self.steps.get(name, 0) < 4
+                self.agree(f"{at}: terms approved", payload.get("terms"), self.filed[name])
                 self.check(good, f"{at}: {actor} cannot approve {name}")
                 people.append(actor)
             elif event["kind"] == "rolled back":
@@ -1007,6 +1011,11 @@ class Verifier:
         self.agree(f"{at}: subjects", own, [forgotten] if request["unit"] == "joint" else chains)
         self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
         self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
+        if request["final_node"] is not None and self.spec["model"]["kind"] != "ridge":
+            limit = request["max_rounds"] or self.spec["stop"]["max_rounds"]
+            limit = max(noise["position"], 0 if request["release"] == "now" else limit)
+            rounds = self.nodes[request["final_node"]]["position"]
+            self.check(rounds <= limit, f"{at}: {rounds} rounds, where the terms allow {limit}")
         heuristic = request["method"] in REPLAYING
         usual_kind = "merge" if request["method"] == "groups" else "noise"
         kind = "heuristic" if heuristic else "initial" if source is None else usual_kind
@@ -1167,6 +1176,9 @@ class Verifier:
         order = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
         places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
         self.check(strength(auto["least_level"]) >= strength(least), f"{at}: auto chose below {least}")
+        if self.spec.get("requests", {}).get("approval", "none") != "none":
+            approved = request["min_level"] or "conditional"
+            self.agree(f"{at}: level approved", auto["least_level"], approved)
         enough = [way for way in auto["ways"] if strength(way["level"]) >= strength(auto["least_level"])]
         exact = sorted((way for way in enough if way["level"] == "exact"), key=lambda way: places[way["method"]])[:1]
         others = [way for way in enough if way["level"] != "exact"] if auto["least_level"] != "exact" else []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,11 @@ import pytest
 import sifu
 from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, dump, query, small_spec, state
+from sifu.core.ledger import canonical_json
 from sifu.core.spec import Spec
-from sifu.errors import InputError
+from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.requests.approvals import unapproved
 from sifu.requests.opening_letters import take_in
 from sifu.requests.worker import Worker
 from sifu.server.serve import serve
@@ -120,7 +125,8 @@ def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
     run.request(["client-003"], "a", actor="rita")
     with RunWriter.open(two) as writer:
         for approver in approvers:
-            writer.record("request approved", {"request": "a", "actor": approver, "reason": ""})
+            digest = writer.requests()[0].terms.digest("a")
+            writer.record("request approved", {"request": "a", "actor": approver, "reason": "", "terms": digest})
         row = writer.requests()[0]
         Worker(writer, run.engine())._carry_out(row, None)
     return run
@@ -146,7 +152,8 @@ def test_a_request_carried_out_without_its_approvals_is_caught(two: Path, approv
 def test_an_approval_after_the_fact_is_caught(two: Path) -> None:
     run = carried_out_without(two, ["ann", "bob"])
     with RunWriter.open(two) as writer:
-        writer.record("request approved", {"request": "a", "actor": "carl", "reason": ""})
+        digest = writer.requests()[0].terms.digest("a")
+        writer.record("request approved", {"request": "a", "actor": "carl", "reason": "", "terms": digest})
     assert any("it does not wait" in problem for problem in run.verify().problems)
     assert verify_independently(two) != []
 
@@ -175,12 +182,17 @@ def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, 
 
 HOSTILE_DECISIONS: dict[str, dict[str, Any]] = {
     "no actor": {"request": "a", "decision": "approved", "reason": ""},
-    "a number for a name": {"request": "a", "decision": "approved", "reason": "", "actor": 7},
-    "an unknown decision": {"request": "a", "decision": "eaten", "reason": "", "actor": "x"},
-    "an unknown request": {"request": "b", "decision": "approved", "reason": "", "actor": "x"},
-    "an id that is a path": {"request": "../a", "decision": "approved", "reason": "", "actor": "x"},
-    "a name with an escape sequence": {"request": "a", "decision": "approved", "reason": "", "actor": "x\x1b[2J"},
-    "more than a decision": {"request": "a", "decision": "approved", "reason": "", "actor": "x", "level": "proven"},
+    "a number for a name": {"request": "a", "decision": "approved", "reason": "", "actor": 7, "terms": ""},
+    "an unknown decision": {"request": "a", "decision": "eaten", "reason": "", "actor": "x", "terms": ""},
+    "an unknown request": {"request": "b", "decision": "approved", "reason": "", "actor": "x", "terms": ""},
+    "an id that is a path": {"request": "../a", "decision": "approved", "reason": "", "actor": "x", "terms": ""},
+}
+APPROVAL = HOSTILE_DECISIONS["no actor"] | {"actor": "ann", "terms": ""}
+HOSTILE_DECISIONS |= {
+    "a name with an escape sequence": APPROVAL | {"actor": "x\x1b[2J"},
+    "more than a decision": APPROVAL | {"level": "proven"},
+    "an approval of other terms": APPROVAL | {"terms": "0" * 64},
+    "an approval of no terms": APPROVAL,
 }
 
 
@@ -219,3 +231,95 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
     run.decide("a", "approved", actor="bob")
     assert serve(run, engine, linger=0.0) == ["a"]
     assert run.verify().problems == []
+
+
+OTHER_TERMS: dict[str, Any] = {
+    "clients": ["client-004"], "epsilon": 7.5, "delta": 0.003, "sigma": "0.25", "unit": "joint", "scope": "latest",
+    "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "min_level": "none",
+    "max_rounds": 17, "target": 0.5, "release": "now", "records": [2, 5],
+}  # fmt: skip
+"""For every term a value that was not approved."""
+
+
+@pytest.fixture
+def approved(one: Path) -> Path:
+    """A run with a request that was approved and not carried out yet."""
+    run = sifu.open_run(one)
+    run.request(["client-003"], "a", actor="rita")
+    run.decide("a", "approved", actor="ann", terms=run.request_record("a").status.terms_digest)
+    return one
+
+
+def test_terms_changed_after_the_approval_are_not_carried_out(approved: Path, tmp_path: Path) -> None:
+    """Each term in turn, changed in the stored row: no command carries it out, and both verifiers say so."""
+    from sifu.core.request_terms import TERMS
+
+    assert set(OTHER_TERMS) == set(TERMS)
+    ((text,),) = query(approved, "SELECT terms FROM requests")
+    for name, value in OTHER_TERMS.items():
+        changed = copy_run(approved, tmp_path / name)
+        content = json.loads(text) | {name: value}
+        with sqlite3.connect(changed / "run.db") as database:
+            database.execute("UPDATE requests SET terms = ?", (canonical_json(content).decode(),))
+        database.close()
+        with sifu.open_run(changed).reader() as reader:
+            assert unapproved(reader) == {"a": 1}, name
+        with pytest.raises(SifuError):
+            sifu.open_run(changed).forget(request="a")
+        assert sifu.open_run(changed).verify().problems != [], name
+        assert verify_independently(changed) != [], name
+
+
+def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
+    """The terms as somebody saw them are not those of the request; also when the approval is signed with the key."""
+    run = sifu.open_run(one)
+    run.request(["client-003"], "a", actor="rita", epsilon=7.5)
+    seen = replace(run.request_record("a").status.terms, epsilon=5.0).digest("a")
+    with pytest.raises(InputError, match="does not have the terms that were decided on"):
+        run.decide("a", "approved", actor="ann", terms=seen)
+    with RunWriter.open(one) as writer:
+        writer.record("request approved", {"request": "a", "actor": "ann", "reason": "", "terms": seen})
+    assert run.request_record("a").status.approvals_missing == 1
+    assert run.forget() == []
+    assert any("approves other terms" in problem for problem in run.verify().problems)
+    assert any("terms approved" in problem for problem in verify_independently(one))
+
+
+@pytest.mark.parametrize("name", ["method", "sigma", "retention", "max_rounds", "release"])
+def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Path, name: str) -> None:
+    """With the key, past every check of the worker: the ledger then shows that it was not what was approved."""
+    run = sifu.open_run(one)
+    given: dict[str, Any] = {"method": "sifu", "sigma": 2.0, "max_rounds": 2, "target": 0.0}
+    run.request(["client-003"], "a", actor="rita", **given | ({"release": "now"} if name == "release" else {}))
+    run.decide("a", "approved", actor="ann")
+    other: dict[str, Any] = {
+        "method": "scratch",
+        "sigma": 4.0,
+        "retention": "strict",
+        "max_rounds": 5,
+        "release": "healed",
+    }
+    with RunWriter.open(one) as writer:
+        row = writer.requests()[0]
+        worker = Worker(writer, run.engine())
+        worker._row = lambda request: replace(row_now(writer), terms=changed)  # type: ignore[method-assign]
+        changed = replace(row.terms, **{name: other[name]})
+        worker._carry_out(replace(row, terms=changed), None)
+    assert run.verify().problems != []
+    assert verify_independently(one) != []
+
+
+def row_now(writer: RunWriter) -> Any:
+    return writer.requests()[0]
+
+
+def test_a_command_cannot_set_another_level_than_the_approved_one(approved: Path) -> None:
+    run, before = sifu.open_run(approved), state(approved)
+    for level in ("none", "exact"):
+        with pytest.raises(NotCertifiableError, match="was approved at level 'conditional'"):
+            run.forget(request="a", min_level=level)
+    assert state(approved) == before
+    (outcome,) = run.forget(request="a", min_level="conditional")
+    assert outcome.request == "a"
+    assert run.verify().problems == []
+    assert verify_independently(approved) == []

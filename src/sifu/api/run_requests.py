@@ -87,6 +87,16 @@ class RunRequests(RunFolder):
                     self.prepare_records(view.reader, wanted)
             return plan
 
+    def plan_of(self, request: str) -> Plan:
+        """What a waiting request would do now, planned from exactly the terms it has in the ledger."""
+        with self.view() as view:
+            rows = {row.request: row for row in view.requests}
+            if request not in rows:
+                raise _no_such_request(request, rows)
+            if not rows[request].waits:
+                raise InputError(f"request {request} is {rows[request].status}: there is nothing left to plan")
+            return plan_request(view, rows[request].terms, controls=True)
+
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""
         with self.snapshot() as reader:
@@ -147,9 +157,13 @@ class RunRequests(RunFolder):
         except InputError as error:
             raise InputError(f"{error}. The running server will refuse it too, and record the refusal") from error
 
-    def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> Decided:
+    def decide(
+        self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
+    ) -> Decided:
         """Record that a waiting request was verified, approved, refused or withdrawn.
 
+        An approval records the digest of the request's terms and counts for these alone. With `terms`, the digest that
+        was looked at (`RequestStatus.terms_digest`), the decision is refused if the request has other terms.
         Beside another process that writes to the run, the decision is posted: it is taken in between rounds.
         """
         name = actor_name(actor)
@@ -157,10 +171,10 @@ class RunRequests(RunFolder):
             writer = self.writer()
         except RunBusyError:
             with self.snapshot() as reader:
-                return "posted" if post_decision(reader, request, decision, reason, name) else "unchanged"
+                return "posted" if post_decision(reader, request, decision, reason, name, terms) else "unchanged"
         with writer:
             take_in(writer)
-            return "recorded" if decide(writer, request, decision, reason, name) else "unchanged"
+            return "recorded" if decide(writer, request, decision, reason, name, terms) else "unchanged"
 
     def forget(
         self,

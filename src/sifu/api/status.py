@@ -115,7 +115,8 @@ class RequestStatus:
     """A request: its terms, how far it is, until when it must be done, and what it cost.
 
     `approvals` names who approved it, `approvals_missing` says how many more must before it is carried out.
-    `records` counts those of its one client, None where clients are forgotten whole.
+    `records` counts those of its one client, None where clients are forgotten whole. `terms` is everything that was
+    asked for, `terms_digest` what an approval of it is about (`RequestTerms.digest`).
     """
 
     request: str
@@ -135,6 +136,8 @@ class RequestStatus:
     filed_by: str
     approvals: tuple[str, ...]
     approvals_missing: int
+    terms: RequestTerms
+    terms_digest: str
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,8 @@ def _request_status(
         filed_by=approvals.filed_by,
         approvals=tuple(approvals.approved_by),
         approvals_missing=lacking if row.waits else 0,
+        terms=row.terms,
+        terms_digest=row.terms.digest(row.request),
     )
 
 

@@ -49,6 +49,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "wanted_node": plan.wanted_node,
         "rounds_so_far": plan.tip_rounds,
         "predicted_rounds": plan.predicted_rounds,
+        "predicted_accuracy": plan.predicted_accuracy,
         "scratch_rounds": plan.scratch_rounds,
         "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
         "charges": [
@@ -308,6 +309,8 @@ def print_plan(plan: Plan) -> None:
         guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
         when = "released at once, then " if terms.release == "now" else ""
         facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
+    if plan.predicted_accuracy is not None:
+        facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % when it is done")
     if terms.records:
         facts.add_row("afterwards", f"{escape(terms.clients[0])} joins again with what it has left")
     covers = "every later release" if terms.scope == "all" else "the latest release only"

@@ -13,7 +13,7 @@ from sifu.cli.options import ActorOption, Format, FormatOption, RequestArgument,
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
-    from sifu.api import PendingRequest, PublicRequest, RequestRecord, Run
+    from sifu.api import PendingRequest, PublicRequest, RequestRecord, RequestStatus, Run
 
 requests = typer.Typer(
     name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
@@ -108,18 +108,23 @@ def decide(
     decision: Annotated[Decision, typer.Argument(help="What was decided.")],
     reason: Annotated[str, typer.Option("--reason", help="Why; a refusal needs one.")] = "",
     actor: ActorOption = None,
+    terms: Annotated[
+        str | None,
+        typer.Option("--terms", help="Digest of the terms decided on (requests show).", metavar="HEX"),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
     Where the run's spec demands approval (requests.approval), a request is carried out only when one or two people
-    approved it, who did not file it. Beside a command that trains, the decision waits in the run's inbox.
+    approved it, who did not file it. An approval holds for the terms the request has, and for no others. Beside a
+    command that trains, the decision waits in the run's inbox.
     """
     from sifu.api import Run
     from sifu.cli.output import tell
 
     opened = Run(run)
-    decided = opened.decide(request, decision, reason, actor)
+    decided = opened.decide(request, decision, reason, actor, terms)
     values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
     if decided == "posted":
         sentence = f"That request {request} is {decision} was handed to the running server, which takes it in soon."
@@ -153,11 +158,18 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
             out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
             if status.approvals_missing:
                 out.print(f"  waits for {status.approvals_missing} more to approve it")
+            out.print(f"  terms {status.terms_digest[:12]}: {escape(_terms_text(status))}")
             for step in record.steps:
                 why = f": {escape(step.reason)}" if step.reason else ""
                 out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
         if not of_run:
             out.print("There are no requests.")
+
+
+def _terms_text(status: RequestStatus) -> str:
+    """Every term of a request but its clients, in a line."""
+    terms = {name: value for name, value in status.terms.to_mapping().items() if name != "clients"}
+    return ", ".join(f"{name} {'default' if value in (None, []) else value}" for name, value in terms.items())
 
 
 certificate = typer.Typer(

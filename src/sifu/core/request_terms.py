@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit
+from sifu.core.ledger import canonical_json
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
@@ -143,6 +145,10 @@ class RequestTerms:
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON; `sigma` is a text."""
         return asdict(self) | {"clients": list(self.clients), "sigma": str(self.sigma), "records": list(self.records)}
+
+    def digest(self, request: str) -> str:
+        """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id."""
+        return hashlib.sha256(canonical_json(self.to_mapping() | {"request": request})).hexdigest()
 
     def stop(self, usual: StopSpec) -> StopSpec:
         """The run's stop rule with what this request says otherwise."""

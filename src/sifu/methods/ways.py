@@ -18,6 +18,7 @@ from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
 from sifu.methods.registry import METHODS, method_for
 from sifu.planning.plan import Plan
+from sifu.planning.released_accuracy import released_accuracy
 from sifu.planning.ways import AutoChoice, Compared, Way, choose_way, least_level, reason_of, strongest_way
 from sifu.record.run_view import RunView
 
@@ -36,7 +37,8 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None,
     """
     plan = _planned(view, terms, floor, controls)
     alone = left_alone(view, terms)
-    return replace(plan, notes=(*plan.notes, alone)) if alone else plan
+    notes = (*plan.notes, alone) if alone else plan.notes
+    return replace(plan, notes=notes, predicted_accuracy=released_accuracy(view, plan))
 
 
 def left_alone(view: RunView, terms: RequestTerms) -> str:

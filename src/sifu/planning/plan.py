@@ -85,6 +85,8 @@ class Plan:
     rebuild_client_rounds: int = 0
     ways: tuple[Way, ...] = ()
     auto: AutoChoice | None = None
+    predicted_accuracy: float | None = None
+    """Of the model when the request is done, on the clients that stay; None where the record does not tell."""
 
     @property
     def delta_at_most(self) -> float:

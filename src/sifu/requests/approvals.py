@@ -4,8 +4,9 @@
                         "one"     one person who did not file the request
                         "two"     two different people, neither of whom filed it
 
-An approval is a signed event of the ledger with the name of who gave it. Nothing that writes to a run carries a
-request out before it has its approvals, and verification finds one that was. Who people are is known by their names:
+An approval is a signed event of the ledger with the name of the approver and the digest of the terms that were
+approved (`RequestTerms.digest`). It counts for these terms only: nothing that writes to a run carries a request out
+before its terms have their approvals, and verification finds one that was. Who people are is known by their names:
 on the command line these are what the caller says, in the console those of their tokens.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sifu.core.ledger import read_json
+from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.store.actor import same_person
@@ -28,15 +31,21 @@ RECEIVED = "request received"
 
 @dataclass
 class Approvals:
-    """Who filed a request, and who approved it: different people in the order of their approvals."""
+    """Who filed a request, the digest of its terms, and who approved these: different people in order."""
 
     filed_by: str = "unknown"
+    terms: str = ""
     approved_by: list[str] = field(default_factory=list)
 
-    def add(self, actor: str) -> None:
-        """Count an approval; that of who filed the request, and a second one of the same person, do not count."""
-        if self.may_approve(actor):
+    def add(self, actor: str, terms: object) -> bool:
+        """Count an approval of these terms; False if it does not count.
+
+        Not counted: one by the person who filed the request, a second one by the same person, one of other terms.
+        """
+        counts = terms == self.terms and self.may_approve(actor)
+        if counts:
             self.approved_by.append(actor)
+        return counts
 
     def may_approve(self, actor: str) -> bool:
         """Whether this person's approval would count."""
@@ -49,14 +58,17 @@ def approvals_of(reader: RunReader) -> dict[str, Approvals]:
         "SELECT kind, payload FROM events WHERE kind IN (?, ?) ORDER BY seq",
         (RECEIVED, APPROVED),
     )
+    # What will be carried out are the terms of the row: approvals of anything else do not count.
+    digests = {row.request: row.terms.digest(row.request) for row in reader.requests()}
     approvals: dict[str, Approvals] = {}
     for kind, payload in rows:
         content = read_json(payload)
         actor = str(content.get("actor", "unknown"))
         if kind == RECEIVED:
-            approvals[str(content["request"]["request"])] = Approvals(actor)
+            request = str(content["request"]["request"])
+            approvals[request] = Approvals(actor, digests.get(request, ""))
         else:
-            approvals.setdefault(str(content["request"]), Approvals()).add(actor)
+            approvals.setdefault(str(content["request"]), Approvals()).add(actor, content.get("terms"))
     return approvals
 
 
@@ -87,19 +99,20 @@ def check_approved(reader: RunReader, request: str) -> None:
 
 
 def check_approvals(reader: RunReader) -> Iterator[str]:
-    """Every request that was carried out had its approvals before, by different people."""
+    """Every request that was carried out had its approvals before: of its own terms, by different people."""
     needed = approvals_needed(reader)
     approvals: dict[str, Approvals] = {}
     for event in reader.events():
         content = event.content
         if event.kind == RECEIVED:
-            approvals[str(content["request"]["request"])] = Approvals(str(content.get("actor", "unknown")))
+            request, terms = str(content["request"]["request"]), _terms_filed(content["request"])
+            approvals[request] = Approvals(str(content.get("actor", "unknown")), terms.digest(request))
         elif event.kind == APPROVED:
             given = approvals.get(str(content["request"]))
-            if given is None or not given.may_approve(str(content["actor"])):
+            if given is not None and content.get("terms") != given.terms:
+                yield f"request {content['request']}: event {event.seq} approves other terms than it was filed with"
+            elif given is None or not given.add(str(content["actor"]), content.get("terms")):
                 yield f"request {content['request']}: event {event.seq} approves it, but that approval cannot count"
-            else:
-                given.add(str(content["actor"]))
         elif event.kind == "rolled back":
             counted = len(approvals[str(content["request"])].approved_by)
             if counted < needed:
@@ -107,3 +120,7 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
                     f"request {content['request']}: it was carried out (event {event.seq}) with {counted} of the "
                     f"{needed} approvals that the spec demands"
                 )
+
+
+def _terms_filed(content: Mapping[str, Any]) -> RequestTerms:
+    return RequestTerms.from_mapping({name: content[name] for name in TERMS if name in content})

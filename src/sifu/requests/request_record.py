@@ -52,22 +52,38 @@ STEPS = STATUS_AFTER | {APPROVED: "approved"}
 """The kinds of events in the life of a request, and the word for each."""
 
 
-def decide(writer: RunWriter, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
-    """Record a decision on a request that waits; False if it was recorded before."""
+def decide(
+    writer: RunWriter,
+    request: str,
+    decision: str,
+    reason: str = "",
+    actor: str | None = None,
+    terms: str | None = None,
+) -> bool:
+    """Record a decision on a request that waits; False if it was recorded before.
+
+    `terms` is the digest of the terms that the decision is about; a request with other terms is refused.
+    """
     name = actor_name(actor)
-    if not check_decision(writer, request, decision, reason, name):
+    if not check_decision(writer, request, decision, reason, name, terms):
         return False
+    content = {"request": request, "actor": name, "reason": reason}
+    if decision == "approved":
+        content["terms"] = approvals_of(writer)[request].terms
     with uninterrupted():
-        writer.record(f"request {decision}", {"request": request, "actor": name, "reason": reason})
+        writer.record(f"request {decision}", content)
     return True
 
 
-def check_decision(reader: RunReader, request: str, decision: str, reason: str, actor: str) -> bool:
+def check_decision(
+    reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None = None
+) -> bool:
     """Refuse a decision that cannot be recorded; False if it was recorded before."""
     check_words(decision, reason)
     rows = {row.request: row for row in reader.requests()}
     if request not in rows:
         raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
+    check_digest(request, rows[request].terms.digest(request), terms)
     status = rows[request].status
     if decision == "approved":
         return _check_approval(reader, request, status, actor)
@@ -78,6 +94,15 @@ def check_decision(reader: RunReader, request: str, decision: str, reason: str, 
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True
+
+
+def check_digest(request: str, current: str, given: str | None) -> None:
+    """Refuse a decision on other terms than the request has."""
+    if given is not None and given != current:
+        raise InputError(
+            f"request {request} does not have the terms that were decided on: their digest is {current[:12]}..., the "
+            f"decision names {given[:12] or 'none'}. Look at the request again (sifu requests show)"
+        )
 
 
 def check_words(decision: str, reason: str) -> None:

@@ -22,6 +22,7 @@ from sifu.core.streaming import should_stop
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.ways import left_alone, plan_request
+from sifu.planning.ways import least_level
 from sifu.record.closed_form import RecordedSolve
 from sifu.record.evaluations import ACTIVE
 from sifu.record.group_training import GroupTraining, record_first_merge
@@ -31,7 +32,7 @@ from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.record.training import RecordedTraining
 from sifu.record.unrecorded_training import retrain_unrecorded
-from sifu.requests.approvals import unapproved
+from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.given_terms import check_level
 from sifu.requests.issuing import issue_certificates
@@ -181,12 +182,22 @@ class Worker:
             return False
         row = waiting[0]
         try:
+            self._check_level_approved(row, min_level)
             self._tell(f"request {row.request} is being carried out")
             self._carry_out(row, min_level)
         except NotCertifiableError as error:
             self._tell(f"request {row.request} goes on waiting: {error}")
             self.refused[row.request] = error
         return True
+
+    def _check_level_approved(self, row: RequestRow, min_level: Level | None) -> None:
+        """Where requests are approved, their level is one of the approved terms: no command sets another."""
+        approved = least_level(row.terms)
+        if approvals_needed(self.writer) and least_level(row.terms, min_level) != approved:
+            raise NotCertifiableError(
+                f"request {row.request} was approved at level {approved!r}, and {min_level!r} would be "
+                "something else: leave --level out, or file a request with that level"
+            )
 
     def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""

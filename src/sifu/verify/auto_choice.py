@@ -45,6 +45,9 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         yield f"{name}: auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
     if LEVELS.index(least) < LEVELS.index(least_level(recorded.request.terms, least)):
         yield f"{name}: auto chose among levels from {least} on, below the {floor} asked for"
+    approved = least_level(request.terms)
+    if recorded.view.spec.requests.approval != "none" and least != approved:
+        yield f"{name}: auto chose among levels from {least} on, but the terms approved say {approved}"
     taken = choose_way(compared, least)
     if taken != request.method:
         yield f"{name}: {request.method} carried it out, by the recorded figures auto had to take {taken}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sifu.core.ledger import finite_or_text
+from sifu.core.spec import RIDGE
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, nodes_to_erase
 from sifu.store.reader import RunReader
@@ -84,6 +85,7 @@ def _check_request(
         yield from _check_choice(view, request, recorded, at_hand)
     yield from _check_start(view, request, recorded)
     yield from check_choice_of_method(request, recorded, content)
+    yield from _check_rounds(reader, request, recorded)
     if request.status == "done":
         yield from check_statements(reader, request, recorded, content)
 
@@ -143,6 +145,18 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
     sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
         yield f"request {request.request}: sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
+
+
+def _check_rounds(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """A request must not have taken more rounds than its terms allow, and none where the model was released at once."""
+    spec = recorded.view.spec
+    if request.final_node is None or spec.model.kind == RIDGE:  # a solve is one round, whatever the terms say
+        return
+    start = recorded.view.path.nodes[-1].position
+    limit = 0 if request.terms.release == "now" else request.terms.stop(spec.stop).max_rounds
+    rounds = reader.nodes_by_number()[request.final_node].node.position
+    if rounds > max(limit, start):
+        yield f"request {request.request}: its terms allow {limit} rounds, and it took {rounds}"
 
 
 def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
