@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.audit.scoring import Samples, Scorer
+from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.core.engine import Position
 from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim.lanes import lane_engines

@@ -14,9 +14,9 @@ from run_tools import small_spec
 from sifu.audit import AuditOptions, Replays, audit_run
 from sifu.audit.forgetting import relearn_rounds
 from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira
-from sifu.audit.scoring import Scorer, stacked
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
+from sifu.engines.sim.scoring import Scorer, stacked
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import exact_multiplier
 

@@ -74,6 +74,7 @@ class Run(RunRequests):
                 worker = Worker(writer, engine, progress)
                 worker.inbox.take_in()
                 worker.train()
+                self.measure_held_out(writer)
         return self
 
     def rebuild(self, progress: ProgressCallback | None = None) -> int:
@@ -130,6 +131,7 @@ class Run(RunRequests):
             if solve.missing():  # not for those who asked to be forgotten: their request solves without them
                 solve.run("joining", progress)
                 solve.note_standing()
+                self.measure_held_out(writer)
         return [profile.name for profile in new]
 
     def _refuse_forgotten_samples(self, view: RunView, new: Sequence[ClientProfile]) -> None:

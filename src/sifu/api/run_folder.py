@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.data.sample_digests import sample_digest
-from sifu.errors import InputError
+from sifu.errors import InputError, SifuError
 from sifu.launch.engine_kind import check_repeats
 from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.launch.held_out import held_out_figures, rows_at_hand
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.groups import use_trunks_of_head
 from sifu.record.other_world import EngineWithout
 from sifu.record.run_view import RunView
+from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
-from sifu.store.remainders import Remainder, remainder_after, remainder_to_join
+from sifu.store.remainders import Remainder, plain_name, remainder_after, remainder_to_join
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage
 
@@ -43,11 +45,13 @@ Digests = tuple[str, ...] | None
 class RunFolder:
     """A run folder and, where training is needed, the engine that goes with it."""
 
-    def __init__(self, folder: str | Path, make_engine: MakeEngine | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, make_engine: MakeEngine | None = None, data_folder: str | Path | None = None
+    ) -> None:
         self.folder = Path(folder)
         with RunReader(self.folder) as reader:  # refuses at once what is not a run
             check_known_key(reader)
-        self._make_engine = make_engine
+        self._make_engine, self._data_folder = make_engine, data_folder
         self._engine: Engine | None = None
         self._sample_digests: Digests = None
         self._prepared: tuple[Remainder, Engine, Digests] | None = None
@@ -105,6 +109,22 @@ class RunFolder:
                 check_repeats(engine)
             self._engine, self._sample_digests = engine, digests  # never one that was refused
         return self._engine
+
+    def measure_held_out(self, writer: RunWriter) -> None:
+        """Note how well the current model does on the held-out rows of those who stay, where there are any.
+
+        Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
+        """
+        spec, tip = self.spec, writer.tip
+        rows = rows_at_hand(spec, self._data_folder)
+        if rows is None or read_held_out(self.folder, tip) is not None:
+            return
+        stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
+        figures = None
+        with suppress(SifuError, ValueError):
+            figures = held_out_figures(spec, self.engine(), writer.load_model(tip), rows.of(stay))
+        if figures is not None:
+            write_held_out(self.folder, tip, figures)
 
     def _build(self, reader: RunReader, **others: Any) -> tuple[Engine, Digests]:
         """A new engine, and the digests of the samples that were read for it; `others` as `arranged_clients` has it."""

@@ -255,8 +255,10 @@ class RunRequests(RunFolder):
                 for name in done:
                     worker.compare_scratch(name)
             if refusals:
+                self.measure_held_out(writer)
                 raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
             worker.heal()
+            self.measure_held_out(writer)
             if view.spec.groups.rebuild == "now":
                 worker.rebuild_groups()
             rows = {row.request: row for row in writer.requests()}

@@ -65,7 +65,7 @@ def open_run(
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
-    return Run(folder, make_engine)
+    return Run(folder, make_engine, data_folder)
 
 
 def train(
@@ -135,11 +135,12 @@ def train(
         else:
             resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
-    place, file = data_folder or resolved.data.folder, resolved.data.file
+    place, file, test_file = data_folder or resolved.data.folder, resolved.data.file, resolved.data.test_file
     located = replace(
         resolved.data,
         folder=str(Path(place).resolve()) if place else "",
         file=str(Path(file).resolve()) if file else "",
+        test_file=str(Path(test_file).expanduser().resolve()) if test_file else "",
     )
     create_run(folder, spec, replace(resolved, data=located), engine, digests).close()
     created = open_run(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sifu.core.held_out import HeldOutFigures
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Status, psi_status
 from sifu.core.request_terms import RequestTerms
@@ -24,6 +25,7 @@ from sifu.record.run_view import RunView
 from sifu.requests.approvals import Approvals, approvals_of, unapproved
 from sifu.requests.cost import Cost, cost_of
 from sifu.requests.deadlines import deadline_of, is_overdue
+from sifu.store.client_accuracy import read_held_out
 from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RejectionRow, RequestRow
@@ -146,8 +148,8 @@ class RunStatus:
 
     `rounds` are those on the active history, `rounds_run` all that were ever run. `psi_star` is the influence that
     noise of `sigma` hides, `psi_status` whether what Psi rests on is met, assumed or failed. `bytes_kept` says by
-    method what a request needs on disk. A run that predicts real numbers has no `accuracy`; `loss` is the mean over the
-    active clients' samples.
+    method what a request needs on disk. `accuracy` (None for a run that predicts real numbers) and `loss` are means
+    over the active clients' training samples. `held_out` are the figures on held-out rows, where there are any.
     """
 
     run: str
@@ -182,6 +184,7 @@ class RunStatus:
     rejections: tuple[RejectionRow, ...]
     requests: tuple[RequestStatus, ...]
     groups: tuple[GroupStatus, ...] = ()
+    held_out: HeldOutFigures | None = None
 
     @property
     def closed_form(self) -> bool:
@@ -251,6 +254,7 @@ def status_of(view: RunView) -> RunStatus:
         rejections=tuple(reader.rejections()),
         requests=tuple(request_statuses_of(reader, view.requests, now)),
         groups=groups_of(view),
+        held_out=read_held_out(reader.folder, reader.tip),
     )
 
 

@@ -18,14 +18,13 @@ from sifu.audit.membership import (
     loss_attack,
     shadow_scores,
 )
-from sifu.audit.scoring import HeadScorer, Samples, Scorer, stacked
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.core.noise import NormalSource
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
-from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.launch.recorded_clients import arranged_clients
@@ -220,10 +219,7 @@ class ReleaseAttack:
         return self._clients
 
     def _scorer(self) -> Scorer | None:
-        if isinstance(self.engine, ClosedFormFederation):
-            return HeadScorer(self.engine)
-        model = getattr(self.engine, "model", None)
-        return None if model is None else Scorer(model, self.engine.layout.dtype)
+        return scorer_of(self.engine)
 
     def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
         result = {"forgotten": stacked(data, forgotten.tolist())}

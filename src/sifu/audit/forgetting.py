@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
+from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.store.table_rows import EvaluationRow
 from sifu.theory.participation import ClientIndices
 

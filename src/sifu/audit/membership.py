@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.noise import NormalSource, add_noise
+from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices

@@ -15,6 +15,7 @@ from rich.table import Table
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
+from sifu.core.held_out import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
@@ -53,8 +54,10 @@ def show_status(run: Run, as_json: bool) -> None:
 def _print_standing(run: Run, status: RunStatus) -> None:
     out.print(
         f"[bold]{escape(status.run)}[/]: {status.phase}, {status.rounds} rounds on the active history "
-        f"({status.rounds_run} run in all), {_how_good(run, status)} on the active clients' data"
+        f"({status.rounds_run} run in all)"
     )
+    held_out = "" if status.held_out is None else f"; {status.held_out.words}"
+    out.print(f"{_how_good(run, status)} {TRAINING_DATA}{held_out}")
     missed = missed_target(status.accuracy, status.target)
     if missed and status.phase == "ready":
         out.print(f"[yellow]{missed}[/]")
@@ -188,17 +191,17 @@ def _print_requests(run: Run, status: RunStatus) -> None:
 def _how_good(run: Run, status: RunStatus) -> str:
     """The accuracy, or the loss of a run that predicts real numbers."""
     if run.spec.has_accuracy or status.loss is None:
-        return f"accuracy {percent(status.accuracy)}"
+        return f"Accuracy {percent(status.accuracy)}"
     if status.closed_form:
-        return f"mean squared error {number(status.loss)} in squares of ridge.scale"
-    return f"mean loss {number(status.loss)}"
+        return f"Mean squared error {number(status.loss)} in squares of ridge.scale"
+    return f"Mean loss {number(status.loss)}"
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
     """A sentence if the stop rule ended at max_rounds without reaching its target."""
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
-    return f"It stopped at its limit of rounds: the target of {percent(target)} was not reached."
+    return f"It stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
@@ -236,7 +239,11 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         )
         return
     out.print(outcomes_table(outcomes))
-    out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}.")
+    held_out = "" if outcomes[-1].held_out is None else f"; the current model has {outcomes[-1].held_out.words}"
+    out.print(
+        f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. Accuracy is "
+        f"{TRAINING_DATA}{held_out}."
+    )
     for outcome in outcomes:
         missed = missed_target(outcome.accuracy, outcome.target)
         if missed and outcome.rounds == 0:

@@ -11,7 +11,7 @@ from sifu.cli.options import Format, FormatOption, RunArgument
 TARGETS = "FILE.csv, FILE.jsonl, FILE.tfevents (TensorBoard) or mlflow:EXPERIMENT"
 MetricsOption = Annotated[
     str | None,
-    typer.Option("--metrics", help=f"Also write accuracy and loss, as they come, to {TARGETS}.", metavar="TARGET"),
+    typer.Option("--metrics", help=f"Also write training accuracy and loss as they come: {TARGETS}.", metavar="TARGET"),
 ]
 
 

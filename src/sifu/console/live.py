@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
 from sifu.record.evaluations import ACTIVE
 from sifu.record.progress import expected_rounds
 from sifu.requests.deadlines import pending_requests
+from sifu.store.client_accuracy import read_held_out
 from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
@@ -31,7 +33,8 @@ class Live:
 
     `rounds` are those of the work at hand (training, or the retraining of `request`), `limit` and `target` its stop
     rule, `rounds_run` all that the run ever did. `seconds_left` is a guess from the curve and the speed of the last
-    minute, `last_step` the latest event in the life of a request.
+    minute, `last_step` the latest event in the life of a request. `accuracy` is on the active clients' training data,
+    `held_out` on held-out rows.
     """
 
     phase: str
@@ -52,6 +55,7 @@ class Live:
     last_step: int
     waiting: int
     overdue: int
+    held_out: HeldOutFigures | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
@@ -140,6 +144,7 @@ class LiveView:
             last_step=so_far.last_step,
             waiting=len(pending),
             overdue=sum(request.overdue for request in pending),
+            held_out=read_held_out(reader.folder, tip),
         )
 
     def _read_on(self, reader: RunReader, branch: int, seq: int) -> _ReadSoFar:

@@ -17,7 +17,8 @@ METRICS = {
     "sifu_refused_replies_total": ("counter", "Replies of clients that were refused."),
     "sifu_clients": ("gauge", "Clients that the run knows."),
     "sifu_at_work": ("gauge", "1 while a process writes to the run."),
-    "sifu_accuracy": ("gauge", "Accuracy of the current model on the active clients' data."),
+    "sifu_accuracy": ("gauge", "Accuracy of the current model on the active clients' training data."),
+    "sifu_held_out_accuracy": ("gauge", "Accuracy of the current model on held-out rows."),
     "sifu_requests": ("gauge", "Requests by state."),
     "sifu_requests_overdue": ("gauge", "Requests that should be done by now."),
     "sifu_seconds_to_deadline": ("gauge", "Seconds to the next deadline; negative when it is over."),
@@ -59,6 +60,8 @@ def _of_run(run: RunAtDesk, desk: Desk) -> Iterator[tuple[str, str, float]]:
     yield "sifu_at_work", "", float(live.at_work)
     if live.accuracy is not None:
         yield "sifu_accuracy", "", live.accuracy
+    if live.held_out is not None and live.held_out.accuracy is not None:
+        yield "sifu_held_out_accuracy", "", live.held_out.accuracy
     for state in STATES:
         yield "sifu_requests", f',state="{state}"', float(states[state])
     yield "sifu_requests_overdue", "", float(live.overdue)

@@ -63,7 +63,7 @@ class Dataset:
     """Training and test samples as stored: bytes of images (N, H, W) or (N, H, W, C), or float features.
 
     Labels are int64 class numbers into `classes`, or floats with no classes (regression). `identity_*`
-    says which person a sample shows, `client_train` which client a user's own file gives it to, `row_ids`
+    says which person a sample shows, `client_*` which client a user's own file gives it to, `row_ids`
     what identifies a training sample there; each may be None. A set
     without test samples has arrays of length zero there.
     """
@@ -78,6 +78,7 @@ class Dataset:
     identity_test: Array | None = None
     client_train: Array | None = None
     row_ids: Array | None = None
+    client_test: Array | None = None
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
@@ -96,6 +97,7 @@ class Dataset:
             ("identity_test", self.identity_test, self.y_test.shape[0]),
             ("client_train", self.client_train, self.y_train.shape[0]),
             ("row_ids", self.row_ids, self.y_train.shape[0]),
+            ("client_test", self.client_test, self.y_test.shape[0]),
         ):
             if column is not None and column.shape != (samples,):
                 raise InputError(

@@ -88,7 +88,10 @@ def read_hospitals(folder: Path) -> Dataset:
         owners += [name] * len(rows)
         held_out += [place % HELD_OUT == HELD_OUT - 1 for place in range(len(rows))]
     x, y, test = np.stack(features), np.array(labels, dtype=np.int64), np.array(held_out)
-    return Dataset("hospitals", x[~test], y[~test], x[test], y[test], CLASSES, client_train=np.array(owners)[~test])
+    client = np.array(owners)
+    return Dataset(
+        "hospitals", x[~test], y[~test], x[test], y[test], CLASSES, client_train=client[~test], client_test=client[test]
+    )
 
 
 def read_patients(path: Path) -> list[tuple[Floats, int]]:

@@ -82,14 +82,15 @@ def read_table(
     _check_identities(identity)
     warn_of_table(x, y, features, coding)
     kept = np.ones(len(y), dtype=bool)
-    x_test, y_test = x[:0], y[:0]
+    x_test, y_test, client_test = x[:0], y[:0], None
     if test_file is not None:
         (test,) = _read_tables(test_file, coding, one_file=True)
         x_test = _features(test, features, coding, test.places)
         y_test = coding.labels(test.columns[coding.label], test.places, commas=test.decimal_commas).astype(y.dtype)
+        client_test = np.array(_owners(test, coding, test.places)) if coding.client in test.columns else None
     elif held_out > 0:
         kept = ~held_out_rows(client, identity, held_out, seed)
-        x_test, y_test = x[~kept], y[~kept]
+        x_test, y_test, client_test = x[~kept], y[~kept], client[~kept]
     classes = coding.class_names or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" else ())
     return Dataset(
         f"table:{path.stem}",
@@ -100,6 +101,7 @@ def read_table(
         classes,
         client_train=client[kept],
         row_ids=identity[kept],
+        client_test=client_test,
     )
 
 

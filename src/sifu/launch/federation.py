@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sifu.core.waiting import ALL
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
 from sifu.launch.features import map_of, tuned_map, with_features
+from sifu.theory.arrays import Array
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import largest_certified_rate
@@ -140,6 +141,22 @@ def takes_rows(spec: Spec) -> bool:
     return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
 
 
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Rows to test with as model inputs, and which client each is of (None: rows of no client)."""
+
+    x: Any
+    y: Any
+    clients: Array | None = None
+
+    def of(self, names: Collection[str]) -> HeldOutRows:
+        """Those of the named clients, and all that belong to no client."""
+        if self.clients is None:
+            return self
+        chosen = np.isin(self.clients.astype(str), list(names))
+        return HeldOutRows(self.x[chosen], self.y[chosen], self.clients[chosen])
+
+
 def held_out_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> tuple[Any, Any] | None:
@@ -147,10 +164,18 @@ def held_out_from_spec(
 
     `dataset` is the spec's data set where it has been loaded before.
     """
+    rows = held_out_rows_from_spec(spec, data_folder, dataset=dataset)
+    return None if rows is None else (rows.x, rows.y)
+
+
+def held_out_rows_from_spec(
+    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
+) -> HeldOutRows | None:
+    """As `held_out_from_spec`, with the client that each row is of."""
     from sifu.data import ClientData, load
 
     data = spec.data
-    if data.name == PYTHON:
+    if data.name in (PYTHON, FLOWER):
         return None
     if dataset is None:
         own = data.name in OWN_FILES
@@ -161,7 +186,7 @@ def held_out_from_spec(
     if spec.features.kind != "none" and spec.model.kind != RIDGE:
         (held,) = with_features(spec, [ClientData("held out", x, dataset.y_test)])
         x = held.x
-    return x, dataset.y_test
+    return HeldOutRows(x, dataset.y_test, dataset.client_test)
 
 
 CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2, "hospitals": 2}

@@ -170,7 +170,7 @@ def draw_accuracy(data: ReportData) -> Figure:
     if percent[0] < low:
         enters = trace.x[np.argmax(percent >= low)]
         note(axes, f"starts at {percent[0]:.0f} %", (float(enters), low), (9, 4), va="bottom")
-    axes.set_ylabel("Accuracy in %")
+    axes.set_ylabel("Training accuracy in %")
     axes.set_xlabel("Rounds run since the beginning")
     whole_numbers(axes)
     only_ticks(axes, grid="y")

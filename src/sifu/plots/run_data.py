@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sifu.core.held_out import HeldOutFigures
 from sifu.theory.arrays import Floats, Integers
 
 
@@ -119,7 +120,10 @@ class KeptModel:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows; `groups` is how many groups there are, and how many have a finished model."""
+    """Everything a report shows; `groups` is how many groups there are, and how many have a finished model.
+
+    `accuracy` is on the active clients' training data, `held_out` on held-out rows.
+    """
 
     run: str
     folder: str
@@ -143,6 +147,7 @@ class ReportData:
     public_key: str
     versions: Mapping[str, str]
     groups: tuple[int, int] | None = None
+    held_out: HeldOutFigures | None = None
 
     @property
     def forgotten_count(self) -> int:

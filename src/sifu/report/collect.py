@@ -14,6 +14,7 @@ from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, Repo
 from sifu.record.groups import has_groups, models_at_hand, parts_without
 from sifu.record.run_view import RunView
 from sifu.report.psi import psi_panel
+from sifu.store.client_accuracy import read_held_out
 from sifu.store.history_rows import ParticipationRows
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
@@ -96,6 +97,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
         public_key=reader.value("public_key"),
         versions=json.loads(reader.value("versions")),
         groups=_groups(view),
+        held_out=read_held_out(reader.folder, tip.node),
     )
 
 

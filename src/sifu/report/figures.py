@@ -77,7 +77,7 @@ FIGURES: tuple[FigureKind, ...] = (
         "accuracy",
         draw_accuracy,
         accuracy_message,
-        "How often the model is right on the data of the clients that take part, round after round. Dotted lines mark "
-        "the requests.",
+        "How often the model is right on the training data of the clients that take part, round after round. Dotted "
+        "lines mark the requests.",
     ),
 )

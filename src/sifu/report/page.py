@@ -10,6 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.core.held_out import TRAINING_DATA
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, inline_svg
 from sifu.report.certificates import certificate_article
@@ -30,7 +31,7 @@ REQUEST_HEADS = (
     "Went back to",
     "#Rounds",
     "#From scratch",
-    "#Accuracy",
+    "#Training accuracy",
 )
 UNFINISHED = {"ready": "", "training": "Training has not finished.", "retraining": "A request is being carried out."}
 
@@ -76,10 +77,17 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     target = f"target {100 * data.target:g} %" if data.target > 0 else "no target"
     rounds = sum(request.rounds for request in data.requests)
     stored = sum(model.bytes for model in data.models)
+    held = data.held_out
+    held_out: list[tuple[str, str, str]] = []
+    if held is not None and held.accuracy is not None:
+        held_out = [("Held-out accuracy", percent(held.accuracy), held.where + (held.details and f"; {held.details}"))]
+    elif held is not None:
+        held_out = [("Held-out mean squared error", f"{held.mean_squared_error:.4g}", held.where)]
     return [
         ("Clients that remain", f"{data.active_count:,}", f"of {data.client_count:,}"),
         ("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done"),
-        ("Accuracy now", percent(data.accuracy), target),
+        *held_out,
+        ("Training accuracy", percent(data.accuracy), f"{TRAINING_DATA}; {target}"),
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
         ("Model", data.model_kind, counted(data.parameters, "parameter")),
         ("Models kept", f"{len(data.models):,}", byte_size(stored)),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sifu.core.held_out import HeldOutFigures
 from sifu.core.method_info import CLOSED_FORM
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.cost import Cost, cost_of
+from sifu.store.client_accuracy import read_held_out
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import hidden_sensitivity
@@ -21,7 +23,8 @@ class Outcome:
     it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
     compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
     no target). `delta_reached` is what this release spent, `delta_at_most` what the budget gives once it is used up.
-    `cost` is what the request took, `training_noise` what noise in training promises (method dp).
+    `cost` is what the request took, `training_noise` what noise in training promises (method dp). `held_out` are the
+    figures of the released model on the held-out rows of those who stay, as long as it is the current one.
     """
 
     request: str
@@ -45,6 +48,7 @@ class Outcome:
     accuracy_forgotten_after: float | None
     cost: Cost
     training_noise: TrainingNoise | None = None
+    held_out: HeldOutFigures | None = None
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
@@ -89,4 +93,5 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
         cost=cost,
         training_noise=recorded.training_noise,
+        held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
     )

@@ -2,6 +2,6 @@
 
 from sifu.audit.forgetting import relearn_rounds
 from sifu.audit.membership import ShadowScores, lira
-from sifu.audit.scoring import HeadScorer, Samples, Scorer, stacked
+from sifu.engines.sim.scoring import HeadScorer, Samples, Scorer, stacked
 
 __all__ = ["HeadScorer", "Samples", "Scorer", "ShadowScores", "lira", "relearn_rounds", "stacked"]

@@ -1,19 +1,22 @@
-"""How many predictions the current model gets right, client by client: one small file, for plans only.
+"""How many predictions the current model gets right, client by client and on held-out rows: one small file.
 
-A plan reads from it how the accuracy changes when certain clients are no longer counted. No certificate depends on it,
-so it is not part of the ledger and may be lost: it is deleted when a client in it is rolled back, and written again,
-without that client, when the retraining ends. Without it plans are made as if everyone were alike.
+A plan reads from it how the accuracy changes when certain clients are no longer counted, and status shows what it says
+of held-out rows. No certificate depends on it, so it is not part of the ledger and may be lost: it is deleted when a
+client in it is rolled back, and written again, without that client and its held-out rows, when the retraining ends.
+Without it plans are made as if everyone were alike.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sifu.core.engine import Evaluation
+from sifu.core.held_out import HeldOutFigures
 from sifu.core.ledger import canonical_json
 from sifu.store.files import sync_folder, write_atomically
 from sifu.store.regular_files import read_plain
@@ -30,6 +33,7 @@ class Standing:
     clients: Integers
     samples: Integers
     correct: Integers
+    held_out: HeldOutFigures | None = None
 
     def gain_without(self, leaving: set[int]) -> float:
         """How much larger the accuracy is when `leaving` are not counted; 0 where nobody else is."""
@@ -51,18 +55,42 @@ def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
     write_atomically(folder / STANDING_FILE, canonical_json(content))
 
 
+def write_held_out(folder: Path, node: int, figures: HeldOutFigures) -> None:
+    """Add the figures of the model of `node` on held-out rows."""
+    before = read_standing(folder)
+    content: dict[str, Any] = {"node": node, "clients": [], "samples": [], "correct": []}
+    if before is not None and before.node == node:
+        content |= {name: getattr(before, name).tolist() for name in ("clients", "samples", "correct")}
+    write_atomically(folder / STANDING_FILE, canonical_json(content | {"held_out": asdict(figures)}))
+
+
+def read_held_out(folder: Path, node: int) -> HeldOutFigures | None:
+    """The figures of the model of `node` on held-out rows; None where there are none."""
+    standing = read_standing(folder)
+    return standing.held_out if standing is not None and standing.node == node else None
+
+
 def read_standing(folder: Path) -> Standing | None:
     """The last one written; None where there is none that makes sense."""
     try:
         content = json.loads(read_plain(folder / STANDING_FILE))
         columns = [np.array(content[name], dtype=np.int64) for name in ("clients", "samples", "correct")]
         clients, samples, correct = columns
-        standing = Standing(int(content["node"]), clients, samples, correct)
+        held_out = None if content.get("held_out") is None else _figures(content["held_out"])
+        standing = Standing(int(content["node"]), clients, samples, correct, held_out)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if {column.shape for column in columns} != {(clients.size,)} or np.any(correct < 0) or np.any(correct > samples):
         return None
     return standing
+
+
+def _figures(content: dict[str, Any]) -> HeldOutFigures:
+    figures = {name: None if value is None else float(value) for name, value in dict(content).items()}
+    rows = int(figures.pop("rows") or 0)
+    if figures.get("accuracy") is None and figures.get("mean_squared_error") is None:
+        raise ValueError("neither an accuracy nor a squared error")
+    return HeldOutFigures(rows, **figures)
 
 
 def remove_standing(folder: Path) -> None:

@@ -47,6 +47,8 @@ function show(live) {
     set(panel, "rounds", String(live.rounds));
     set(panel, "limit", String(live.limit));
     set(panel, "accuracy", percent(live.accuracy));
+    set(panel, "held-out", live.held_out ? percent(live.held_out.accuracy) : "–");
+    set(panel, "held-out-rows", live.held_out ? `on ${live.held_out.rows} held-out rows` : "");
     set(panel, "target", live.target > 0 ? `target ${percent(live.target)}` : "no target");
     set(panel, "participants", live.participants === null ? "–" : String(live.participants));
     set(panel, "left", duration(live.seconds_left));

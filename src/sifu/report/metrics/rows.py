@@ -11,7 +11,7 @@ from sifu.store.reader import RunReader
 
 @dataclass(frozen=True)
 class MetricRow:
-    """An evaluation on the active clients' data.
+    """An evaluation on the active clients' training data.
 
     `step` only ever grows, also over rollbacks; `round` counts within the work at hand, which is the first training
     where `request` is empty, and otherwise the retraining for that request.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sifu.core.engine import Engine
 from sifu.core.layout import Vector
+from sifu.engines.sim.closed_form import ClosedFormFederation
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
-
-if TYPE_CHECKING:
-    from sifu.engines.sim.closed_form import ClosedFormFederation
 
 CHUNK = 4096
 
@@ -87,6 +86,21 @@ class Scorer:
             return (scores[:, 0] > 0).astype(np.int64)
         return np.asarray(scores.argmax(axis=1))
 
+    def probabilities(self, vector: Vector, x: Array) -> Floats | None:
+        """The probability of each class, one row for each sample; None where the model gives none."""
+        if not self.labels:
+            return None
+        scores = self.outputs(vector, x)
+        if scores.shape[1] == 1:
+            scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    def squared_error(self, vector: Vector, samples: Samples) -> float:
+        """The mean squared error of real targets, in squares of their unit."""
+        predicted = self.outputs(vector, samples.x)
+        return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
+
     def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
         import torch
 
@@ -134,6 +148,23 @@ class HeadScorer(Scorer):
     def predictions(self, vector: Vector, x: Array) -> Integers:
         """The predicted class of each sample."""
         return np.asarray(self._engine.targets.decode(self.outputs(vector, x)))
+
+    def probabilities(self, vector: Vector, x: Array) -> Floats | None:
+        """A ridge head has none."""
+        return None
+
+    def squared_error(self, vector: Vector, samples: Samples) -> float:
+        """The mean squared error of real targets, in squares of their unit."""
+        predicted = np.asarray(self._engine.targets.decode(self.outputs(vector, samples.x)), dtype=np.float64)
+        return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
+
+
+def scorer_of(engine: Engine) -> Scorer | None:
+    """What scores samples with models of an engine; None for an engine that does not show its model."""
+    if isinstance(engine, ClosedFormFederation):
+        return HeadScorer(engine)
+    model = getattr(engine, "model", None)
+    return None if model is None else Scorer(model, engine.layout.dtype)
 
 
 def stacked(clients: Any, chosen: Integers | list[int]) -> Samples:
