@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.core.engine import Position
 from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim.lanes import lane_engines
+from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.launch.federation import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu_paper.provenance import commit, provenance
 from sifu_paper.settings import load_experiment, run_spec
