@@ -63,6 +63,8 @@ def write_statistics_left(
 ) -> list[dict[str, Any]]:
     """Strike, subtract, and write what is left, to be named by the next event."""
     rows = list(writer.statistics().values())
+    if not rows:  # of a model that is trained
+        return []
     fixed, written = recorded_fixed_point(view.spec, writer.layout), []
     groups = writer.group_models()
     for left in statistics_left(rows, gone, networks, view.spec.features):
