@@ -27,8 +27,8 @@ from torch import nn
 
 import sifu
 import sifu.methods.noised as noised
+from sifu.api.given import as_model
 from sifu.api.run import Run
-from sifu.api.start_run import as_model
 from sifu.core.engine import Engine, Position
 from sifu.core.noise import NormalSource
 from sifu.data import ClientData

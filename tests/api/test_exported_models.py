@@ -53,15 +53,21 @@ def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) 
     model = sifu.load_model(table_run / "m.safetensors")
     tensors = load_file(table_run / "m.safetensors")
     x = np.array([[0.9, 1.0, 0.0], [0.1, 0.0, 1.0]])
-    np.testing.assert_array_equal(model.scores(x), x @ tensors["weight"] + tensors["bias"])
+    np.testing.assert_allclose(model.scores(x), x @ tensors["weight"] + tensors["bias"], rtol=1e-12)
     wanted = ["no" if index == 0 else "yes" for index in (x @ tensors["weight"] + tensors["bias"]).argmax(axis=1)]
     # Columns in another order, without label and client, and one more that is not a feature's.
     (table_run / "new.csv").write_text("colour,note,price\nred,a,0.9\nblue,b,0.1\n")
     assert model.predict_file(table_run / "new.csv") == wanted
     answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--out", table_run / "out.csv")
     assert answer.code == 0, answer.err
-    assert (table_run / "out.csv").read_text().split() == ["prediction", *wanted]
-    assert cli("predict", table_run / "m.safetensors", table_run / "new.csv").out.split() == wanted
+    scores = model.scores(x).tolist()
+    lines = ["id,class,score_no,score_yes", *(f"{k},{wanted[k]},{no},{yes}" for k, (no, yes) in enumerate(scores))]
+    assert (table_run / "out.csv").read_text().split() == lines
+    assert cli("predict", table_run / "m.safetensors", table_run / "new.csv").out.split() == lines
+    answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--format", "json")
+    assert json.loads(answer.out)["predictions"] == [
+        {"id": k, "class": wanted[k], "scores": {"no": no, "yes": yes}} for k, (no, yes) in enumerate(scores)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["logistic", "least_squares"])
@@ -75,7 +81,7 @@ def test_other_linear_models(tmp_path: Path, kind: str) -> None:
     model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
     tensors = load_file(tmp_path / "m.safetensors")
     scores = (x @ tensors["weight"] + tensors["bias"])[:, 0]
-    np.testing.assert_array_equal(model.predict(x), (scores > 0).astype(int) if kind == "logistic" else scores)
+    np.testing.assert_allclose(model.predict(x), (scores > 0).astype(int) if kind == "logistic" else scores, rtol=1e-12)
     assert len(model.predict_file(tmp_path / "own.npz")) == 30
 
 

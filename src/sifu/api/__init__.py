@@ -1,8 +1,11 @@
 """The Python API: train, plan, forget, verify, in the shape of the command line."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sifu.api.advice import Advice, advise
 from sifu.api.backups import Restoration, restore
-from sifu.api.exported_models import LoadedModel, load_model
+from sifu.api.exported_models import load_model
 from sifu.api.finding_runs import find_runs, pending_requests
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
@@ -17,6 +20,9 @@ from sifu.requests.request_record import PublicRequest, RequestStep
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 
+if TYPE_CHECKING:
+    from sifu.api.loaded_model import LoadedModel, PredictedRow
+
 __all__ = [
     "Advice",
     "Certificate",
@@ -27,6 +33,7 @@ __all__ = [
     "Outcome",
     "PendingRequest",
     "Plan",
+    "PredictedRow",
     "PublicRequest",
     "Purge",
     "RequestRecord",
@@ -47,3 +54,9 @@ __all__ = [
     "verify_certificate",
     "verify_run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("LoadedModel", "PredictedRow"):  # torch comes in when a model is used
+        return getattr(importlib.import_module("sifu.api.loaded_model"), name)
+    raise AttributeError(f"module 'sifu.api' has no attribute {name!r}")

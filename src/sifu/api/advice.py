@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.start_run import as_clients, as_model
+from sifu.api.given import as_clients, as_model
 from sifu.api.start_run import train as start_training
 from sifu.api.training_ways import (
     TrainingName,

@@ -16,8 +16,8 @@ import numpy as np
 
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
-from sifu.data.dataset import AUTHORS_SCALES, SCALES
-from sifu.data.npz import MOST_CLASSES
+from sifu.data.dataset import AUTHORS_SCALES, SCALES, channels_first
+from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
@@ -26,9 +26,9 @@ from sifu.store.reader import RunReader
 from sifu.store.table_rows import GroupModelRow
 from sifu.version import __version__
 
-FORMAT = "sifu-model-3"
+FORMAT = "sifu-model-4"
 LARGEST_DESCRIPTION = 1 << 20
-IMAGE_SHAPES: dict[str, tuple[int, ...]] = {
+IMAGE_SHAPES = {
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
     "fashion_mnist": (1, 28, 28),
@@ -86,6 +86,7 @@ def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -
         "networks": _networks(reader, spec, networks),
         "data": spec.data.name,
         "input_shape": _input_shape(spec),
+        "stored": _stored(spec),
         "normalise": spec.data.normalise,
         "normalisation": _normalisation(spec),
         "table": coding.to_mapping() if coding else None,
@@ -141,6 +142,7 @@ def _is_whole(content: dict[str, Any]) -> bool:
         all(isinstance(content[key], str) for key in texts)
         and all(isinstance(content[key], dict) for key in objects)
         and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
+        and (content["stored"] is None or _is_stored(content["stored"]))
         and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
         and content["dtype"] in ("float32", "float64")
         and isinstance(content["features"].get("kind"), str)
@@ -151,6 +153,10 @@ def _is_whole(content: dict[str, Any]) -> bool:
         and (task is None or isinstance(task["task"], str))
         and (task is None or {type(task["shift"]), type(task["scale"])} <= {int, float})
     )
+
+
+def _is_stored(stored: dict[str, Any]) -> bool:
+    return _is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
@@ -167,27 +173,30 @@ def read_bytes(path: Path, most: int) -> bytes:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
+def _stored(spec: Spec) -> dict[str, Any] | None:
+    """The shape of one sample in the data file and whether it is of bytes, where that can be known without the clients.
+
+    Of a table `columns` say it.
+    """
+    if spec.data.name in IMAGE_SHAPES:
+        channels, height, width = IMAGE_SHAPES[spec.data.name]
+        return {"shape": [height, width] if channels == 1 else [height, width, channels], "bytes": True}
+    if spec.data.name != NPZ:
+        return None
+    try:
+        shape, dtype = stored_samples(Path(spec.data.file).expanduser())
+    except InputError:
+        return None
+    return {"shape": list(shape), "bytes": dtype == np.uint8}
+
+
 def _input_shape(spec: Spec) -> list[int] | None:
     """The shape of one sample as the model or its feature map takes it, where it can be known without the clients."""
-    shape = IMAGE_SHAPES.get(spec.data.name)
-    if spec.data.name == NPZ and not takes_rows(spec):
-        shape = _stored_shape(Path(spec.data.file).expanduser())
-    if shape is None:
+    stored = _stored(spec)
+    if stored is None:
         return None
+    shape = channels_first(np.zeros((0, *stored["shape"]))).shape[1:]
     return [math.prod(shape)] if takes_rows(spec) else list(shape)
-
-
-def _stored_shape(path: Path) -> tuple[int, ...] | None:
-    """The shape of an image of a user's own file, if it is still there."""
-    from sifu.data.dataset import channels_first
-    from sifu.data.npz import read_arrays
-
-    try:
-        arrays = read_arrays(path)
-        x = arrays["x"] if "x" in arrays else arrays["x_train"]
-        return tuple(map(int, channels_first(x[:1]).shape[1:]))
-    except (InputError, KeyError):
-        return None
 
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:

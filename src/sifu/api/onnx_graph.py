@@ -1,17 +1,21 @@
 """A released model as an ONNX graph, written node by node: `onnx` is all it needs, and nothing is traced.
 
-The input is what the description says the model takes: `x` for rows of numbers or images, scaled as the clients' were,
-and `features` where a public feature map comes before a linear head. The outputs are `scores` and `prediction`. The
-description itself is in the metadata of the file, under `sifu`.
+The graph is the whole path from a raw sample to a class. Of a table its inputs are the columns by name, each with one
+column of doubles (NaN where a number is missing) or of texts; otherwise the input is `x`, bytes or numbers in the shape
+that the data file has. The outputs are `scores`, `prediction`, and `class` where the spec names the classes. What
+`sifu predict` refuses to predict has the scores NaN, the prediction -1 and no class. The description itself is in the
+metadata of the file, under `sifu`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sifu.api.onnx_inputs import INSTEAD, OUTPUTS, Graph, Prepared, prepared_inputs
 from sifu.core.spec import LINEAR_KINDS, RIDGE
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
@@ -20,37 +24,8 @@ if TYPE_CHECKING:
     from sifu.engines.sim.networks import ConvNet
 
 ONNX_ENDING = ".onnx"
-OPSET, IR_VERSION = 17, 9
+OPSET, LABELS_OPSET, IR_VERSION = 17, 3, 9
 """Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
-
-
-class _Graph:
-    """Nodes and constants as they are added; every node but those of the ends has one input and one output."""
-
-    def __init__(self, source: str) -> None:
-        from onnx import helper, numpy_helper
-
-        self._helper, self._arrays = helper, numpy_helper
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.last = source
-
-    def constant(self, name: str, values: Any) -> str:
-        """An array that belongs to the model."""
-        self.constants.append(self._arrays.from_array(np.ascontiguousarray(values), name))
-        return name
-
-    def add(self, kind: str, *constants: str, output: str = "", source: str = "", **attributes: Any) -> str:
-        """A node that takes what came last (or `source`) and some constants."""
-        name = output or f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(self._helper.make_node(kind, [source or self.last, *constants], [name], **attributes))
-        self.last = name
-        return name
-
-    def affine(self, name: str, weight: Array, bias: Array, output: str = "") -> None:
-        """x W + b, with W of shape (in, out)."""
-        self.add("MatMul", self.constant(f"{name}.weight", weight))
-        self.add("Add", self.constant(f"{name}.bias", bias), output=output)
 
 
 def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
@@ -63,45 +38,50 @@ def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
 
     kind, outputs = description["model"], int(description["outputs"])
     if kind == "python":
-        raise InputError("this is a model of a program of your own: export it as safetensors, or with torch.onnx")
+        raise InputError(
+            "this is a model of a program of your own: give the module that run.model() returns to torch.onnx.export"
+        )
     if kind == "resnet_small":
-        raise InputError("resnet_small is not written as ONNX: export it as safetensors, which sifu.load_model reads")
-    on_features = description["features"]["kind"] != "none" or kind == RIDGE
-    graph = _Graph("features" if on_features else "x")
-    source = graph.last
+        raise InputError(f"resnet_small is not written as ONNX: {INSTEAD}")
+    graph = Graph()
     # Runtimes on a CPU have no convolution of doubles.
     element = np.dtype("float32" if kind not in (*LINEAR_KINDS, RIDGE, "mlp") else description["dtype"])
     arrays = {name: values.astype(element) for name, values in load(content).items()}
     if kind in (*LINEAR_KINDS, RIDGE):
-        shape: list[Any] = [int(arrays["weight"].shape[0])]
-        graph.affine("head", arrays["weight"], arrays["bias"], "scores")
+        prepared = prepared_inputs(graph, description, int(arrays["weight"].shape[0]))
+        scores = graph.affine(graph.cast(prepared.features, element), arrays["weight"], arrays["bias"])
     elif kind == "mlp":
-        shape = [int(arrays["1.weight"].shape[1])]
-        graph.affine("hidden", arrays["1.weight"].T, arrays["1.bias"])
-        graph.add("Tanh")
-        graph.affine("output", arrays["3.weight"].T, arrays["3.bias"], "scores")
+        prepared = prepared_inputs(graph, description, int(arrays["1.weight"].shape[1]))
+        hidden = graph.add("Tanh", graph.affine(prepared.features, arrays["1.weight"].T, arrays["1.bias"]))
+        scores = graph.affine(hidden, arrays["3.weight"].T, arrays["3.bias"])
     else:
-        shape = _convolutions(graph, description, arrays)
-    predicted = _prediction(graph, description, element)
+        prepared = prepared_inputs(graph, description, None)
+        scores = _convolutions(graph, description, arrays, graph.cast(prepared.features, element))
+    scores = graph.add("Where", prepared.valid, scores, graph.constant(np.array(math.nan, element)), output=OUTPUTS[0])
+    decided = _prediction(graph, description, prepared, scores, element)
     number = helper.np_dtype_to_tensor_dtype(element)
-    whole = predicted in ("one", "labels")
+    results: list[tuple[str, Any, Any]] = [
+        ("scores", number, ["samples", outputs]),
+        (
+            "prediction",
+            number if decided == "values" else TensorProto.INT64,
+            ["samples"] if decided == "class" else ["samples", outputs],
+        ),
+    ]
+    if description["classes"] and decided == "class":
+        names = np.array([*description["classes"], ""], dtype=object)  # the last one stands for -1
+        graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
+        results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             f"sifu {kind}",
-            [helper.make_tensor_value_info(source, number, ["samples", *shape])],
-            [
-                helper.make_tensor_value_info("scores", number, ["samples", outputs]),
-                helper.make_tensor_value_info(
-                    "prediction",
-                    TensorProto.INT64 if whole else number,
-                    ["samples"] if predicted == "one" else ["samples", outputs],
-                ),
-            ],
+            graph.inputs,
+            [helper.make_tensor_value_info(*result) for result in results],
             graph.constants,
         ),
         producer_name="sifu",
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", LABELS_OPSET)],
     )
     model.ir_version = IR_VERSION
     helper.set_model_props(model, {"sifu": json.dumps(description)})
@@ -109,53 +89,50 @@ def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _convolutions(graph: _Graph, description: dict[str, Any], arrays: dict[str, Array]) -> list[Any]:
-    """The layers of a convolutional network; returns the shape of an image."""
+def _convolutions(graph: Graph, description: dict[str, Any], arrays: dict[str, Array], images: str) -> str:
+    """The layers of a convolutional network."""
     from sifu.engines.sim.networks import CONV_NETS
 
-    shape = description["input_shape"]
-    if shape is None:
-        raise InputError(
-            "the shape of the images is not known any more, so the network cannot be written: put the data file back "
-            "where the spec says (data.file) and export again"
-        )
-    network: ConvNet = CONV_NETS[description["model"]](tuple(shape), int(description["outputs"]))
+    shape = tuple(description["input_shape"])
+    network: ConvNet = CONV_NETS[description["model"]](shape, int(description["outputs"]))
+    values = images
     for number, convolution in enumerate(network.convolution_layers, 1):
-        names = [graph.constant(f"conv{number}.{part}", arrays[f"conv{number}.{part}"]) for part in ("weight", "bias")]
-        graph.add("Conv", *names, kernel_shape=[3, 3], pads=4 * [convolution.padding])
+        names = [graph.constant(arrays[f"conv{number}.{part}"]) for part in ("weight", "bias")]
+        values = graph.add("Conv", values, *names, kernel_shape=[3, 3], pads=4 * [convolution.padding])
         if convolution.relu:
-            graph.add("Relu")
+            values = graph.add("Relu", values)
         if convolution.pool:
-            graph.add("MaxPool", kernel_shape=[2, 2], strides=[2, 2])
-    graph.add("Flatten", axis=1)
+            values = graph.add("MaxPool", values, kernel_shape=[2, 2], strides=[2, 2])
+    values = graph.add("Flatten", values, axis=1)
     for number, layer in enumerate(network.linear_layers, 1):
-        output = "" if layer.hidden else "scores"
-        graph.affine(f"fc{number}", arrays[f"fc{number}.weight"].T, arrays[f"fc{number}.bias"], output)
+        values = graph.affine(values, arrays[f"fc{number}.weight"].T, arrays[f"fc{number}.bias"])
         if layer.hidden:
-            graph.add("Relu")
-    return list(shape)
+            values = graph.add("Relu", values)
+    return values
 
 
-def _prediction(graph: _Graph, description: dict[str, Any], element: np.dtype[Any]) -> str:
-    """Decide from the scores as `LoadedModel.predict` does; says what was decided: one class, labels, or values."""
-    from onnx import TensorProto
-
+def _prediction(
+    graph: Graph, description: dict[str, Any], prepared: Prepared, scores: str, element: np.dtype[Any]
+) -> str:
+    """Decide from the scores as `LoadedModel.predict` does; says what was decided: a class, labels, or values."""
     kind, task = description["model"], description["task"] or {}
-    if kind == "logistic":
-        graph.add("Greater", graph.constant("zero", np.zeros((), element)))
-        graph.add("Cast", to=TensorProto.INT64)
-        graph.add("Squeeze", graph.constant("last_axis", np.array([1], np.int64)), output="prediction")
-        return "one"
     if kind == "least_squares":
-        graph.add("Identity", output="prediction")
+        graph.add("Identity", scores, output="prediction")
         return "values"
     if task.get("task") == "regression":
-        graph.add("Mul", graph.constant("scale", np.array(task["scale"], element)))
-        graph.add("Add", graph.constant("shift", np.array(task["shift"], element)), output="prediction")
+        scaled = graph.add("Mul", scores, graph.constant(np.array(task["scale"], element)))
+        graph.add("Add", scaled, graph.constant(np.array(task["shift"], element)), output="prediction")
         return "values"
+    nothing = graph.constant(np.array(-1, np.int64))
     if task.get("task") == "multi_label":
-        graph.add("Greater", graph.constant("threshold", np.array(0.5 - task["shift"], element)))
-        graph.add("Cast", to=TensorProto.INT64, output="prediction")
+        shifted = graph.add("Add", scores, graph.constant(np.array(task["shift"], element)))
+        labels = graph.cast(graph.add("Greater", shifted, graph.constant(np.array(0.5, element))), np.int64)
+        graph.add("Where", prepared.valid, labels, nothing, output="prediction")
         return "labels"
-    graph.add("ArgMax", axis=1, keepdims=0, output="prediction")
-    return "one"
+    if kind == "logistic":
+        decided = graph.cast(graph.add("Greater", scores, graph.constant(np.zeros((), element))), np.int64)
+    else:
+        decided = graph.add("ArgMax", scores, axis=1, keepdims=1)
+    column = graph.add("Where", prepared.valid, decided, nothing)
+    graph.add("Squeeze", column, graph.constant(np.array([1], np.int64)), output="prediction")
+    return "class"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sifu.api.backups import back_up
+from sifu.api.given import as_model
 from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.model_description import (
     describe,
@@ -21,7 +23,7 @@ from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE
-from sifu.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.launch.federation import way_to_go_on
 from sifu.launch.recorded_clients import clients_of_file, files_of_joined
 from sifu.record.closed_form import RecordedSolve
@@ -36,10 +38,13 @@ from sifu.store.files import write_atomically
 from sifu.store.operator_keys import keys_of
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
-from sifu.theory.facts import ClientProfile
+from sifu.theory.facts import BATCH_NORMALISATION, OTHER_BUFFERS, ClientProfile
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.verification import Verification, verify_run
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -196,17 +201,11 @@ class Run(RunRequests):
                 f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}"
             )
         with self.reader() as reader:
-            if reader.phase not in ("training", "retraining", "ready"):
-                raise RunDamagedError(f"{self.folder} is damaged: its phase is {reader.phase!r}")
-            if reader.phase != "ready":
-                way = way_to_go_on(self.spec, reader.phase)
-                raise InputError(
-                    f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
-                )
+            content = self._released(reader)
+            self._check_exportable(reader)
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
-                content = reader.model_content(reader.tip)
                 networks = networks_bytes(reader) if self.spec.is_tuned else None
             if target.suffix.lower() == ONNX_ENDING:
                 write_atomically(target, onnx_bytes(describe(reader, content), content))
@@ -217,6 +216,61 @@ class Run(RunRequests):
                 write_atomically(description_path(target), description_bytes(reader, content, networks))
             note_export(self.folder, reader.tip, target)
         return target
+
+    def model(self) -> nn.Module:
+        """The current released model as a torch module: `model(x)` are the scores of raw samples.
+
+        A named kind is a `LoadedModel`. A module of your own is made by the factory that `open_run(..., model=...)` was
+        given, and computes as the recorded accuracy was: batch normalisation takes the statistics of the batch at hand.
+        """
+        from safetensors.numpy import load
+
+        with self.reader() as reader:
+            content = self._released(reader)
+            description = describe(reader, content)
+            if description["model"] != "python":
+                from sifu.api.loaded_model import LoadedModel
+
+                networks = load(networks_bytes(reader)) if self.spec.is_tuned else None
+                return LoadedModel(load(content), description, networks)
+            if self._own_model is None:
+                raise InputError(
+                    "this run was made from Python with its own model: open it with the function that makes it, "
+                    "sifu.open_run(folder, model=...)"
+                )
+            from sifu.engines.sim.models import evaluated_module
+
+            return evaluated_module(as_model(self._own_model), reader.layout, load(content))
+
+    def _released(self, reader: RunReader) -> bytes:
+        """The safetensors bytes of the current model, which must be a released one."""
+        if reader.phase not in ("training", "retraining", "ready"):
+            raise RunDamagedError(f"{self.folder} is damaged: its phase is {reader.phase!r}")
+        if reader.phase != "ready":
+            way = way_to_go_on(self.spec, reader.phase)
+            raise InputError(
+                f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
+            )
+        with blaming_damage(reader):
+            return reader.model_content(reader.tip)
+
+    def _check_exportable(self, reader: RunReader) -> None:
+        """A file has parameters alone: what else the recorded accuracy rests on must be said."""
+        outside = reader.facts["outside"] if self.spec.model.kind == "python" else ()
+        if BATCH_NORMALISATION in outside:
+            raise InputError(
+                "the module has batch normalisation, and the recorded accuracy is that with the statistics of the data "
+                "at hand: a file of its parameters would not be the model that was evaluated. Use the module that "
+                "sifu.open_run(folder, model=...).model() returns, which computes in that way, or train one with "
+                "GroupNorm or LayerNorm"
+            )
+        if OTHER_BUFFERS in outside:
+            warnings.warn(
+                "the module has buffers, which were never trained: the file has its parameters alone, and they are right "
+                "with the buffers that your function makes. sifu.open_run(folder, model=...).model() returns both",
+                SifuWarning,
+                stacklevel=3,
+            )
 
     def anchor(self) -> str:
         """`SEQ:HASH` of the last event, to be published or kept elsewhere."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sifu.api.engine_check import check_continues, check_remainder
+from sifu.api.given import ModelGiven
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
@@ -53,6 +54,7 @@ class RunFolder:
             check_known_key(reader)
         self._make_engine, self._data_folder = make_engine, data_folder
         self._engine: Engine | None = None
+        self._own_model: ModelGiven | None = None
         self._sample_digests: Digests = None
         self._prepared: tuple[Remainder, Engine, Digests] | None = None
         """An engine with the client that is to join again, made before its records are forgotten."""

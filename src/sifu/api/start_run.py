@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sifu.api.engine_check import check_as_specified
+from sifu.api.given import ClientsGiven, ModelGiven, as_clients, as_model, is_linear
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
@@ -24,7 +25,6 @@ from sifu.errors import InputError
 from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, on_device
 from sifu.launch.engine_kind import check_repeats, facts_of
-from sifu.launch.features import with_features
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.progress import ProgressCallback
@@ -39,8 +39,8 @@ from sifu.version import __version__
 def open_run(
     folder: str | Path,
     *,
-    model: Any = None,
-    clients: Any = None,
+    model: ModelGiven | None = None,
+    clients: ClientsGiven | None = None,
     data_folder: str | Path | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
@@ -65,15 +65,17 @@ def open_run(
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
-    return Run(folder, make_engine, data_folder)
+    opened = Run(folder, make_engine, data_folder)
+    opened._own_model = model
+    return opened
 
 
 def train(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
     *,
     run: str | Path,
-    model: Any = None,
-    clients: Any = None,
+    model: ModelGiven | None = None,
+    clients: ClientsGiven | None = None,
     data_folder: str | Path | None = None,
     download: bool = False,
     progress: ProgressCallback | None = None,
@@ -99,7 +101,7 @@ def train(
         spec = Spec.from_mapping(spec)
     if model is not None:
         spec = replace(spec, model=replace(spec.model, kind="python"))
-        if spec.regularity.kind == "measured" and not _is_linear(model):
+        if spec.regularity.kind == "measured" and not is_linear(as_model(model)):
             raise InputError(
                 "a module of your own has no measured smoothness: set regularity.kind = 'assumed' (and its factor), "
                 "and every certificate will say that this was assumed"
@@ -194,51 +196,6 @@ def check_same_spec(existing: Run, given: Spec) -> None:
                     f"{existing.folder} was made with {name} = {recorded_value!r}, the spec says {value!r}: "
                     "use the same spec to continue it, or another folder"
                 )
-
-
-def as_clients(data: Any, spec: Spec) -> Any:
-    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
-    from sifu.data import from_arrays, from_torch
-
-    if isinstance(data, Mapping):
-        pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
-        odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
-        if odd:
-            raise InputError(
-                f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
-            )
-        if len(set(pairs.values())) > 1:
-            raise InputError(
-                "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
-            )
-        clients = (
-            from_arrays(data, dtype=spec.model.dtype)
-            if all(pairs.values())
-            else from_torch(data, dtype=spec.model.dtype)
-        )
-    else:
-        clients = tuple(data)
-        strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
-        if strange:
-            raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
-    if len(clients) < 2:
-        raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
-    return with_features(spec, clients)
-
-
-def as_model(model: Any) -> Any:
-    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
-    if model is None or _is_linear(model):
-        return model
-    from sifu.engines.sim import ModuleModel
-
-    return model if isinstance(model, ModuleModel) else ModuleModel(model)
-
-
-def _is_linear(model: Any) -> bool:
-    from sifu.engines.sim import LinearModel
-
-    return isinstance(model, LinearModel)
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sifu.api.start_run import as_clients
+from sifu.api.given import as_clients
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
 from sifu.core.premises import level_of

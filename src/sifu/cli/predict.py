@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sifu.cli.options import Format, FormatOption
+
+if TYPE_CHECKING:
+    from sifu.api import PredictedRow
 
 
 def predict(
@@ -28,22 +32,38 @@ def predict(
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """What a released model says of new rows or images, made into inputs and features as its description says."""
+    """What a released model says of new rows or images, made into inputs and features as its description says.
+
+    Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
+    class.
+    """
     from sifu.api import load_model
     from sifu.cli.output import print_json, tell
     from sifu.store.files import write_atomically
 
-    predicted = load_model(model, module=module).predict_file(data)
-    rows = [value if isinstance(value, list) else [value] for value in predicted]
-    if output is not None:
-        text = io.StringIO()
-        header = (
-            ["prediction"] if not rows or len(rows[0]) == 1 else [f"prediction_{k + 1}" for k in range(len(rows[0]))]
-        )
-        csv.writer(text, lineterminator="\n").writerows([header, *rows])
-        write_atomically(output, text.getvalue().encode())
-        tell(format, {"rows": len(predicted), "file": str(output)}, f"Wrote {len(predicted)} predictions to {output}")
-    elif format is Format.json:
-        print_json({"predictions": predicted})
+    rows = load_model(model, module=module).predict_rows(data)
+    if output is None and format is Format.json:
+        print_json({"predictions": [row.to_mapping() for row in rows]})
+        return
+    text = io.StringIO()
+    lines = list(_lines(rows))
+    writer = csv.DictWriter(text, list(lines[0]) if lines else ["id"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    if output is None:
+        tell(format, {}, text.getvalue().rstrip("\n"))
     else:
-        tell(format, {}, *(",".join(map(str, row)) for row in rows))
+        write_atomically(output, text.getvalue().encode())
+        tell(format, {"rows": len(rows), "file": str(output)}, f"Wrote {len(rows)} predictions to {output}")
+
+
+def _lines(rows: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
+    """The columns of each row: identity or number, what is predicted, the scores."""
+    for row in (row.to_mapping() for row in rows):
+        scores = row.pop("scores")
+        columns = {"id": row.pop("id")}
+        ((name, predicted),) = row.items()
+        several = isinstance(predicted, list)
+        columns |= {f"{name[:-1]}_{k}": value for k, value in enumerate(predicted)} if several else {name: predicted}
+        columns |= {f"score_{output}": score for output, score in scores.items()}
+        yield columns

@@ -11,6 +11,7 @@ import io
 import math
 import zipfile
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,28 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} is not a readable npz file ({error}); write it again with np.savez") from error
 
 
+def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of one sample of a file, read from a header alone."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            name = next(member for member in ("x.npy", "x_train.npy") if member in file.namelist())
+            with file.open(name) as stream:
+                shape, dtype = _header(stream)
+    except Exception as error:  # as in read_arrays
+        raise InputError(f"{path} is not a readable npz file with x or x_train ({error})") from error
+    return shape[1:], dtype
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, whose numbers follow in the stream."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+    return shape, dtype
+
+
 def _check_members(path: Path) -> None:
     """Refuse arrays of objects, and headers that claim more than their member has, before any allocation."""
     total = 0
@@ -104,11 +127,7 @@ def _check_members(path: Path) -> None:
                     "such a file is made to fill the memory. If it is meant, write it with np.savez, not compressed"
                 )
             with file.open(member) as stream:
-                version = np.lib.format.read_magic(stream)
-                read = np.lib.format.read_array_header_1_0
-                if version != (1, 0):
-                    read = np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(stream)
+                shape, dtype = _header(stream)
                 size = math.prod(shape) * dtype.itemsize
                 if dtype.hasobject:
                     raise InputError(

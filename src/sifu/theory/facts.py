@@ -35,6 +35,9 @@ MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
 LEAST_MASKED = 3
 """Participants of a masked sum: with two, whoever knows one client's part knows the other's."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
+BATCH_NORMALISATION = "batch normalisation"
+OTHER_BUFFERS = "buffers that are not parameters"
+"""Two items of `TrainingFacts.outside`: a file of parameters alone may not be the model that was evaluated."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 

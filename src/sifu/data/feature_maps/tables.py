@@ -30,6 +30,8 @@ FREQUENCY_BITS = 12
 TURN_BITS = 16
 """A wave is looked up at 2^16 places of a turn."""
 WAVE_BITS = 24
+LARGEST_WHOLE = 2.0**53 - 1.0
+"""Whole numbers beyond it would be rounded, in an order that depends on the machine."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,14 @@ class Projection(FeatureMap):
     norm: float = 10.0
     kind: str = field(default="projection", init=False)
     exact: bool = field(default=True, init=False)
+    signs: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
         if self.features < 1:
             raise InputError(f"a projection needs at least one feature, found {self.features}")
         signs = drawn_signs(self.seed, "projection", (math.prod(self.shape), self.features))
-        object.__setattr__(self, "_signs", signs)
+        object.__setattr__(self, "signs", signs)
 
     def settings(self) -> dict[str, Any]:
         """Shape and seed."""
@@ -92,7 +95,7 @@ class Projection(FeatureMap):
 
     def constants(self) -> Iterator[bytes]:
         """The signs."""
-        yield self._signs.astype("i1").tobytes()
+        yield self.signs.astype("i1").tobytes()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Rows of projected inputs; bytes are 255ths."""
@@ -100,7 +103,7 @@ class Projection(FeatureMap):
         inputs = whole_numbers(samples, INPUT_BITS)
         _check_exact(float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)), "the projection")
         unit = 255.0 if samples.dtype == np.uint8 else 2.0**INPUT_BITS
-        return scaled(inputs @ self._signs, self.norm, unit=unit * math.sqrt(self.features))
+        return scaled(inputs @ self.signs, self.norm, unit=unit * math.sqrt(self.features))
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,10 @@ class RandomFourier(FeatureMap):
     norm: float = 10.0
     kind: str = field(default="random_fourier", init=False)
     exact: bool = field(default=True, init=False)
+    turns: Floats = field(init=False, repr=False, compare=False)
+    """Frequencies as whole numbers."""
+    wave: Floats = field(init=False, repr=False, compare=False)
+    """The cosine at every place of a turn."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -132,11 +139,11 @@ class RandomFourier(FeatureMap):
         size = math.prod(self.shape)
         drawn = drawn_normals(self.seed, "frequencies", size * (self.features // 2))
         turns = drawn.reshape(size, -1) / (2.0 * math.pi * self.bandwidth)
-        object.__setattr__(self, "_turns", np.rint(np.ldexp(turns, TURN_BITS + FREQUENCY_BITS)))
+        object.__setattr__(self, "turns", np.rint(np.ldexp(turns, TURN_BITS + FREQUENCY_BITS)))
         # A machine's cosine may differ in its last bit; rounded to 2^-24 it does not (a test looks at every place).
         wave = np.cos(2.0 * math.pi * np.arange(2**TURN_BITS) / 2**TURN_BITS)
         rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # + 0.0: no negative zero
-        object.__setattr__(self, "_wave", rounded * (1.0 - 2.0**-22))  # rounding makes nothing longer than the norm
+        object.__setattr__(self, "wave", rounded * (1.0 - 2.0**-22))  # rounding makes nothing longer than the norm
 
     def settings(self) -> dict[str, Any]:
         """Shape, bandwidth and seed."""
@@ -144,26 +151,26 @@ class RandomFourier(FeatureMap):
 
     def constants(self) -> Iterator[bytes]:
         """The frequencies and the wave."""
-        yield self._turns.astype("<i8").tobytes()
-        yield self._wave.astype("<f8").tobytes()
+        yield self.turns.astype("<i8").tobytes()
+        yield self.wave.astype("<f8").tobytes()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """cos of every frequency, then sin of every frequency."""
         samples = check_samples(x, self.shape)
         inputs = whole_numbers(samples / 255.0 if samples.dtype == np.uint8 else samples, INPUT_BITS)
         _check_exact(
-            float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)) * float(np.abs(self._turns).max()),
+            float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)) * float(np.abs(self.turns).max()),
             "a phase of random Fourier features",
         )
         # In units of 2^-(INPUT_BITS + FREQUENCY_BITS) places; floor and the remainder of whole numbers are exact.
-        phases = np.floor(np.ldexp(inputs @ self._turns, -INPUT_BITS - FREQUENCY_BITS)).astype(np.int64)
+        phases = np.floor(np.ldexp(inputs @ self.turns, -INPUT_BITS - FREQUENCY_BITS)).astype(np.int64)
         places = np.concatenate([phases, phases - 2 ** (TURN_BITS - 2)], axis=1) % 2**TURN_BITS
-        return self._wave[places] * (self.norm * math.sqrt(2.0 / self.features))
+        return self.wave[places] * (self.norm * math.sqrt(2.0 / self.features))
 
 
 def _check_exact(largest: float, what: str) -> None:
-    """Whole numbers beyond 2^53 would be rounded, in an order that depends on the machine."""
-    if largest >= 2.0**53:
+    """Refuse sums beyond `LARGEST_WHOLE`."""
+    if largest > LARGEST_WHOLE:
         raise UnusableSamplesError(
             f"{what} would reach {largest:.3g}, beyond 2^53: scale the inputs down by a constant"
         )

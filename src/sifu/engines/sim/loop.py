@@ -175,10 +175,15 @@ class LoopTrainer:
         try:
             with torch.no_grad():
                 scores = self._module(x[:2])
+                if not isinstance(scores, Tensor):
+                    raise InputError(
+                        f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return a "
+                        "tensor of scores alone, one row a sample"
+                    )
                 enough = scores.numel() // scores.shape[0] >= outputs
                 if enough:
                     self._model.loss(scores, y[:2])
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
                 f"targets of shape {client.y.shape}): {error}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, image_sh
 from sifu.engines.sim.objectives import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.residual import SmallResidualNet
 from sifu.errors import InputError
-from sifu.theory.facts import DRAWN_FROM_SEED, MADE_BY_OPERATOR
+from sifu.theory.arrays import Array
+from sifu.theory.facts import BATCH_NORMALISATION, DRAWN_FROM_SEED, MADE_BY_OPERATOR, OTHER_BUFFERS
 
 _SEEDING = threading.Lock()
 
@@ -102,7 +103,13 @@ class ModuleModel:
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
-        module = self._made(0)
+        try:
+            module = self._made(0)
+        except TypeError as error:
+            raise InputError(
+                f"the model could not be made ({error}): give a function that takes no arguments, for example "
+                "model=lambda: Net(10)"
+            ) from error
         if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
             raise InputError(
                 f"the factory must make a torch.nn.Module with parameters, it made {type(module).__name__}"
@@ -199,6 +206,20 @@ def make_model(
     return ModuleModel(Recipe(mlp, (tuple(input_shape), outputs, hidden)), initial_source=DRAWN_FROM_SEED)
 
 
+def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
+    """A model's module with these parameters, which computes as evaluation does, also after `eval()` or `train()`."""
+    module = model.build(layout.dtype).eval()
+    if model.layout(layout.dtype) != layout:
+        raise InputError("the model has other parameters than the run: give the function that made the run's model")
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.from_numpy(parameters[name].copy())
+    for part in module.modules():
+        if isinstance(part, _NormBase):  # no running statistics travel: it normalises with those of the data at hand
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+    return module
+
+
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
     """A seed for torch's generator, keyed like every other stream."""
     return int(keyed_generator(seed, purpose, *key).integers(2**63))
@@ -218,9 +239,9 @@ def _shared_storage(first: nn.Module, second: nn.Module) -> str:
 def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:
     reasons = []
     if any(isinstance(part, _NormBase) for part in module.modules()):
-        reasons.append("batch normalisation")
+        reasons.append(BATCH_NORMALISATION)
     elif any(True for _ in module.buffers()):
-        reasons.append("buffers that are not parameters")
+        reasons.append(OTHER_BUFFERS)
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
         reasons.append("dropout")
     return tuple(reasons)

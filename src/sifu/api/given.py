@@ -1,0 +1,81 @@
+"""What a Python program may hand over: its model and its clients, as the engine takes them or with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.features import with_features
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from sifu.data import ClientData
+    from sifu.engines.sim.models import Model
+
+ModelGiven: TypeAlias = "Callable[[], nn.Module] | Model"
+"""A function without arguments that makes a torch module (a class is one), or a model of `sifu.engines.sim`."""
+ClientsGiven: TypeAlias = "Mapping[str, Sequence[ArrayLike] | Dataset[Any]] | Sequence[ClientData]"
+"""Pairs (x, y) of arrays, or torch data sets, by the clients' names; or the clients themselves."""
+
+
+def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
+    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
+    from sifu.data import from_arrays, from_torch
+
+    if isinstance(data, Mapping):
+        pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
+        odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
+        if odd:
+            raise InputError(
+                f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
+            )
+        if len(set(pairs.values())) > 1:
+            raise InputError(
+                "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
+            )
+        clients = (
+            from_arrays(data, dtype=spec.model.dtype)
+            if all(pairs.values())
+            else from_torch(data, dtype=spec.model.dtype)
+        )
+    elif not isinstance(data, Iterable):
+        raise InputError(f"clients must be a dict of names and pairs (x, y) of arrays, found {type(data).__name__}")
+    else:
+        clients = tuple(data)
+        strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
+        if strange:
+            raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
+    if len(clients) < 2:
+        raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
+    return with_features(spec, clients)
+
+
+def as_model(model: ModelGiven | None) -> Model | None:
+    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
+    from torch import nn
+
+    from sifu.engines.sim import LinearModel, ModuleModel
+
+    if model is None or isinstance(model, LinearModel | ModuleModel):
+        return model
+    name = type(model).__name__
+    if isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {name} that is made already, and every new model of a run must begin anew: give what makes one, "
+            f"model={name}, or model=lambda: {name}(...) where it takes arguments"
+        )
+    if not callable(model):
+        raise InputError(f"model must be a function that makes a torch.nn.Module, found {model!r}")
+    return ModuleModel(model)
+
+
+def is_linear(model: Model | None) -> bool:
+    """Whether the smoothness of a model can be measured."""
+    from sifu.engines.sim import LinearModel
+
+    return isinstance(model, LinearModel)

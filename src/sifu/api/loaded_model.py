@@ -1,0 +1,270 @@
+"""A released model that can be used: a torch module from raw samples to scores, with the decisions that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sifu.core.closed_form import Trunk
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec.sections import FeaturesSpec
+from sifu.data.dataset import scale_features
+from sifu.data.feature_maps import FeatureMap
+from sifu.data.npz import REAL_KINDS, read_arrays
+from sifu.data.table import read_features
+from sifu.data.table_coding import TableCoding
+from sifu.engines.sim.models import TORCH_TYPES, make_model
+from sifu.engines.sim.networks import CONV_NETS
+from sifu.errors import InputError
+from sifu.launch.features import map_for, tuned_map
+from sifu.theory.arrays import Array
+from sifu.theory.closed_form import Targets
+
+BATCH = 256
+LARGEST_SIDE = 1024
+"""Of images whose shape is not known."""
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """What a model says of one row of a file.
+
+    `id` is the row's identity (`data.id`) or its number, counted from 0. `prediction` is a class (its name where the
+    spec names the classes), a number of a regression, or a list of 0 and 1 or of numbers where there are several
+    outputs; `scores` are those of the outputs, by class.
+    """
+
+    id: str | int
+    prediction: Any
+    scores: dict[str, float]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON; what is predicted is called `class`, `value`, `labels` or `values`."""
+        several = isinstance(self.prediction, list)
+        real = isinstance(self.prediction[0] if several else self.prediction, float)
+        called = ("values" if real else "labels") if several else ("value" if real else "class")
+        return {"id": self.id, called: self.prediction, "scores": self.scores}
+
+
+class LoadedModel(nn.Module):
+    """A released model that can be used: every named kind, also on features that its description says how to make.
+
+    It is a torch module: `model(x)` are the scores of a batch. `description` is what its file says it is.
+    """
+
+    def __init__(
+        self, parameters: dict[str, Array], description: dict[str, Any], networks: dict[str, Array] | None = None
+    ) -> None:
+        super().__init__()
+        self.description = description
+        self._networks = networks or {}
+        """What groups tuned of the network that features go through, GROUP/NAME."""
+        self.network = _network(parameters, description)
+        self._maps: dict[tuple[int, ...], FeatureMap] = {}
+        self.eval()
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model as a spec names it."""
+        return str(self.description["model"])
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a sample is a row of numbers; otherwise it is an image (channels, height, width)."""
+        features = self.description["features"].get("kind")
+        return self.kind in (*LINEAR_KINDS, RIDGE, "mlp") and features not in IMAGE_FEATURES
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of raw samples, one row each.
+
+        Bytes are scaled as the clients' were, other numbers are taken as they are. Images may have their channels
+        first, or where the data file has them. Rows of a table are those that `inputs_of` reads from a file.
+        """
+        samples = self._samples(x)
+        mapping = self._map(tuple(samples.shape[1:]))
+        if mapping is not None:
+            rows = [features for _, features in mapping.chunks(samples.detach().cpu().numpy())]
+            features = np.concatenate(rows) if rows else np.zeros((0, mapping.features))
+            samples = torch.from_numpy(features).to(samples)
+        try:
+            scores: Tensor = self.network(samples)
+        except RuntimeError as error:
+            raise InputError(
+                f"the parameters do not fit a {self.kind} for samples of shape {tuple(samples.shape[1:])}: give "
+                "samples of the shape that it was trained on"
+            ) from error
+        return scores
+
+    def scores(self, x: Any) -> Array:
+        """The scores of raw samples as an array, `BATCH` at a time; see `forward`."""
+        samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        with torch.no_grad():
+            parts = [self(samples[start : start + BATCH]).numpy() for start in range(0, len(samples), BATCH)]
+        return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
+
+    def predict(self, x: Any) -> Array:
+        """Class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each label."""
+        return self._decided(self.scores(x))
+
+    def predict_file(self, path: str | Path) -> list[Any]:
+        """What it says of the rows of an npz, CSV or Parquet file: words where the spec named the classes."""
+        return self._named(self.predict(self.inputs_of(path)[0]))
+
+    def predict_rows(self, path: str | Path) -> list[PredictedRow]:
+        """What it says of the rows of an npz, CSV or Parquet file, with identities and scores."""
+        x, identities = self.inputs_of(path)
+        scores = self.scores(x)
+        names = self._score_names(scores.shape[1])
+        ids: Sequence[str | int] = identities or range(len(scores))
+        return [
+            PredictedRow(identity, prediction, dict(zip(names, row.tolist(), strict=True)))
+            for identity, prediction, row in zip(ids, self._named(self._decided(scores)), scores, strict=True)
+        ]
+
+    def inputs_of(self, path: str | Path) -> tuple[Array, list[str]]:
+        """The samples of a file as `forward` takes them, and their identities where its table has them."""
+        path = Path(path)
+        if path.suffix.lower() != ".npz":
+            if self.description["table"] is None:
+                raise InputError(f"{path}: this model was not trained on a table, give an npz file with x")
+            coding = TableCoding.from_mapping(self.description["table"])
+            return read_features(path, coding, self.description["columns"])
+        arrays = read_arrays(path)
+        if "x" not in arrays:
+            raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
+        x = arrays["x"]
+        if x.dtype.kind not in REAL_KINDS or x.ndim == 0:
+            raise InputError(f"array x of {path} holds {x.dtype} of shape {x.shape}; store rows of real numbers")
+        return x if x.dtype == np.uint8 else x.astype(np.float64), []
+
+    def _decided(self, scores: Array) -> Array:
+        if self.kind == RIDGE:
+            task = self.description["task"]
+            targets = Targets(task["task"], scores.shape[1], (task["shift"],), (task["scale"],))
+            decided = targets.decode(scores)
+            return decided[:, 0] if task["task"] == "regression" and decided.shape[1] == 1 else decided
+        if self.kind == "least_squares":
+            return scores if scores.shape[1] > 1 else scores[:, 0]
+        return (scores[:, 0] > 0.0).astype(np.int64) if self.kind == "logistic" else scores.argmax(axis=1)
+
+    def _named(self, predicted: Array) -> list[Any]:
+        classes = self.description["classes"]
+        return [classes[index] for index in predicted] if classes and predicted.ndim == 1 else predicted.tolist()
+
+    def _score_names(self, outputs: int) -> list[str]:
+        """The classes; the one output of a logistic model is the score of the second class."""
+        classes = self.description["classes"] or [str(number) for number in range(max(outputs, 2))]
+        return classes[1:2] if outputs == 1 and self.kind == "logistic" else classes[:outputs]
+
+    def _samples(self, x: Tensor) -> Tensor:
+        """Samples of the type and shape that the model was made for, as far as that is known."""
+        dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
+        if x.dtype == torch.uint8:
+            data, normalise = self.description["data"], self.description["normalise"]
+            raw = x.cpu().numpy()
+            scaled = scale_features(data, raw, dtype=dtype, flat=self.takes_rows, normalise=normalise)
+            samples = torch.from_numpy(scaled).to(x.device)
+        else:
+            samples = _channels_first(x, expected).to(TORCH_TYPES[dtype])
+            if samples.dim() > 2 and self.takes_rows:
+                samples = samples.reshape(len(samples), math.prod(samples.shape[1:]))
+        if samples.dim() < 2 or (expected is not None and list(samples.shape[1:]) != expected):
+            shape = f"samples of shape {expected}" if expected else "one row a sample"
+            shape = f"rows of {expected[0]} features" if expected and len(expected) == 1 else shape
+            raise InputError(f"the model takes {shape}, found shape {tuple(x.shape)}")
+        if not bool(torch.isfinite(samples).all()):
+            raise InputError("samples hold NaN or infinity: nothing was predicted from them")
+        return samples
+
+    def _row_shape(self) -> list[int] | None:
+        """The length of a row, where the parameters tell it."""
+        if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
+            return [int(self.network.get_parameter("weight").shape[0])]
+        return [int(self.network.get_parameter("1.weight").shape[1])] if self.kind == "mlp" else None
+
+    def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
+        """The feature map, drawn again for samples of a shape; it must be the one that the run was trained on."""
+        described = self.description["features"]
+        if described.get("kind") == "none" and self.kind != RIDGE:
+            return None
+        if shape not in self._maps:
+            # What is tuned needs groups and a head, which the description says in its own place.
+            public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
+            mapping, tuned = map_for(public, shape), self.description.get("networks")
+            if tuned is not None:
+                mapping = self._tuned(replace(public, tune=described["tune"]), mapping, tuned)
+            if mapping.digest() != self.description["features_digest"]:
+                raise InputError(
+                    f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
+                    f"(digest {self.description['features_digest'][:12]}...): give samples of the same shape, and the "
+                    "same module with the same weights"
+                )
+            self._maps[shape] = mapping
+        return self._maps[shape]
+
+    def _tuned(self, features: FeaturesSpec, public: FeatureMap, tuned: dict[str, Any]) -> FeatureMap:
+        """The map through the networks that groups tuned."""
+        mapping = tuned_map(
+            features, public, int(self.description["outputs"]), int(tuned["groups"]), float(tuned["stretch"])
+        )
+        names = [name for name, _ in mapping.network.named_parameters()]
+        trunks = [
+            Trunk(
+                int(group), int(samples), np.concatenate([self._networks[f"{group}/{name}"].ravel() for name in names])
+            )
+            for group, samples in tuned["samples"].items()
+        ]
+        return mapping.with_trunks(trunks)
+
+
+def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
+    """Images with channels first, as `scale_features` finds them; those of the expected shape are left alone."""
+    if x.dim() == 3:
+        return x.unsqueeze(1)
+    if x.dim() == 4 and x.shape[3] <= 4 and list(x.shape[1:]) != expected:
+        return x.permute(0, 3, 1, 2)
+    return x
+
+
+def _network(parameters: dict[str, Array], description: dict[str, Any]) -> nn.Module:
+    """The model after its features, with its parameters."""
+    kind, outputs = description["model"], int(description["outputs"])
+    shape = description["input_shape"]
+    try:
+        if kind in (*LINEAR_KINDS, RIDGE):
+            linear = "least_squares" if kind == RIDGE else kind
+            model = make_model(linear, (int(parameters["weight"].shape[0]),), outputs)
+        elif kind == "mlp":
+            model = make_model(kind, (int(parameters["1.weight"].shape[1]),), outputs)
+        else:
+            model = make_model(kind, tuple(shape or _shape_that_fits(kind, parameters, outputs)), outputs)
+        network = model.build(description["dtype"])
+        network.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in parameters.items()})
+    except (RuntimeError, KeyError, IndexError) as error:
+        raise InputError(f"the parameters do not fit a {kind} for samples of shape {shape}: export it again") from error
+    return network.requires_grad_(False)
+
+
+def _shape_that_fits(kind: str, parameters: dict[str, Array], outputs: int) -> tuple[int, int, int]:
+    """Square images that give the first linear layer as many numbers as it takes; other images may do so too."""
+    if kind not in CONV_NETS:
+        return (int(next(iter(parameters.values())).shape[1]), 8, 8)  # a residual network takes images of any size
+    channels = int(parameters["conv1.weight"].shape[1])
+    for side in range(1, LARGEST_SIDE + 1):
+        try:
+            network = CONV_NETS[kind]((channels, side, side), outputs)
+        except InputError:  # too small
+            continue
+        if network.linear_layers[0].features_in == parameters["fc1.weight"].shape[1]:
+            return (channels, side, side)
+    raise InputError(
+        "the shape of the images is not known any more: put the data file back where the spec says (data.file) and "
+        "export the model again"
+    )

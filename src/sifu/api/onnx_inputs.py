@@ -1,0 +1,250 @@
+"""The first part of an ONNX graph: from a raw row or image to the features that a model takes.
+
+Columns of a table are coded, bytes are looked up among the 256 values that they can have, and rows go through the
+feature map, all with the operations that `TableCoding`, `scale_features` and the map itself use. What these refuse (an
+unlisted word, a missing value without a constant, infinity, a number too large) has no score in the graph: NaN, and no
+class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sifu.core.spec import RIDGE, Spec
+from sifu.data.dataset import scale_features
+from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.base import LARGEST_INPUT
+from sifu.data.feature_maps.from_spec import specified_map
+from sifu.data.feature_maps.tables import FREQUENCY_BITS, INPUT_BITS, LARGEST_WHOLE, TURN_BITS
+from sifu.data.table_coding import MISSING_WORDS, TableCoding
+from sifu.errors import InputError
+
+OUTPUTS = ("scores", "prediction", "class")
+WRITTEN_MAPS = ("none", "projection", "random_fourier")
+INSTEAD = "export it as safetensors, which sifu predict and sifu.load_model use"
+
+
+class Graph:
+    """Inputs, nodes and constants as they are added; a name that begins with a slash is none of the user's."""
+
+    def __init__(self) -> None:
+        from onnx import helper, numpy_helper
+
+        self.helper, self._arrays = helper, numpy_helper
+        self.inputs: list[Any] = []
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def input(self, name: str, element: int, shape: list[int]) -> str:
+        """What is fed to the graph, one row a sample; an output's name is not free."""
+        own = f"column {name}" if name in OUTPUTS else name
+        self.inputs.append(self.helper.make_tensor_value_info(own, element, ["samples", *shape]))
+        return own
+
+    def constant(self, values: Any) -> str:
+        """An array that belongs to the model."""
+        name = f"/constant_{len(self.constants)}"
+        array = np.asarray(values)
+        self.constants.append(self._arrays.from_array(array.copy(order="C") if array.ndim else array, name))
+        return name
+
+    def add(self, kind: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
+        """A node with one output; returns its name."""
+        name = output or f"/{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(self.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
+        return name
+
+    def cast(self, value: str, element: Any) -> str:
+        """A value in another type of number."""
+        return self.add("Cast", value, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(element)))
+
+    def sums(self, value: str) -> str:
+        """The sum of each row, as a column."""
+        return self.add("ReduceSum", value, self.constant(np.array([1], np.int64)), keepdims=1)
+
+    def affine(self, value: str, weight: Any, bias: Any) -> str:
+        """x W + b, with W of shape (in, out)."""
+        return self.add("Add", self.add("MatMul", value, self.constant(weight)), self.constant(bias))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the model itself takes, and a column that is true for the rows that may be predicted."""
+
+    features: str
+    valid: str
+
+
+def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None) -> Prepared:
+    """The inputs of a graph and the way to the model's features; `width` is the length of a row where it has a map
+    or is linear, None for images."""
+    kind = description["features"]["kind"]
+    if kind not in WRITTEN_MAPS:
+        raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
+    if description["table"] is not None:
+        samples, shape = _coded_table(graph, description)
+    else:
+        samples, shape = _stored_samples(graph, description, width)
+    mapped = kind != "none" or description["model"] == RIDGE
+    if mapped:
+        samples = graph.cast(samples, np.float64)
+        mapping = specified_map(
+            Spec.from_mapping({"features": description["features"] | {"tune": "none"}}).features, shape
+        )
+        if mapping.digest() != description["features_digest"]:
+            raise InputError(
+                f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on, so "
+                f"it cannot be written as ONNX: {INSTEAD}"
+            )
+        return _mapped(graph, mapping, samples)
+    flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)
+    largest = float(np.finfo(description["dtype"]).max)
+    return Prepared(samples, _at_most(graph, flat, np.array(largest, description["dtype"])))
+
+
+def _at_most(graph: Graph, rows: str, largest: Any) -> str:
+    """Whether the sum of a row's sizes is at most `largest`; it is not where one of them is NaN."""
+    return graph.add("LessOrEqual", graph.sums(graph.add("Abs", rows)), graph.constant(largest))
+
+
+def _coded_table(graph: Graph, description: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    coding, columns = TableCoding.from_mapping(description["table"]), description["columns"]
+    if columns is None:
+        raise InputError(
+            "the columns of the table are not known any more, so the model cannot be written as ONNX: put the table "
+            "back where the spec says (data.file) and export again"
+        )
+    parts, width = [], 0
+    for name in columns:
+        words = coding.categories.get(name)
+        fills = name in coding.missing
+        parts.append(_category(graph, name, words, fills) if words is not None else _number(graph, name, coding))
+        width += (1 if words is None else len(words)) + fills
+    rows = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+    return graph.cast(rows, description["dtype"]), (width,)
+
+
+def _number(graph: Graph, name: str, coding: TableCoding) -> str:
+    """A column of numbers, NaN where one is missing: shifted and scaled, with its indicator."""
+    source = graph.input(name, graph.helper.np_dtype_to_tensor_dtype(np.dtype(np.float64)), [1])
+    middle, spread = coding.scales.get(name, (0.0, 1.0))
+    scaled = graph.add("Div", graph.add("Sub", source, graph.constant(middle)), graph.constant(spread))
+    if name not in coding.missing:
+        return scaled
+    fill = coding.missing[name]
+    absent = graph.add("IsNaN", source)
+    value = graph.add("Where", absent, graph.constant(0.0 if fill is None else (fill - middle) / spread), scaled)
+    return graph.add("Concat", value, graph.cast(absent, np.float64), axis=1)
+
+
+def _category(graph: Graph, name: str, words: tuple[str, ...], fills: bool) -> str:
+    """A column of words: one feature a word, and the indicator; a word that is not listed is NaN in all of them."""
+    from onnx import TensorProto
+
+    positions = dict(_spellings(words, len(words) if fills else -1))
+    width = len(words) + fills
+    position = graph.add(
+        "LabelEncoder",
+        graph.input(name, TensorProto.STRING, [1]),
+        domain="ai.onnx.ml",
+        keys_strings=list(positions),
+        values_int64s=list(positions.values()),
+        default_int64=-1,
+    )
+    places = graph.constant(np.arange(width, dtype=np.int64)[None, :])
+    features = graph.cast(graph.add("Equal", position, places), np.float64)
+    unlisted = graph.add("Less", position, graph.constant(np.array(0, np.int64)))
+    return graph.add("Where", unlisted, graph.constant(math.nan), features)
+
+
+def _spellings(words: tuple[str, ...], missing: int) -> Iterator[tuple[str, int]]:
+    """Texts and the position of their word, later ones before earlier ones: as `TableCoding.coded` reads them."""
+    position = {word: number for number, word in enumerate(words)}
+    for word, number in position.items():
+        if word.lstrip("-").isdecimal() and str(int(word)) == word:
+            yield f"{word}.0", number
+    for truth, digit in (("true", "1"), ("false", "0")):
+        if digit in position:
+            yield from ((text, position[digit]) for text in _cases(truth))
+    yield from ((text, missing) for word in sorted(MISSING_WORDS) for text in _cases(word))
+    yield from position.items()
+
+
+def _cases(word: str) -> Iterator[str]:
+    """A word in every mixture of lower and upper case."""
+    return map("".join, itertools.product(*({letter, letter.upper()} for letter in word)))
+
+
+def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
+    """Rows or images as a file holds them, scaled and with channels first, or flat where the model takes rows."""
+    stored, dtype = description["stored"], np.dtype(description["dtype"])
+    if stored is None:
+        if width is None or description["data"] == "npz" or description["features"]["kind"] != "none":
+            raise InputError(
+                "the shape of the samples is not known, so the model cannot be written as ONNX: put the data file back "
+                f"where the spec says (data.file) and export again, or {INSTEAD}"
+            )
+        stored = {"shape": [width], "bytes": False}
+    shape = list(stored["shape"])
+    element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
+    samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
+    if len(shape) == 2:
+        shape = [1, *shape]
+        samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
+    elif len(shape) == 3 and shape[2] <= 4:  # as channels_first looks for them
+        shape = [shape[2], *shape[:2]]
+        samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
+    samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
+    if width is not None and len(shape) > 1:
+        samples, shape = graph.add("Flatten", samples, axis=1), [math.prod(shape)]
+    return samples, tuple(shape)
+
+
+def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list[int]) -> str:
+    """Bytes looked up among the 256 values that each can have, channel by channel."""
+    channels = shape[0] if len(shape) == 3 else 1
+    every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # images of one pixel
+    values = scale_features(
+        description["data"], every, dtype=description["dtype"], flat=True, normalise=description["normalise"]
+    )
+    offsets = np.arange(channels, dtype=np.int64).reshape(1, channels, *[1] * (len(shape) - 1)) * 256
+    places = graph.add("Add", graph.cast(samples, np.int64), graph.constant(offsets))
+    return graph.add("Gather", graph.constant(values.T.reshape(-1)), places, axis=0)
+
+
+def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
+    """Features of a map of rows, from whole numbers as the map computes them."""
+    whole = graph.add("Round", graph.add("Mul", samples, graph.constant(2.0**INPUT_BITS)))
+    if isinstance(mapping, PlainInputs):
+        shortened = _shortened(graph, whole, mapping.norm, 2.0**INPUT_BITS)
+        return Prepared(shortened, _at_most(graph, samples, LARGEST_INPUT))
+    if isinstance(mapping, Projection):
+        sums = graph.add("MatMul", whole, graph.constant(mapping.signs))
+        unit = 2.0**INPUT_BITS * math.sqrt(mapping.features)
+        return Prepared(_shortened(graph, sums, mapping.norm, unit), _at_most(graph, whole, LARGEST_WHOLE))
+    assert isinstance(mapping, RandomFourier)  # the last of those that are written
+    turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
+    valid = _at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
+    places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
+    # What is not valid may not be a whole number at all, and would be looked up outside the wave.
+    phases = graph.cast(graph.add("Where", valid, places, graph.constant(0.0)), np.int64)
+    quarter = graph.add("Sub", phases, graph.constant(np.array(2 ** (TURN_BITS - 2), np.int64)))
+    turn = graph.constant(np.array(2**TURN_BITS, np.int64))
+    looked_up = graph.add("Mod", graph.add("Concat", phases, quarter, axis=1), turn)
+    wave = graph.add("Gather", graph.constant(mapping.wave), looked_up, axis=0)
+    return Prepared(graph.add("Mul", wave, graph.constant(mapping.norm * math.sqrt(2.0 / mapping.features))), valid)
+
+
+def _shortened(graph: Graph, rows: str, norm: float, unit: float) -> str:
+    """Rows of whole numbers / unit, shortened to the norm where they are longer: `scaled` of the feature maps."""
+    length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
+    # The length of whole numbers that are not all zero is 1 at least.
+    at_least_one = graph.add("Max", length, graph.constant(1.0))
+    factor = graph.add("Min", graph.add("Div", graph.constant(norm), at_least_one), graph.constant(1.0 / unit))
+    return graph.add("Mul", rows, factor)

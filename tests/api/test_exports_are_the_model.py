@@ -1,0 +1,202 @@
+"""An exported graph is the whole model: random specs, random rows, the same answers as `sifu predict`."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import sifu
+from onnx_tools import answers_of_the_graph
+from sifu.errors import InputError
+
+pytest.importorskip("onnx")
+
+Rng = np.random.Generator
+ROWS, NEW_ROWS = 24, 60
+HEADS = ("ridge", "softmax", "logistic", "least_squares", "ridge regression")
+MAPS = ("none", "projection", "random_fourier")
+CASES = [(head, features) for head in HEADS for features in MAPS] + [("mlp", "none")]
+
+
+def trained(folder: Path, rng: Rng, head: str, features: str, data: dict[str, Any]) -> sifu.Run:
+    kind = head.split()[0]
+    spec: dict[str, Any] = {
+        "data": data | {"partition": "given", "preprocessing": "fixed"},
+        "model": {"kind": kind, "dtype": "float64" if kind == "ridge" else str(rng.choice(["float32", "float64"]))},
+        "local": {"rate": 0.01, "steps": 2},
+        "stop": {"max_rounds": 1, "target": 0.0},
+        "regularity": {"kind": "assumed" if kind in ("mlp", "cnn") else "measured"},
+        # A short norm: most rows are shortened to it.
+        "features": {"kind": features, "norm": float(rng.choice([0.5, 3.0])), "count": 8 * (features != "none")},
+    }
+    if head == "ridge regression":
+        spec["ridge"] = {"task": "regression", "shift": 0.5, "scale": 2.0}
+    return sifu.train(spec, run=folder / "run")
+
+
+def labels(rng: Rng, head: str) -> Any:
+    if head in ("least_squares", "ridge regression"):
+        return rng.random(ROWS) + 0.25
+    classes = 2 if head == "logistic" else 3
+    return np.concatenate([np.arange(classes), rng.integers(0, classes, ROWS - classes)])
+
+
+def check(run: sifu.Run, file: Path, inputs: dict[str, Any]) -> None:
+    """Scores to rounding, and decisions that are the same wherever rounding does not decide them."""
+    model = sifu.load_model(run.export(file.parent / "m.safetensors"))
+    rows = model.predict_rows(file)
+    assert model.predict_file(file) == [row.prediction for row in rows]
+    scores = np.array([list(row.scores.values()) for row in rows])
+    close = 1e-4 if model.description["dtype"] == "float32" or model.kind == "cnn" else 1e-9
+    assert np.ptp(scores, axis=0).max() > 10 * close  # a constant would agree with anything
+    sizes = np.sort(scores, axis=1)
+    apart = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
+    for answer in answers_of_the_graph(run.export(file.parent / "m.onnx"), inputs):
+        np.testing.assert_allclose(answer["scores"], scores, rtol=close, atol=close)
+        decided = answer.get("class", answer["prediction"]).reshape(len(rows)).tolist()
+        for row, said, distance in zip(rows, decided, apart, strict=True):
+            if isinstance(row.prediction, float):
+                assert math.isclose(said, row.prediction, rel_tol=close, abs_tol=close)
+            elif distance > 2 * close:
+                assert said == row.prediction
+
+
+@pytest.mark.parametrize("form", ["rows", "bytes", "grey", "colour"])
+@pytest.mark.parametrize(("head", "features"), CASES)
+def test_arrays(tmp_path: Path, head: str, features: str, form: str) -> None:
+    rng = np.random.default_rng([CASES.index((head, features)), len(form)])
+    shape = {"rows": (7,), "bytes": (7,), "grey": (3, 5), "colour": (4, 5, 3)}[form]
+
+    def samples(count: int) -> Any:
+        if form == "rows":
+            return rng.normal(size=(count, *shape)) * rng.choice([0.01, 1.0, 30.0], (count, 1))
+        return rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+
+    clients = np.repeat(np.arange(4), ROWS // 4)
+    np.savez(tmp_path / "own.npz", x=samples(ROWS), y=labels(rng, head), client=clients)
+    run = trained(tmp_path, rng, head, features, {"name": "npz", "file": str(tmp_path / "own.npz")})
+    x = samples(NEW_ROWS)
+    np.savez(tmp_path / "new.npz", x=x)
+    check(run, tmp_path / "new.npz", {"x": x})
+
+
+@pytest.mark.parametrize("normalise", ["unit", "standard"])
+@pytest.mark.parametrize("kind", ["softmax", "cnn"])
+def test_bytes_of_a_named_set(tmp_path: Path, kind: str, normalise: str) -> None:
+    spec = {
+        "data": {"name": "digits", "clients": 4, "normalise": normalise},
+        "model": {"kind": kind},
+        "local": {"rate": 0.05},
+        "regularity": {"kind": "assumed"},
+        "stop": {"max_rounds": 3, "target": 0.0},
+    }
+    from sifu.data import load
+
+    x = load("digits").x_test[:NEW_ROWS]
+    np.savez(tmp_path / "new.npz", x=x)
+    check(sifu.train(spec, run=tmp_path / "run"), tmp_path / "new.npz", {"x": x})
+
+
+COLUMNS = {
+    "age, years": lambda rng, count: rng.normal(50, 30, count),
+    "scores": lambda rng, count: rng.normal(0, 1, count),
+    "ward": lambda rng, count: rng.choice(["A", "B", "C d"], count),
+    "smokes": lambda rng, count: rng.choice(["1", "0", "true", "False", "1.0"], count),
+    "été": lambda rng, count: rng.normal(0, 1e-4, count),
+}
+HOLES = {"age, years": ["?", "", "NA"], "ward": ["n/a", "", "None"]}
+TABLE = {
+    "label": "ill", "client": "hospital", "classes": "healthy=0, ill=1|2", "id": "patient",
+    "categories": "ward=A,B,C d; smokes=0,1", "scale": '"age, years"=50,10; été=0,0.001',
+    "missing": '"age, years"=45; ward=',
+}  # fmt: skip
+
+
+def written(rng: Rng, path: Path, count: int, y: Any = None) -> dict[str, list[Any]]:
+    """A table with holes; returns its columns of features."""
+    columns: dict[str, list[Any]] = {name: list(draw(rng, count)) for name, draw in COLUMNS.items()}
+    for name, words in HOLES.items():
+        columns[name] = [rng.choice(words) if rng.random() < 0.2 else value for value in columns[name]]
+    others: dict[str, Any] = {"patient": [f"P{row:03}" for row in range(count)]}
+    if y is not None:
+        others |= {"hospital": [f"h{row % 4}" for row in range(count)], "ill": y}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow([*columns, *others])
+        table.writerows(zip(*columns.values(), *others.values(), strict=True))
+    return columns
+
+
+def fed(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Columns as the graph takes them: NaN where a number is missing, texts where there are categories."""
+    inputs = {}
+    for name, values in columns.items():
+        if name not in ("ward", "smokes"):
+            values = [math.nan if isinstance(value, str) else value for value in values]
+        inputs["column scores" if name == "scores" else name] = np.array(values, dtype=object)[:, None]
+    return inputs
+
+
+@pytest.mark.parametrize(("head", "features"), CASES)
+def test_tables(tmp_path: Path, head: str, features: str) -> None:
+    rng = np.random.default_rng([CASES.index((head, features)), 99])
+    y = labels(rng, head)
+    written(rng, tmp_path / "own.csv", ROWS, y)
+    classes = {} if y.dtype.kind == "i" else {"classes": ""}
+    data = TABLE | classes | {"name": "table", "file": str(tmp_path / "own.csv")}
+    run = trained(tmp_path, rng, head, features, data)
+    columns = written(rng, tmp_path / "new.csv", NEW_ROWS)
+    check(run, tmp_path / "new.csv", fed(columns))
+    model = sifu.load_model(tmp_path / "m.safetensors")
+    assert [row.id for row in model.predict_rows(tmp_path / "new.csv")] == [f"P{row:03}" for row in range(NEW_ROWS)]
+
+
+def test_what_predict_refuses_has_no_class_in_the_graph(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    written(rng, tmp_path / "own.csv", ROWS, labels(rng, "softmax"))
+    data = TABLE | {"name": "table", "file": str(tmp_path / "own.csv")}
+    run = trained(tmp_path, rng, "ridge", "random_fourier", data)
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    right = {"age, years": 60.0, "scores": 0.5, "ward": "A", "smokes": "1", "été": 0.0}
+    wrong = [("ward", "D"), ("smokes", "?"), ("scores", math.nan), ("été", math.inf), ("scores", 1e300)]
+    rows = [right, *(right | {name: value} for name, value in wrong)]
+    for row in rows[1:]:
+        with (tmp_path / "new.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([row.keys(), row.values()])
+        with pytest.raises(InputError):
+            model.predict_file(tmp_path / "new.csv")
+    inputs = fed({name: [row[name] for row in rows] for name in right})
+    answer = answers_of_the_graph(run.export(tmp_path / "m.onnx"), inputs)[0]
+    assert answer["prediction"].tolist()[1:] == [-1] * len(wrong)
+    assert answer["class"].tolist()[1:] == [""] * len(wrong)
+    assert np.isnan(answer["scores"][1:]).all()
+    assert answer["class"][0] in ("healthy", "ill")
+
+
+def test_control_rows_are_shortened_in_the_graph(tmp_path: Path) -> None:
+    """Rows beyond the norm have the scores of their direction; a linear head without that has ten times as much."""
+    rng = np.random.default_rng(7)
+    np.savez(tmp_path / "own.npz", x=rng.random((ROWS, 7)), y=labels(rng, "ridge"), client=np.arange(ROWS) % 4)
+    run = trained(tmp_path, rng, "ridge", "none", {"name": "npz", "file": str(tmp_path / "own.npz")})
+    x = 100.0 * rng.normal(size=(NEW_ROWS, 7))
+    path = run.export(tmp_path / "m.onnx")
+    near, far = (answers_of_the_graph(path, {"x": rows})[0]["scores"] for rows in (x, 10.0 * x))
+    np.testing.assert_allclose(near, far, atol=1e-5)
+    head = load_file(run.export(tmp_path / "m.safetensors"))
+    assert np.abs(x @ head["weight"] + head["bias"] - near).max() > 1.0
+
+
+def test_where_the_data_file_is_gone_the_graph_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    np.savez(tmp_path / "own.npz", x=rng.random((ROWS, 7)), y=labels(rng, "softmax"), client=np.arange(ROWS) % 4)
+    run = trained(tmp_path, rng, "softmax", "none", {"name": "npz", "file": str(tmp_path / "own.npz")})
+    (tmp_path / "own.npz").unlink()
+    with pytest.raises(InputError, match="put the data file back"):
+        run.export(tmp_path / "m.onnx")
+    assert sifu.load_model(run.export(tmp_path / "m.safetensors")).predict(np.zeros((2, 7))).shape == (2,)
