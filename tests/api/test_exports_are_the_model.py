@@ -29,7 +29,7 @@ def trained(folder: Path, rng: Rng, head: str, features: str, data: dict[str, An
     spec: dict[str, Any] = {
         "data": data | {"partition": "given", "preprocessing": "fixed"},
         "model": {"kind": kind, "dtype": "float64" if kind == "ridge" else str(rng.choice(["float32", "float64"]))},
-        "local": {"rate": 0.01, "steps": 2},
+        "local": {"rate": 0.1, "steps": 2},
         "stop": {"max_rounds": 1, "target": 0.0},
         "regularity": {"kind": "assumed" if kind in ("mlp", "cnn") else "measured"},
         # A short norm: most rows are shortened to it.
@@ -53,16 +53,17 @@ def check(run: sifu.Run, file: Path, inputs: dict[str, Any]) -> None:
     rows = model.predict_rows(file)
     assert model.predict_file(file) == [row.prediction for row in rows]
     scores = np.array([list(row.scores.values()) for row in rows])
-    close = 1e-4 if model.description["dtype"] == "float32" or model.kind == "cnn" else 1e-9
+    single = model.description["dtype"] == "float32" or model.kind == "cnn"
+    close = (1e-5 if single else 1e-10) * max(1.0, np.abs(scores).max())
     assert np.ptp(scores, axis=0).max() > 10 * close  # a constant would agree with anything
     sizes = np.sort(scores, axis=1)
     apart = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
     for answer in answers_of_the_graph(run.export(file.parent / "m.onnx"), inputs):
-        np.testing.assert_allclose(answer["scores"], scores, rtol=close, atol=close)
+        np.testing.assert_allclose(answer["scores"], scores, rtol=0.0, atol=close)
         decided = answer.get("class", answer["prediction"]).reshape(len(rows)).tolist()
         for row, said, distance in zip(rows, decided, apart, strict=True):
             if isinstance(row.prediction, float):
-                assert math.isclose(said, row.prediction, rel_tol=close, abs_tol=close)
+                assert math.isclose(said, row.prediction, rel_tol=0.0, abs_tol=3 * close)
             elif distance > 2 * close:
                 assert said == row.prediction
 
@@ -189,7 +190,7 @@ def test_control_rows_are_shortened_in_the_graph(tmp_path: Path) -> None:
     near, far = (answers_of_the_graph(path, {"x": rows})[0]["scores"] for rows in (x, 10.0 * x))
     np.testing.assert_allclose(near, far, atol=1e-5)
     head = load_file(run.export(tmp_path / "m.safetensors"))
-    assert np.abs(x @ head["weight"] + head["bias"] - near).max() > 1.0
+    assert np.abs(x @ head["weight"] + head["bias"] - near).max() > 10.0 * np.abs(near).max()
 
 
 def test_where_the_data_file_is_gone_the_graph_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sifu
 from run_tools import query, scalars, state
-from sifu.errors import InputError
+from sifu.errors import InputError, SifuWarning
 from sifu.record.progress import Progress
 
 SPEC: dict[str, Any] = {
@@ -294,3 +294,104 @@ def test_a_module_that_remembers_samples_is_refused(tmp_path: Path, place: str) 
     else:
         (outcome,) = train().forget(["c2"], method="scratch")
         assert outcome.level == "exact"
+
+
+class Normalised(nn.Module):
+    """Batch normalisation, whose running statistics no round trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(x)
+        return scores
+
+
+def recorded_and_counted(run: sifu.Run, module: nn.Module) -> tuple[Any, list[int]]:
+    """Correct predictions client by client: those that the engine counts, and those of a module."""
+    with run.reader() as reader:
+        vector = reader.load_model(reader.tip)
+    recorded = run.engine().evaluate(vector, np.arange(len(arrays()))).correct.tolist()
+    counted = [int((module(torch.as_tensor(x)).argmax(1).numpy() == y).sum()) for x, y in arrays().values()]
+    return recorded, counted
+
+
+@pytest.mark.parametrize("make", [small_cnn, Normalised])
+def test_the_module_of_a_run_computes_as_its_accuracy_was_recorded(
+    tmp_path: Path, make: Callable[[], nn.Module]
+) -> None:
+    spec = SPEC | {"stop": {"target": 0.0, "max_rounds": 20}}
+    run = sifu.train(spec, run=tmp_path / "run", model=make, clients=arrays())
+    module = run.model()
+    recorded, counted = recorded_and_counted(run, module)
+    assert recorded == counted
+    assert recorded_and_counted(run, module.eval()) == (recorded, recorded)
+    with pytest.raises(InputError, match=r"open it with the function that makes it"):
+        sifu.open_run(tmp_path / "run").model()
+    with pytest.raises(InputError, match="other parameters than the run"):
+        sifu.open_run(tmp_path / "run", model=other_cnn).model()
+
+
+def test_a_file_that_would_not_be_the_model_is_not_written(tmp_path: Path) -> None:
+    run = sifu.train(SPEC, run=tmp_path / "run", model=Normalised, clients=arrays())
+    with pytest.raises(InputError, match=r"batch normalisation.*GroupNorm"):
+        run.export(tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
+
+    class Buffered(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, 3)
+            self.register_buffer("offset", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = super().forward(x.flatten(1)) + self.offset
+            return scores
+
+    run = sifu.train(SPEC, run=tmp_path / "other", model=Buffered, clients=arrays())
+    with pytest.warns(SifuWarning, match="parameters alone"):
+        run.export(tmp_path / "model.safetensors")
+    assert dict(run.model().named_buffers())["offset"].tolist() == [1.0, 1.0, 1.0]
+
+
+class Answers(nn.Module):
+    """What some libraries return."""
+
+    def __init__(self, answer: str = "dict") -> None:
+        super().__init__()
+        self.layer, self.answer = nn.Linear(64, 3), answer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.layer(x.flatten(1))
+        return {"logits": scores} if self.answer == "dict" else (scores, x)
+
+
+def needs_an_argument(width: int) -> nn.Module:
+    return nn.Linear(width, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Answers(), r"a Answers that is made already.*model=Answers"),
+        (Answers, r"gives a dict for a batch of samples: its forward must return a tensor"),
+        (lambda: Answers("tuple"), r"gives a tuple for a batch"),
+        (needs_an_argument, r"could not be made.*takes no arguments"),
+        (lambda: needs_an_argument, r"must make a torch.nn.Module with parameters, it made function"),
+        (lambda: nn.Flatten(), r"must make a torch.nn.Module with parameters, it made Flatten"),
+        (lambda: {"net": 1}, r"it made dict"),
+        ("resnet", r"must be a function that makes a torch.nn.Module, found 'resnet'"),
+        (lambda: nn.Linear(5, 3), r"cannot take the samples of client 'hospital 0'"),
+        (lambda: nn.ModuleList([nn.Linear(64, 3)]), r"cannot take the samples of client 'hospital 0'"),
+    ],
+)
+def test_a_wrong_model_is_a_sentence(tmp_path: Path, model: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        sifu.train(SPEC, run=tmp_path / "run", model=model, clients=arrays())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("clients", [5, [1, 2], {"a": 3, "b": 4}])
+def test_wrong_clients_are_a_sentence(tmp_path: Path, clients: Any) -> None:
+    with pytest.raises(InputError, match=r"client"):
+        sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=clients)

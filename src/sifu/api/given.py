@@ -28,6 +28,7 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     from sifu.data import from_arrays, from_torch
 
     if isinstance(data, Mapping):
+        named: Any = data
         pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
         odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
         if odd:
@@ -39,9 +40,9 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
                 "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
             )
         clients = (
-            from_arrays(data, dtype=spec.model.dtype)
+            from_arrays(named, dtype=spec.model.dtype)
             if all(pairs.values())
-            else from_torch(data, dtype=spec.model.dtype)
+            else from_torch(named, dtype=spec.model.dtype)
         )
     elif not isinstance(data, Iterable):
         raise InputError(f"clients must be a dict of names and pairs (x, y) of arrays, found {type(data).__name__}")
@@ -66,8 +67,8 @@ def as_model(model: ModelGiven | None) -> Model | None:
     name = type(model).__name__
     if isinstance(model, nn.Module):
         raise InputError(
-            f"model is a {name} that is made already, and every new model of a run must begin anew: give what makes one, "
-            f"model={name}, or model=lambda: {name}(...) where it takes arguments"
+            f"model is a {name} that is made already, and every new model of a run must begin anew: give what makes "
+            f"one, model={name}, or model=lambda: {name}(...) where it takes arguments"
         )
     if not callable(model):
         raise InputError(f"model must be a function that makes a torch.nn.Module, found {model!r}")

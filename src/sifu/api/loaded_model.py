@@ -64,7 +64,7 @@ class LoadedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.description = description
-        self._networks = networks or {}
+        self.networks = networks or {}
         """What groups tuned of the network that features go through, GROUP/NAME."""
         self.network = _network(parameters, description)
         self._maps: dict[tuple[int, ...], FeatureMap] = {}
@@ -217,7 +217,7 @@ class LoadedModel(nn.Module):
         names = [name for name, _ in mapping.network.named_parameters()]
         trunks = [
             Trunk(
-                int(group), int(samples), np.concatenate([self._networks[f"{group}/{name}"].ravel() for name in names])
+                int(group), int(samples), np.concatenate([self.networks[f"{group}/{name}"].ravel() for name in names])
             )
             for group, samples in tuned["samples"].items()
         ]

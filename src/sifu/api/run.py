@@ -233,14 +233,15 @@ class Run(RunRequests):
 
                 networks = load(networks_bytes(reader)) if self.spec.is_tuned else None
                 return LoadedModel(load(content), description, networks)
-            if self._own_model is None:
+            own = as_model(self._own_model)
+            if own is None:
                 raise InputError(
                     "this run was made from Python with its own model: open it with the function that makes it, "
                     "sifu.open_run(folder, model=...)"
                 )
             from sifu.engines.sim.models import evaluated_module
 
-            return evaluated_module(as_model(self._own_model), reader.layout, load(content))
+            return evaluated_module(own, reader.layout, load(content))
 
     def _released(self, reader: RunReader) -> bytes:
         """The safetensors bytes of the current model, which must be a released one."""
@@ -266,8 +267,8 @@ class Run(RunRequests):
             )
         if OTHER_BUFFERS in outside:
             warnings.warn(
-                "the module has buffers, which were never trained: the file has its parameters alone, and they are right "
-                "with the buffers that your function makes. sifu.open_run(folder, model=...).model() returns both",
+                "the module has buffers, which were never trained: the file has its parameters alone, and they go with "
+                "the buffers that your function makes. sifu.open_run(folder, model=...).model() returns both",
                 SifuWarning,
                 stacklevel=3,
             )
