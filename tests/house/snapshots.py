@@ -45,7 +45,8 @@ def _described(name: str, value: Any) -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 yield f"    field {field.name}: {_annotation(field.type)}"
-        for member in sorted(dir(value)):
+        ours = {name for base in value.__mro__ if base.__module__.startswith("sifu") for name in vars(base)}
+        for member in sorted(ours):  # not what a base of another package has
             if not member.startswith("_") and not hasattr(Exception, member):
                 yield from _member(member, inspect.getattr_static(value, member), value)
     elif callable(value):
