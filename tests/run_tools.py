@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 
 import sifu
 from sifu.store.files import SALT_BYTES
-from sifu.store.reader import RunReader
+from sifu.store.updates import SALTS
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 12, "samples_per_client": 10},
@@ -131,6 +132,23 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
+def numbers_of(folder: Path) -> dict[str, str]:
+    """Digests of the same files without their salts, which differ from run to run, and without certificates and key."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(_without_salts(path)).hexdigest()
+        for name in ("models", "updates", "statistics")
+        for path in (folder / name).rglob("*")
+        if path.is_file()
+    }
+
+
+def _without_salts(path: Path) -> bytes:
+    if path.suffix != ".safetensors":
+        return path.read_bytes()[:-SALT_BYTES]
+    tensors = {name: tensor for name, tensor in safetensors.numpy.load_file(path).items() if name != SALTS}
+    return safetensors.numpy.save(tensors)
+
+
 def state(folder: Path) -> tuple[Any, Any]:
     """Database and files: equal before and after means that nothing was changed."""
     return dump(folder), files_of(folder)
@@ -145,12 +163,6 @@ def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any,
         connection.close()
 
 
-def vectors(folder: Path) -> dict[int, str]:
-    """Digests of the models at hand by node, of their numbers alone: files have salts, so two runs differ in them."""
-    with RunReader(folder) as reader:
-        return {node: hashlib.sha256(reader.load_model(node).tobytes()).hexdigest() for node in reader.models()}
-
-
 def scalars(folder: Path) -> dict[str, Any]:
     """What must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
     return {
@@ -159,13 +171,9 @@ def scalars(folder: Path) -> dict[str, Any]:
         "grams": query(folder, "SELECT * FROM grams ORDER BY node"),
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
         "models": query(folder, "SELECT node, kept, bytes, psi_max FROM models ORDER BY node"),
-        "vectors": vectors(folder),
-        "updates": query(folder, "SELECT * FROM updates ORDER BY file"),
+        "numbers": numbers_of(folder),
+        "updates": query(folder, "SELECT file, node, part, bytes FROM updates ORDER BY file"),
         "statistics": query(folder, "SELECT file, node, clients, samples, bytes FROM statistics ORDER BY file"),
-        "words": {
-            path.name: hashlib.sha256(path.read_bytes()[:-SALT_BYTES]).hexdigest()
-            for path in sorted((folder / "statistics").glob("*.statistics"))
-        },
         "requests": query(
             folder,
             "SELECT request, status, terms, method, request_order, multiplier, noise_std, source_node, wanted_node, "

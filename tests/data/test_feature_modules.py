@@ -13,7 +13,7 @@ import torch
 
 import independent_verifier
 import sifu
-from run_tools import Command, run_cli, vectors
+from run_tools import Command, numbers_of, run_cli
 from sifu.data import ClientData
 from sifu.data.feature_maps import CachedFeatures, feature_map
 from sifu.data.feature_maps.networks import NetworkFeatures
@@ -185,7 +185,7 @@ def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
     kept = sifu.train(
         spec | {"features": {"kind": "projection", "cache": str(tmp_path / "kept")}}, run=tmp_path / "kept run"
     )
-    assert vectors(plain.folder) == vectors(kept.folder)
+    assert numbers_of(plain.folder) == numbers_of(kept.folder)
     assert len(list((tmp_path / "kept").iterdir())) == 4
     plan = kept.plan(["client-001"])
     assert any(str(tmp_path / "kept") in note and "no request erases it" in note for note in plan.notes)

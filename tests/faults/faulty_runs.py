@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from run_tools import files_of, scalars
+from run_tools import scalars
 from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
 from sifu.api import verify_run
 from sifu.errors import SifuError
@@ -238,8 +238,6 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
     wrong = []
     expected, recorded = scalars(uninterrupted), scalars(path)
     wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]
-    if stored(path) != stored(uninterrupted):
-        wrong.append("the models, updates or statistics differ")
     wrong += problems_outside(path)
     left = [entry.name for entry in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
     return wrong + [f"{name} was left" for name in left]
@@ -251,15 +249,6 @@ def at_once(folder: Path) -> list[str]:
         return []
     problems = verify_run(folder, witnesses=witnesses_of(folder)).problems
     return [f"at once: {problem}" for problem in problems if "permanent" not in problem]
-
-
-def stored(folder: Path) -> dict[str, str]:
-    """Digests of the models, updates and statistics on disk."""
-    return {
-        name: digest
-        for name, digest in files_of(folder).items()
-        if name.startswith(("models", "updates", "statistics"))
-    }
 
 
 class Matrix:
