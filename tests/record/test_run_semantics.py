@@ -339,7 +339,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
         late = query(
             run.folder,
             "SELECT COUNT(*) FROM participation p WHERE client = ? AND node > (SELECT MIN(noise_node) FROM requests r "
-            "WHERE instr(r.clients, ?))",
+            "WHERE instr(r.terms, ?))",
             (number, f"client-{number:03d}"),
         )
         assert late == [(0,)]
