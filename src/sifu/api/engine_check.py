@@ -7,7 +7,7 @@ since certificates then claim less than they could; it may never do worse, or so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sifu.store.sample_salts import (
 )
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, UNKNOWN, ClientProfile, TrainingFacts
 
+_OTHER = "the clients' data are not those the run was made with: {} clients, {} recorded, first difference at {}"
 MEANING = {
     "local_rate": "local.rate",
     "momentum": "local.momentum",
@@ -54,10 +55,13 @@ def check_continues(
     engine: Engine,
     newcomers: bool = False,
     sample_digests: Sequence[str] | None = None,
-) -> None:
+    absent: Collection[int] = (),
+) -> dict[int, str]:
     """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest.
 
-    `sample_digests` are those of its clients' samples; None where the engine does not show them.
+    `sample_digests` are those of its clients' samples; None where the engine does not show them. Returns the clients
+    whose data are not those that they had, and what is wrong: only what needs their data has to be refused. Nothing is
+    said of those who are `absent`.
     """
     others = ("outside", "rounding_bounded", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
@@ -72,28 +76,30 @@ def check_continues(
     # Of a client that joined again with less, nobody needs what it had before: its source may have lost records.
     before = {item.before for item in joined_remainders(reader)}
     before |= {row.before for row in (remainder_to_join(reader),) if row is not None}
-    different = [
-        a.name
-        for client, (a, b) in enumerate(zip(recorded, engine.clients, strict=False))
-        if not (a.name == b.name if client in before else _same_client(a, b))
-    ]
     more = len(engine.clients) - len(recorded)
+    different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if a.name != b.name]
     if different or more < 0 or (more > 0 and not newcomers):
-        raise InputError(
-            f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
-            f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
-        )
+        raise InputError(_OTHER.format(len(engine.clients), len(recorded), different[0] if different else "the end"))
+    skipped = before.union(absent, outlived(reader))
+    unusable = {
+        client: _OTHER.format(len(engine.clients), len(recorded), a.name)
+        for client, (a, b) in enumerate(zip(recorded, engine.clients, strict=False))
+        if client not in skipped and not _same_client(a, b)
+    }
     if sample_digests is None:
         _check_nothing_is_recorded(folder, reader)
     else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
-        _check_samples(folder, reader, sample_digests, without)
+        unusable |= _other_samples(folder, reader, sample_digests, {*without, *unusable, *absent})
+    if unusable:
+        return unusable
     # A CPU does better than the GPU that a run was begun on.
     if not (reader.facts.get("engine") == BY_LARGEST_CLIENT and facts.engine == BY_PARTICIPANTS):
         _check_facts(folder, reader.facts, facts, ["engine"])
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(folder, reader.facts, facts, ["rounding_bounded"])
+    return unusable
 
 
 def check_remainder(
@@ -102,7 +108,8 @@ def check_remainder(
     engine: Engine,
     remainder: Remainder,
     sample_digests: Sequence[str] | None = None,
-) -> None:
+    absent: Collection[int] = (),
+) -> dict[int, str]:
     """Refuse records whose client could not join again with what it has left, as the run was begun.
 
     A client with fewer samples can have a steeper loss: beyond rate * smoothness = 2 rounding is no longer bounded.
@@ -122,8 +129,9 @@ def check_remainder(
             "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
-    check_continues(folder, reader, engine, newcomers=True, sample_digests=sample_digests)
+    unusable = check_continues(folder, reader, engine, newcomers=True, sample_digests=sample_digests, absent=absent)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
+    return unusable
 
 
 def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
@@ -138,25 +146,27 @@ def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
         )
 
 
-def _check_samples(folder: Path, reader: RunReader, digests: Sequence[str], without: set[int]) -> None:
-    """Refuse other samples than the run was made with, and the same ones in another order; not of who is forgotten."""
+def _other_samples(folder: Path, reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
+    """Who has other samples than the run was made with, or the same ones in another order; not of who is forgotten."""
     clients, salts, gone = reader.clients(), read_salts(folder), outlived(reader) | without
+    unusable = {}
     for client, recorded in recorded_digests(reader).items():
         if client in gone:
             continue
         name = clients[client].name
         if client not in salts:
             check_record(reader)  # whoever was forgotten has none: a record that was changed is what to speak of
-            raise InputError(
+            unusable[client] = (
                 f"{folder / SALTS_FILE} is missing or has nothing of client {name!r}, so nobody can tell whether its "
                 f"data are those the run was made with: {WITHOUT_SALTS}"
             )
-        if salted_sample_digest(salts[client], digests[client]) != recorded:
-            raise InputError(
+        elif salted_sample_digest(salts[client], digests[client]) != recorded:
+            unusable[client] = (
                 f"the data of client {name!r} are not those the run was made with: the order of its samples changed, "
                 "or samples or labels did. Rows to be forgotten are named by their number, so nothing was done: put "
                 "the data back as they were, in the same order"
             )
+    return unusable
 
 
 def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:

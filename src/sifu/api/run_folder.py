@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,16 @@ import numpy as np
 
 from sifu.api.engine_check import check_continues, check_remainder
 from sifu.api.given import ModelGiven
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, LacksData
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.data.sample_digests import sample_digest
-from sifu.errors import InputError, SifuError
+from sifu.engines.sim.kept_statistics import KeptStatistics
+from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.launch.engine_kind import check_repeats
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.launch.federation import FLOWER, clients_from_spec, engine_from_spec
 from sifu.launch.held_out import held_out_figures, rows_at_hand
-from sifu.launch.recorded_clients import arranged_clients
+from sifu.launch.recorded_clients import Arranged, arranged_clients
 from sifu.record.groups import use_trunks_of_head
 from sifu.record.other_world import EngineWithout
 from sifu.record.run_view import RunView
@@ -41,6 +44,10 @@ MakeEngine = Callable[[Spec, Arrange, Numbers], Engine | None]
 """Makes the engine of a run; None where an engine was handed over and another one is asked for."""
 Digests = tuple[str, ...] | None
 """Of the samples of each client; None where an engine was handed over that does not show them."""
+Built = tuple[Engine, Digests, Mapping[int, str]]
+"""An engine, the digests of its clients' samples, and whose data are not there, by number, and why."""
+Check = Callable[..., dict[int, str]]
+"""Says which clients of an engine have other data than they had; takes `sample_digests` and who is `absent`."""
 
 
 class RunFolder:
@@ -56,7 +63,9 @@ class RunFolder:
         self._engine: Engine | None = None
         self._own_model: ModelGiven | None = None
         self._sample_digests: Digests = None
-        self._prepared: tuple[Remainder, Engine, Digests] | None = None
+        self._unusable: Mapping[int, str] = {}
+        """Clients whose data are not there or not those that they had, by number, and what is wrong."""
+        self._prepared: tuple[Remainder, Engine, Digests, Mapping[int, str]] | None = None
         """An engine with the client that is to join again, made before its records are forgotten."""
         self._newcomers: tuple[Any, ...] = ()
         self._constants: dict[Any, Any] = {}
@@ -100,16 +109,21 @@ class RunFolder:
         with self.reader() as reader:
             return Spec.from_mapping(reader.spec)
 
-    def engine(self, *, newcomers: bool = False) -> Engine:
-        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows."""
-        if self._engine is None:
-            with self.reader() as reader:
-                engine, digests = self._build(reader, newcomers=self._newcomers)
+    def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
+        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows.
+
+        Refused where it lacks the data of a client that goes on, which those `leaving` do not.
+        """
+        with self.reader() as reader:
+            if self._engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
-                check_continues(self.folder, reader, engine, newcomers, digests)
-                use_trunks_of_head(engine, reader)
-                check_repeats(engine)
-            self._engine, self._sample_digests = engine, digests  # never one that was refused
+                check = partial(check_continues, self.folder, reader, newcomers=newcomers)
+                built = self._usable(reader, check, leaving, newcomers=self._newcomers)
+                use_trunks_of_head(built[0], reader)
+                check_repeats(built[0])
+                self._take(*built)  # never one that was refused
+            assert self._engine is not None
+            refuse_missing(RunView(reader), self._unusable, leaving)
         return self._engine
 
     def measure_held_out(self, writer: RunWriter) -> None:
@@ -128,20 +142,64 @@ class RunFolder:
         if figures is not None:
             write_held_out(self.folder, tip, figures)
 
-    def _build(self, reader: RunReader, **others: Any) -> tuple[Engine, Digests]:
-        """A new engine, and the digests of the samples that were read for it; `others` as `arranged_clients` has it."""
-        spec, arranged = self.spec, list[Any]()
+    def _usable(self, reader: RunReader, check: Check, leaving: Collection[str], **others: Any) -> Built:
+        """An engine that passes the check: in the place of other data than the client had, it has a stand-in."""
+        view = RunView(reader)
+        engine, digests, absent = self._build(reader, **others)
+        refuse_missing(view, absent, leaving)
+        changed = check(engine, sample_digests=digests, absent=absent)
+        if not changed:
+            return engine, digests, absent
+        for client, reason in changed.items():
+            if view.clients[client].name not in leaving:
+                raise InputError(reason)
+        engine, digests, absent = self._build(reader, changed=changed, **others)
+        for reason in check(engine, sample_digests=digests, absent=absent).values():
+            raise InputError(reason)  # an engine that was handed over, with its own data
+        return engine, digests, absent
+
+    def complete_engine(self) -> Engine:
+        """The engine with the data of everyone, also of those who left."""
+        engine = self.engine()
+        for reason in self._unusable.values():
+            raise InputError(reason)
+        return engine
+
+    def _take(self, engine: Engine, digests: Digests, unusable: Mapping[int, str]) -> None:
+        self._engine, self._sample_digests, self._unusable = engine, digests, unusable
+        if isinstance(engine, LacksData):
+            engine.absent = frozenset(unusable)
+
+    def _build(self, reader: RunReader, **others: Any) -> Built:
+        """A new engine, the digests of the samples that were read for it, and whose data are not there, and why.
+
+        `others` are as `arranged_clients` has them.
+        """
+        spec, arranged, was_read = self.spec, Arranged((), {}), False
 
         def arrange(clients: Any) -> Any:
-            arranged[:] = arranged_clients(reader, clients, **others)
-            return tuple(arranged)
+            nonlocal arranged, was_read
+            was_read = True
+            arranged = arranged_clients(reader, clients, **others)
+            return arranged.clients
 
-        if self._make_engine is not None:
-            engine = self._make_engine(spec, arrange, None)
-            assert engine is not None
-        else:
-            engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
-        return engine, tuple(sample_digest(client) for client in arranged) if arranged else shown_digests(engine)
+        try:
+            if self._make_engine is not None:
+                made = self._make_engine(spec, arrange, None)
+                assert made is not None
+                engine = made
+            else:
+                engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
+        except InputError as error:
+            if was_read or any(others.values()) or not solved_from_files(spec):
+                raise
+            sentence = f"no accuracy is measured, because the clients' data cannot be read: {error}"
+            warnings.warn(sentence, SifuWarning, stacklevel=2)
+            clients = reader.clients()
+            kept = KeptStatistics(clients, RunView(reader).facts, reader.layout, spec)
+            return kept, ("",) * len(clients), dict.fromkeys(range(len(clients)), str(error))
+        digests = tuple(sample_digest(client) for client in arranged.clients) or shown_digests(engine)
+        return engine, digests, dict(arranged.absent)
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
         """A new engine on the CPU that was never given the data of `clients`; None where none can be built.
@@ -154,8 +212,10 @@ class RunFolder:
             there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
 
             def arrange(data: Any) -> Any:
-                everyone = arranged_clients(reader, data)
-                return tuple(everyone[client] for client in there.tolist())
+                arranged = arranged_clients(reader, data)
+                for client in sorted(set(arranged.absent) & set(there.tolist())):
+                    raise InputError(arranged.absent[client])
+                return tuple(arranged.clients[client] for client in there.tolist())
 
             if self._make_engine is not None:
                 engine = self._make_engine(self.spec, arrange, there.tolist())
@@ -176,9 +236,8 @@ class RunFolder:
         if self._prepared is not None and self._prepared[0] == remainder:
             return
         self._prepared = None
-        engine, digests = self._build(reader, expected=remainder)
-        check_remainder(self.folder, reader, engine, remainder, digests)
-        self._prepared = (remainder, engine, digests)
+        check = partial(check_remainder, self.folder, reader, remainder=remainder)
+        self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
     def engine_again(self) -> Engine:
         """The engine with the client that is to join again: the prepared one, or the data are read once more."""
@@ -186,8 +245,27 @@ class RunFolder:
         with self.reader() as reader:
             waiting = remainder_to_join(reader)
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
-                _, self._engine, self._sample_digests = prepared
+                self._take(*prepared[1:])
         return self.engine()
+
+
+def solved_from_files(spec: Spec) -> bool:
+    """Whether the run's models are heads that kept statistics give, so that the clients' data are not needed."""
+    return spec.model.kind == RIDGE and spec.data.name != FLOWER and not spec.is_tuned
+
+
+def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
+    """Refuse to go on without the data of a client that goes on, unless its statistics are kept.
+
+    A client that is to join again with fewer records is not in the record yet: its data are needed.
+    """
+    own = [row for row in view.reader.statistics().values() if not row.is_sum]
+    kept = set() if view.spec.is_tuned else {row.clients[0] for row in own}  # tuned networks may be tuned again
+    gone = {index for name in leaving if (index := view.index_of.get(name)) is not None}
+    needed = set(view.active.tolist()) - kept - gone
+    for client, reason in unusable.items():
+        if client in needed or client >= len(view.clients):
+            raise InputError(reason)
 
 
 def shown_digests(engine: Engine) -> Digests:

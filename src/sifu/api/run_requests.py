@@ -228,7 +228,7 @@ class RunRequests(RunFolder):
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             worker = Worker(
                 writer,
-                self.engine(),
+                self.engine(leaving=() if wanted is None or wanted.records else wanted.clients),
                 progress,
                 engine_again=self.engine_again,
                 prepare_records=self.prepare_records,

@@ -213,7 +213,7 @@ class ReleaseAttack:
 
     def _data(self) -> Any:
         if self._clients is None and self.spec.data.name != PYTHON:
-            self._clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder))
+            self._clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder)).complete()
         if self._clients is None:
             self.notes.append("the clients' samples are not available: attacks that look at them were left out")
         return self._clients

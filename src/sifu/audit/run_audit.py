@@ -60,7 +60,7 @@ def audit_run(
             f"{run.folder} has networks that groups tuned: its releases go through different networks, which audits "
             "cannot compare yet. sifu verify recomputes what was certified"
         )
-    engine = run.engine()
+    engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
         return _Audit(run, reader, engine, options, clients, data_folder, noised, progress).carry_out()
 

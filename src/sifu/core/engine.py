@@ -158,6 +158,21 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class LacksData(Protocol):
+    """An engine that may not have the data of everyone it counts: it knows who is `absent`."""
+
+    absent: frozenset[int]
+
+
+def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> Evaluation:
+    """How `model` does on the data of `clients`; nothing where those of some are not there, which would say less."""
+    if isinstance(engine, LacksData) and not engine.absent.isdisjoint(clients.tolist()):
+        nobody = np.zeros(0, dtype=np.int64)
+        return Evaluation(nobody, nobody, nobody, np.zeros(0))
+    return engine.evaluate(model, clients)
+
+
+@runtime_checkable
 class EvaluatesSeveral(Protocol):
     """An engine to which a message costs more than a model: it evaluates several models at once."""
 

@@ -17,6 +17,7 @@ from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_NODES, UNKN
 OWN_ENGINES = {
     "sifu.engines.sim.engine.SimulatedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.closed_form.ClosedFormFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned.TunedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
     "sifu.engines.flower.engine.FlowerFederation": ON_NODES,

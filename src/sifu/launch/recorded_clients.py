@@ -3,12 +3,15 @@
 A run's data are read again by every command that computes. Clients that joined from a file are read from it. A client
 that joined again after some of its records were forgotten has the same source, which may still hold the forgotten rows,
 and then they are dropped here; or its owner took them out, and then what is there is used as it is.
+
+Data of clients that left may be gone. An engine counts clients as the record does, so in their place it gets stand-ins:
+as many samples, all of them zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +27,85 @@ from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_
 from sifu.theory.facts import ClientProfile
 
 
+class MissingDataError(InputError):
+    """A client's data are not there, or are not to be used."""
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Clients in the order of the record, and after them those who are not in it yet.
+
+    `absent` says of each client whose data are not there, by its number, why not: its data are a stand-in's.
+    """
+
+    clients: tuple[Any, ...]
+    absent: dict[int, str]
+
+    def complete(self) -> tuple[Any, ...]:
+        """The clients, if everyone's data are there."""
+        for reason in self.absent.values():
+            raise InputError(reason)
+        return self.clients
+
+
 def arranged_clients(
-    reader: RunReader, clients: Sequence[Any], newcomers: Sequence[Any] = (), expected: Remainder | None = None
-) -> tuple[Any, ...]:
+    reader: RunReader,
+    clients: Sequence[Any],
+    newcomers: Sequence[Any] = (),
+    expected: Remainder | None = None,
+    changed: Mapping[int, str] | None = None,
+) -> Arranged:
     """The clients in the order of the record, and after them those who are not in it yet.
 
     `clients` are as they were given; what the record knows of others is added: `newcomers` may join, and `expected` is
-    who would join again after a request that is not carried out yet.
+    who would join again after a request that is not carried out yet. Data that were `changed` are not used.
     """
     joined, waiting = joined_remainders(reader), expected or remainder_to_join(reader)
     remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
-    files = files_of_joined(reader)
-    if not remainders and not files:
-        return (*clients, *newcomers)
-    given, recorded = {client.name: client for client in clients}, reader.clients()
+    given, recorded, files = {client.name: client for client in clients}, reader.clients(), files_of_joined(reader)
+    absent: dict[int, str] = {}
+    unread: dict[str, str] = {}
     if set(files) - set(given):
-        given |= _clients_of_files(reader, files, given)
+        given |= _clients_of_files(reader, files, given, unread)
     arranged = []
     for client in range(max(len(recorded), 1 + max(remainders, default=-1))):
-        if client in remainders:
-            arranged.append(_reduced(remainders[client], list(remainders.values()), recorded, given))
-        elif recorded[client].name in given:
-            arranged.append(given[recorded[client].name])
-        else:
-            raise InputError(f"the data of client {recorded[client].name!r} are missing: hand over every client's")
+        try:
+            if changed and client in changed:
+                raise MissingDataError(changed[client])
+            if client in remainders:
+                arranged.append(_reduced(remainders[client], list(remainders.values()), recorded, given))
+            elif (name := recorded[client].name) in given:
+                arranged.append(given[name])
+            else:
+                raise MissingDataError(unread.get(name) or missing(name))
+        except MissingDataError as error:
+            if not given:
+                raise
+            absent[client] = str(error)
+            arranged.append(_stand_in(reader, client, remainders.get(client), next(iter(given.values()))))
     names = {profile.name for profile in recorded}
-    return (*arranged, *(client for client in clients if client.name not in names), *newcomers)
+    return Arranged((*arranged, *(client for client in clients if client.name not in names), *newcomers), absent)
+
+
+def missing(name: str) -> str:
+    """What is said where a client's data are needed and not there."""
+    return f"the data of client {name!r} are missing: clients that stay are needed, so hand over theirs"
+
+
+def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like: Any) -> Any:
+    """As many samples as the client had, all of them zeros, of the shape that another client's have."""
+    recorded = reader.clients()
+    name = recorded[client].name if remainder is None else remainder.name
+    samples = recorded[client].samples if client < len(recorded) else 1
+    x, y = np.asarray(like.x), np.asarray(like.y)
+    label = y[:1]
+    if y.ndim == 1 and y.dtype.kind in "iu":  # outputs may be counted from labels: the largest class is among them
+        label = np.maximum(label, min(reader.layout.shapes[-1][-1] - 1, np.iinfo(y.dtype).max))
+    rows = np.broadcast_to(np.zeros_like(x[:1]), (samples, *x.shape[1:]))
+    labels = np.broadcast_to(label, (samples, *y.shape[1:]))
+    if isinstance(like, FeatureData):
+        return replace(like, name=name, x=rows, y=labels, mapped_from=None, ids=None)
+    return ClientData(name, rows, labels)
 
 
 def files_of_joined(reader: RunReader) -> dict[str, str]:
@@ -115,7 +171,7 @@ def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]
     first = recorded[chain_of(reader, position)[0]]
     clients = [] if first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
     by_name = {item.name: item for item in clients}
-    by_name |= _clients_of_files(reader, files, by_name) if first.name in files else {}
+    by_name |= _clients_of_files(reader, files, by_name, {}) if first.name in files else {}
     source = by_name.get(first.name)
     ids = getattr(source, "ids", None)
     if source is None or ids is None:
@@ -137,16 +193,22 @@ def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]
     return sorted(set(chosen))
 
 
-def _clients_of_files(reader: RunReader, files: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
-    """The clients that joined from files and were not handed over, by name."""
+def _clients_of_files(
+    reader: RunReader, files: dict[str, str], given: dict[str, Any], unread: dict[str, str]
+) -> dict[str, Any]:
+    """The clients that joined from files and were not handed over, by name; `unread` gets why some cannot be read."""
     spec = Spec.from_mapping(reader.spec)
     clients: dict[str, Any] = {}
     for file in sorted({file for client, file in files.items() if client not in given}):
         names = [client for client, of in files.items() if of == file]
         try:
             read = clients_of_file(spec, Path(file), None)
-        except InputError:  # it names nobody: whoever joined from it has all of it
-            read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
+        except InputError:  # it has no names: all of it belongs to the client that joined from it
+            try:
+                read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
+            except InputError as error:
+                unread |= {name: f"the data of client {name!r} are missing: {error}" for name in names}
+                continue
         clients |= {client.name: client for client in read if client.name in names}
     return clients
 
@@ -159,7 +221,7 @@ def _reduced(
         return given[remainder.name]
     first = recorded[remainder.first]
     if first.name not in given:
-        raise InputError(f"the data of client {first.name!r} are missing: hand over every client's")
+        raise MissingDataError(missing(first.name))
     source = given[first.name]
     x, y = np.asarray(source.x), np.asarray(source.y)
     rows = _rows_there(first, len(x), [item for item in everyone if item.first == remainder.first])

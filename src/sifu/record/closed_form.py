@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from sifu.core.closed_form import MaskedStatisticsEngine, StatisticsEngine
-from sifu.core.engine import Position, Rejection
+from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.streaming import StreamedRound
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.record.groups import trunks_at_hand, use_trunks
@@ -177,7 +177,7 @@ class RecordedSolve(RecordedTraining):
             self._pending.solve["trunks"] = list(trunks)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
-        evaluation = self.engine.evaluate(vector, taken)
+        evaluation = evaluate_present(self.engine, vector, taken)
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
             self._take_in(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import Engine, Evaluation, Position
+from sifu.core.engine import Engine, Evaluation, Position, evaluate_present
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec, StopSpec
@@ -136,7 +136,7 @@ class RecordedTraining:
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         if self._accuracy is None and is_evaluated(self._stop, self._tip.position, self._latest_accuracy):
-            self._record_evaluation(self.engine.evaluate(self.model, self.active))
+            self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
         for done in self._stream():
@@ -262,7 +262,7 @@ class RecordedTraining:
         """Record how well the current model does on each active client, for plans to read."""
         latest = self._evaluation
         if latest is None or latest[0] != self._tip.node:
-            latest = (self._tip.node, self.engine.evaluate(self.model, self.active))
+            latest = (self._tip.node, evaluate_present(self.engine, self.model, self.active))
         write_standing(self.writer.folder, *latest)
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.certificate import auditor_form, public_form
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, evaluate_present
 from sifu.record.evaluations import evaluation_row
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
@@ -55,7 +55,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
     if is_new and row.terms.retention != "strict":  # then nothing is measured on their data
-        evaluation = engine.evaluate(writer.load_model(final), asking)
+        evaluation = evaluate_present(engine, writer.load_model(final), asking)
         evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
     with uninterrupted():
         writer.record("request done", payload, evaluations=evaluations, certificates=certificates)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import finite_or_text
 from sifu.core.noise import noise_rounding
 from sifu.methods.base import Start
@@ -134,9 +134,9 @@ class RollBack:
         asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
         current, new = self.writer.load_model(tip), self.start.model
         measured = (
-            (tip, f"forgotten:{self.request}", self.engine.evaluate(current, asking)),
-            (tip, f"remaining:{self.request}", self.engine.evaluate(current, self.view.active)),
-            (self.noise_node, f"forgotten:{self.request}", self.engine.evaluate(new, asking)),
+            (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
+            (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.view.active)),
+            (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
         )
         # Clients on other machines are not asked once they want to be forgotten.
         return [

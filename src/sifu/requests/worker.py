@@ -15,7 +15,7 @@ import numpy as np
 
 from sifu.choices import Level
 from sifu.core.closed_form import StatisticsEngine
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, evaluate_present
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.core.streaming import should_stop
@@ -297,7 +297,9 @@ class Worker:
             "accuracy": accuracy,
         }
         if row.terms.retention != "strict":  # nothing is kept that was measured on the data of those forgotten strictly
-            payload["forgotten_accuracy"] = self.engine.evaluate(model, asking).accuracy
+            evaluation = evaluate_present(self.engine, model, asking)
+            if evaluation.samples.any():
+                payload["forgotten_accuracy"] = evaluation.accuracy
         with uninterrupted():
             self.writer.record("comparison", payload)
 

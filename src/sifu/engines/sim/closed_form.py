@@ -42,6 +42,9 @@ class ClosedFormFederation:
     counted from the clients' labels.
     """
 
+    absent: frozenset[int] = frozenset()
+    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
+
     def __init__(
         self,
         clients: Sequence[ClientData],

@@ -86,6 +86,9 @@ class SimulatedFederation:
     participants, and `sizes` is what the rounding of a linear model depends on.
     """
 
+    absent: frozenset[int] = frozenset()
+    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
+
     def __init__(
         self,
         clients: Sequence[ClientData],

@@ -36,6 +36,9 @@ def _own_copy(model: NDArray[np.floating]) -> NDArray[np.floating]:
 class LaneEngine:
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
 
+    absent: frozenset[int] = frozenset()
+    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
+
     def __init__(
         self,
         federation: SimulatedFederation,

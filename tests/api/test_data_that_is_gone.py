@@ -1,0 +1,178 @@
+"""A request needs the data of those who stay, and none where statistics are kept: the leaver's may be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import Command, spec_for
+from sifu.errors import InputError, SifuWarning
+
+NAMES = ("budapest", "cleveland", "long-beach", "va", "zurich")
+
+
+def rows_of(names: tuple[str, ...] = NAMES) -> tuple[Any, Any, Any]:
+    """Twelve rows of each client, one client after the other in turns, so that each is in the middle of the others."""
+    rng = np.random.default_rng(3)
+    client = np.array([name for _ in range(12) for name in NAMES])
+    y = rng.integers(0, 2, client.size)
+    x = rng.normal(size=(client.size, 4)) + y[:, None]
+    stays = np.isin(client, names)
+    return x[stays], y[stays], client[stays]
+
+
+def write_npz(path: Path, names: tuple[str, ...] = NAMES) -> None:
+    x, y, client = rows_of(names)
+    np.savez(path, x=x, y=y, client=client)
+
+
+def write_csv(path: Path, names: tuple[str, ...] = NAMES) -> None:
+    x, y, client = rows_of(names)
+    lines = [
+        ",".join([*map(repr, map(float, row)), "yes" if label else "no", name])
+        for row, label, name in zip(x, y, client, strict=True)
+    ]
+    path.write_text("\n".join(["a,b,c,d,label,client", *lines]) + "\n")
+
+
+FORMATS: dict[str, Callable[..., None]] = {"npz": write_npz, "table": write_csv}
+
+
+def trained(folder: Path, method: str, kind: str = "npz", **sections: Any) -> tuple[sifu.Run, Path]:
+    """A run on a file of its own, which the tests then change."""
+    source = folder / ("rows.npz" if kind == "npz" else "rows.csv")
+    FORMATS[kind](source)
+    data: dict[str, Any] = {"name": kind, "file": str(source), "partition": "given", "preprocessing": "fixed"}
+    if kind == "table":
+        data |= {"label": "label", "client": "client", "classes": "no,yes"}
+    spec = spec_for(method, **sections)
+    spec |= {"data": data, "model": spec.get("model", {}) | {"outputs": 2}, "stop": {"target": 0.0, "max_rounds": 4}}
+    return sifu.train(spec, run=folder / "run"), source
+
+
+def without(name: str) -> tuple[str, ...]:
+    return tuple(other for other in NAMES if other != name)
+
+
+def again(run: sifu.Run) -> sifu.Run:
+    """As another process opens it."""
+    return sifu.open_run(run.folder)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("method", ["closed_form", "scratch", "sifu", "groups", "fine_tuning", "fed_eraser"])
+def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
+    tmp_path: Path, method: str, kind: str
+) -> None:
+    """The rows are taken from the middle of the file; the models are bit for bit those with the file as it was."""
+    models = []
+    for name in ("as it was", "rows gone"):
+        (tmp_path / name).mkdir()
+        run, source = trained(tmp_path / name, method, kind, privacy={"noise": "seeded"})
+        if name == "rows gone":
+            FORMATS[kind](source, without("long-beach"))
+        (outcome,) = again(run).forget(["long-beach"], method=method, sigma=0.5, min_level="none")
+        models.append(run.reader().load_model(run.reader().tip))
+        assert again(run).verify().problems == []
+        assert outcome.accuracy is not None
+        assert (outcome.accuracy_forgotten_after is None) == (name == "rows gone")
+    np.testing.assert_array_equal(*models)
+
+
+@pytest.mark.parametrize("gone", ["another client's rows", "the file", "the folder"])
+def test_a_head_with_kept_statistics_needs_no_data_at_all(tmp_path: Path, gone: str) -> None:
+    (tmp_path / "data").mkdir()
+    run, source = trained(tmp_path / "data", "closed_form", "table")
+    if gone == "another client's rows":
+        write_csv(source, without("va"))
+    else:
+        source.unlink()
+    (tmp_path / "data" / "run").rename(tmp_path / "run")
+    if gone == "the folder":
+        (tmp_path / "data").rmdir()
+    run = sifu.open_run(tmp_path / "run")
+    unreadable = gone in ("the file", "the folder")
+    with pytest.warns(SifuWarning, match="no accuracy is measured") if unreadable else nullcontext():
+        (outcome,) = run.forget(["long-beach"], min_level="exact")
+    assert (outcome.level, outcome.rounds, outcome.accuracy) == ("exact", 0, None)
+    assert run.verify().problems == []
+    # The head is that of a federation that never had the client.
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "rows.csv"
+    write_csv(other, without("long-beach"))
+    spec = run.spec.to_mapping()
+    never = sifu.train(spec | {"data": spec["data"] | {"file": str(other)}}, run=tmp_path / "never")
+    np.testing.assert_array_equal(model_of(run), model_of(never))
+    assert not np.array_equal(model_of(run), model_of(sifu.open_run(tmp_path / "never"))[::-1])
+
+
+def model_of(run: sifu.Run) -> Any:
+    with run.reader() as reader:
+        return reader.load_model(reader.tip)
+
+
+@pytest.mark.parametrize("method", ["closed_form", "scratch"])
+def test_the_data_of_those_who_stay_are_needed_where_nothing_is_kept(tmp_path: Path, method: str) -> None:
+    """The negative control: without kept statistics a client that stays is asked, and its rows must be its own."""
+    keep = {"keep": {"statistics": "sum"}} if method == "closed_form" else {}
+    run, source = trained(tmp_path, method, **keep)
+    before = model_of(run)
+    write_npz(source, without("va"))
+    with pytest.raises(InputError, match="'va' are missing"):
+        again(run).forget(["long-beach"], method=method, min_level="none")
+    np.testing.assert_array_equal(model_of(run), before)
+    (outcome,) = again(run).forget(["va"], method=method, min_level="none")
+    assert outcome.accuracy is not None
+    x, y, client = rows_of(without("va"))
+    np.savez(source, x=x + (client == "zurich")[:, None], y=y, client=client)
+    with pytest.raises(InputError, match=r"are not those the run was made with.*zurich|'zurich' are not those"):
+        again(run).forget(["long-beach"], method=method, min_level="none")
+
+
+def test_records_need_what_their_client_has_left(tmp_path: Path) -> None:
+    run, source = trained(tmp_path, "closed_form")
+    write_npz(source, without("va"))
+    with pytest.raises(InputError, match="'va' are missing"):
+        again(run).forget(["va"], records=[1], min_level="none")
+    (outcome,) = again(run).forget(["cleveland"], records=[1])
+    assert outcome.level == "exact"
+    assert again(run).verify().problems == []
+
+
+def test_clients_handed_over_from_python_may_leave_out_who_left(tmp_path: Path) -> None:
+    x, y, client = rows_of()
+    data = {name: (x[client == name], y[client == name]) for name in NAMES}
+    run = sifu.train({"stop": {"target": 0.0, "max_rounds": 3}}, clients=data, run=tmp_path / "run")
+    del data["budapest"]
+    run = sifu.open_run(run.folder, clients=data)
+    run.forget(["budapest"], method="scratch", min_level="none")
+    run.forget(["zurich"], method="scratch", min_level="none")
+    assert run.verify().problems == []
+    with pytest.raises(InputError, match="'budapest' are missing"):
+        sifu.open_run(run.folder, clients=data).complete_engine()
+
+
+def test_a_client_that_joined_from_a_file_leaves_without_it(tmp_path: Path) -> None:
+    run, _ = trained(tmp_path, "closed_form")
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "new.npz", x=rng.normal(size=(9, 4)), y=rng.integers(0, 2, 9))
+    run.join(file=tmp_path / "new.npz", name="geneva")
+    (tmp_path / "new.npz").unlink()
+    again(run).forget(["va"])
+    (outcome,) = again(run).forget(["geneva"])
+    assert outcome.level == "exact"
+    assert again(run).verify().problems == []
+
+
+def test_the_command_line_forgets_with_the_data_gone(tmp_path: Path, cli: Command) -> None:
+    run, source = trained(tmp_path, "closed_form")
+    source.unlink()
+    answer = cli("forget", run.folder, "--clients", "va")
+    assert answer.code == 0, answer.err
+    assert "cannot be read" in answer.err
