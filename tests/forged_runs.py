@@ -20,6 +20,7 @@ from sifu.store.history_rows import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
+from sifu.store.sealed import PURGED, erase_sealed
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -129,6 +130,7 @@ def resign_everything(folder: Path) -> None:
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
             ledger=events[before],
+            ledger_signature=(events[before].signature or b"").hex(),
             issued=issued,
         )
         public = reader.value("public_key")
@@ -183,6 +185,9 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
                 f"INSERT INTO {change.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
                 (*change.key, *change.values.values()),
             )
+    if kind == PURGED:
+        with RunReader(folder) as reader:
+            erase_sealed(connection, reader.events())
     head = f"{event.seq}:{event.hash.hex()}"
     connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
     (folder / "head").write_text(head + "\n")

@@ -17,6 +17,7 @@ from sifu.audit.client import audit_client
 from sifu.errors import RunDamagedError
 from sifu.store import keys, witnesses
 from sifu.store.certificate_path import certificate_path
+from sifu.store.checkpoints import checkpoint_body
 
 
 @pytest.fixture
@@ -116,6 +117,9 @@ def test_a_certificate_of_a_known_run_must_be_signed_with_its_key(run_with_reque
     certificate = json.loads(certificate_path(run_with_requests, "strictly", "public").read_bytes())
     keys.create_key(tmp_path)
     stranger = keys.public_hex(keys.read_key(tmp_path / keys.KEY_FILE))
+    ledger = certificate["body"]["ledger"]
+    head = checkpoint_body(certificate["body"]["run"], ledger["seq"], ledger["head"], ledger["time"])
+    ledger["signature"] = keys.sign(tmp_path, head, stranger)["signature"]
     path.write_text(json.dumps(keys.sign(tmp_path, certificate["body"], stranger)))
     assert verify_certificate(path).problems == []
     # A leaving client holds it against a head that it kept.

@@ -48,11 +48,22 @@ Row = TypeVar(
     GroupModelRow,
     MergeRow,
 )
+
+
+@functools.lru_cache(4096)
+def _read_terms(text: str) -> RequestTerms:
+    """The terms of a request; stored ones that cannot be were changed by hand, which is no mistake of the caller's."""
+    try:
+        return RequestTerms.from_mapping(json.loads(text))
+    except InputError as error:
+        raise ValueError(f"requests.terms: {error}") from error
+
+
 PARSERS: dict[Any, Callable[[Any], Any]] = {
     "bool": bool,
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
     "tuple[int, ...]": lambda text: tuple(json.loads(text)),
-    "RequestTerms": functools.lru_cache(4096)(lambda text: RequestTerms.from_mapping(json.loads(text))),
+    "RequestTerms": _read_terms,
 }
 """How a column is read whose field is of this type; all others are as SQLite gives them."""
 
