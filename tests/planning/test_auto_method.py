@@ -299,3 +299,10 @@ def test_advice_on_a_spec_with_groups_keeps_them_and_names_no_target_that_is_not
     assert groups.settings == ()
     assert groups.reason.startswith("the spec has 3 groups, 2 rounds apart")
     assert (answer.target, answer.reached_target) == (0.0, False)
+
+
+def test_an_exact_way_leaves_an_attacker_nothing_beyond_guessing(own_trained: Path, cli: Command) -> None:
+    rows = [line.split() for line in cli("plan", own_trained, "--clients", "client-003").out.splitlines()]
+    ways = {row[0]: row for row in rows if row and row[0] in ("scratch", "sifu", "last")}
+    assert "guessing" in ways["scratch"]
+    assert "guessing" not in ways["sifu"]

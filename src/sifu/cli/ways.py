@@ -23,6 +23,13 @@ def ways_values(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _attacker(way: Way) -> str:
+    """What an attacker gains: at level exact nothing beyond guessing."""
+    if way.attacker_rate is None:
+        return "no bound"
+    return "guessing" if way.level == "exact" else f"{100.0 * way.attacker_rate:.3g} %"
+
+
 def print_ways(plan: Plan) -> None:
     """The table for people; nothing where a method was named."""
     if plan.auto is None:
@@ -39,14 +46,14 @@ def print_ways(plan: Plan) -> None:
             _rounds(way),
             "-" if way.bytes_sent is None else size_text(way.bytes_sent),
             "-" if way.seconds is None else seconds_text(way.seconds),
-            "no bound" if way.attacker_rate is None else f"{100.0 * way.attacker_rate:.3g} %",
+            _attacker(way),
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
         out.print(f"auto never takes {', '.join(never)}: a control, or no use of the sigma asked for", style="dim")
-    out.print("attacker: how often one allowed 1 % false alarms can be right; 1 % is a blind guess", style="dim")
+    out.print("attacker: how often one allowed 1 % false alarms can be right; guessing is right about 1 %", style="dim")
     for kept in dict.fromkeys(way.kept for way in allowed):
         who = ", ".join(way.method for way in allowed if way.kept == kept)
         out.print(f"Kept after {who}: {escape(kept)}")
