@@ -45,6 +45,13 @@ class DeskForTests:
         """Somebody without a token."""
         return starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
 
+    def approve(self, name: str, key: str, number: int) -> Any:
+        """Approve a request by the API, with the terms that it shows."""
+        program = self.program(name)
+        shown = program.get(f"/api/v1/runs/{key}/requests/{number}").json()
+        body = {"request": shown["request"], "decision": "approved", "terms": shown["terms_digest"]}
+        return program.post(f"/api/v1/runs/{key}/decisions", json=body)
+
     def key(self, run: str) -> str:
         """The key of a run by its folder's name."""
         runs = self.program("eve").get("/api/v1/runs").json()["runs"]
@@ -65,3 +72,12 @@ class Browser:
         csrf = re.search(r'name="csrf" value="([^"]+)"', page)
         assert csrf
         return self.client.post(path, data={"csrf": csrf[1]} | fields)
+
+    def approve(self, path: str, number: int) -> Any:
+        """Approve a request from its page, which holds the digest of the terms that it shows."""
+        digest = re.search(r'name="terms" value="([^"]+)"', self.get(f"{path}/requests/{number}").text)
+        request = re.search(r'name="request" value="([^"]+)"', self.get(f"{path}/requests/{number}").text)
+        assert digest
+        assert request
+        fields = {"request": request[1], "decision": "approved", "number": str(number), "terms": digest[1]}
+        return self.send(f"{path}/decide", **fields)

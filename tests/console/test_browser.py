@@ -119,7 +119,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         rita.click("main a:has-text('north')")
         rita.fill("#clients", "client-003\nclient-004")
         rita.fill("#request", "case-1")
-        rita.click("text=File it")
+        rita.click("text=Submit request")
         rita.wait_for_selector("text=Request case-1 was filed")
         run = rita.url
         assert "case-1" not in run
@@ -129,7 +129,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         otto = log_in(browser, address, secrets["otto"], color_scheme="dark")
         otto.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         otto.goto(f"{run}/requests/2")
-        otto.wait_for_selector("text=Nobody has approved it yet")
+        otto.wait_for_selector("text=Not approved yet")
         assert otto.locator("button:has-text('Carry out now')").count() == 0
         otto.evaluate("window.neverLoadedAgain = true")
 
@@ -142,6 +142,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
 
         otto.wait_for_selector("button:has-text('Carry out now')")  # the two approvals arrived by themselves
         assert otto.evaluate("window.neverLoadedAgain") is True
+        otto.check("#confirm-carry-out")
         otto.click("button:has-text('Carry out now')")
         otto.wait_for_selector("text=is being carried out")
         otto.evaluate("window.neverLoadedAgain = true")

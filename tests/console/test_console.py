@@ -18,6 +18,7 @@ from desk_for_tests import PEOPLE, DeskForTests
 import sifu
 from forged_runs import sign_anew
 from run_tools import small_spec, state
+from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 
@@ -41,18 +42,17 @@ def test_the_whole_story_from_filing_to_evidence(desk: Any) -> None:
     filed = rita.send(f"/runs/{north}/requests", clients="client-003\nclient-004", request="case-1", deadline_days="10")
     assert "Request case-1 was filed" in filed.text
     page = ann.get(f"/runs/{north}/requests/1").text
-    assert "Nobody has approved it yet" in page
+    assert "Not approved yet" in page
     for method in ("<h3>sifu", "<h3>scratch", "<h3>last", "<h3>fine_tuning", "<strong>closed_form"):
         assert method in page  # every way, side by side
-    assert (
-        "It needs 1 more" in ann.send(f"/runs/{north}/decide", request="case-1", decision="approved", number="1").text
-    )
-    assert "needs 1 more" in otto.send(f"/runs/{north}/carry-out", request="case-1", number="1").text
-    assert (
-        "Approved by ann, bob"
-        in bob.send(f"/runs/{north}/decide", request="case-1", decision="approved", number="1").text
-    )
-    assert "is being carried out" in otto.send(f"/runs/{north}/carry-out", request="case-1", number="1").text
+    assert "It needs 1 more" in ann.approve(f"/runs/{north}", 1).text
+    carry_out = {"request": "case-1", "number": "1", "confirm": "yes"}
+    assert "needs 1 more" in otto.send(f"/runs/{north}/carry-out", **carry_out).text
+    assert "Approved by ann, bob" in bob.approve(f"/runs/{north}", 1).text
+    assert "approved</span>" in otto.get(f"/runs/{north}/requests/1").text
+    unconfirmed = otto.send(f"/runs/{north}/carry-out", request="case-1", number="1")
+    assert "cannot be undone: tick the box" in unconfirmed.text
+    assert "is being carried out" in otto.send(f"/runs/{north}/carry-out", **carry_out).text
     (job,) = wait_for_jobs(desk, north)
     assert (job["kind"], job["state"], job["message"]) == ("carry out", "done", "")
     done = eve.get(f"/runs/{north}/requests/1").text
@@ -91,9 +91,20 @@ def test_a_run_that_was_signed_anew_is_not_shown_but_named(desk: Any) -> None:
     south, eve, program = desk.key("south"), desk.browser("eve"), desk.program("eve")
     assert eve.get(f"/runs/{south}").status_code == 200
     sign_anew(desk.folder / "south")
-    for answer in (eve.get(f"/runs/{south}"), eve.get("/"), program.get(f"/api/v1/runs/{south}")):
+    for answer in (eve.get(f"/runs/{south}"), program.get(f"/api/v1/runs/{south}")):
         assert answer.status_code == 500
         assert "key: run" in answer.text
+    home = eve.get("/")
+    assert home.status_code == 200
+    assert "cannot be read" in home.text
+    assert "key: run" in home.text
+    assert f"/runs/{desk.key('north')}" in home.text  # the others are there
+    listed = {row["name"]: row for row in program.get("/api/v1/runs").json()["runs"]}
+    assert "key: run" in listed["south"]["error"]
+    assert listed["north"]["clients"] > 0
+    assert desk.browser("rita").get("/").status_code == 200
+    assert program.get("/api/v1/pending").status_code == 200
+    assert 'name="south"} 0' in program.get("/metrics").text
 
 
 MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
@@ -315,7 +326,11 @@ def test_hostile_names_are_text_everywhere(hostile_desk: Any) -> None:
     pages.append(otto.send(f"/runs/{key}/requests", clients="<b>nobody</b>", request="x").text)
     pages.append(otto.send(f"/runs/{key}/requests", clients="other-4", request="<b>id</b>").text)
     pages.append(otto.send(f"/runs/{key}/decide", request="<b>x</b>", decision="<b>y</b>").text)
-    pages.append(otto.send(f"/runs/{key}/decide", request="a", decision="refused", reason="<b>no</b>", number="1").text)
+    pages.append(
+        otto.send(
+            f"/runs/{key}/decide", request="a", decision="refused", reason="<b>no</b>", number="1", confirm="yes"
+        ).text
+    )
     for text in pages:
         assert "<img src=x" not in text
         assert "<script>alert" not in text
@@ -436,6 +451,9 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(desk: An
         filed = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "a"})
         assert filed.json() == {"request": "a", "number": None, "status": "posted"}
         body = {"request": "a", "decision": "approved"}
+        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400  # which terms?
+        terms = RequestTerms.from_mapping({name: letters(desk.folder / "north")[0].content[name] for name in TERMS})
+        body["terms"] = terms.digest("a")
         assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).json()["outcome"] == "posted"
         listed = otto.get(f"/api/v1/runs/{north}/requests").json()
         assert [row["request"] for row in listed["posted"]] == ["a"]

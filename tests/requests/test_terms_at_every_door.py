@@ -57,7 +57,8 @@ def test_the_form_shows_every_term_and_texts_are_read_as_what_they_mean() -> Non
     as_texts = {name: str(value) for name, value in TERMS_GIVEN.items()} | {"records": "2, 5"}
     assert terms_given(as_texts) == TERMS_GIVEN
     template = (Path(sifu.__file__).parent / "console" / "templates" / "run.html").read_text(encoding="utf-8")
-    assert "for name, term in terms_on_offer.items()" in template
+    assert "for name, term in terms_offered.items()" in template
+    assert 'name="records"' in template
 
 
 def test_ledger_and_stored_row_hold_every_term(own_trained: Path) -> None:

@@ -52,7 +52,7 @@ class RequestRecord:
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        return asdict(self.status) | {"steps": [asdict(step) for step in self.steps]}
+        return asdict(self.status) | {"state": self.status.state, "steps": [asdict(step) for step in self.steps]}
 
 
 @dataclass(frozen=True)

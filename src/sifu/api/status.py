@@ -141,6 +141,16 @@ class RequestStatus:
     terms: RequestTerms
     terms_digest: str
 
+    @property
+    def state(self) -> str:
+        """Where it stands, in the words that people see: received, waiting for approval, approved, running, done,
+        refused or withdrawn."""
+        if self.status in ("running", "done", "refused", "withdrawn"):
+            return self.status
+        if self.approvals_missing:
+            return "waiting for approval"
+        return "approved" if self.approvals else "received"
+
 
 @dataclass(frozen=True)
 class RunStatus:

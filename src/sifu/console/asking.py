@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from sifu.requests.deadlines import DEADLINE_DAYS
 
 Result = TypeVar("Result")
 MOST_CLIENTS = 10_000
+MOST_FIELDS = 100
+SEPARATORS = re.compile(r"[,;|\t]")
 
 
 @dataclass
@@ -69,8 +72,12 @@ async def work(function: Callable[..., Result], *arguments: Any) -> Result:
 
 async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, str]:
     """The fields of a form; a logged-in browser must send its page's CSRF token along."""
-    text = (await request.body()).decode("utf-8", "replace")
-    fields = {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=100).items()}
+    try:
+        text = (await request.body()).decode("ascii")
+        read = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise InputError(f"the form is not UTF-8, or has more than {MOST_FIELDS} fields") from error
+    fields = {name: values[-1] for name, values in read.items()}
     if visitor is not None and not visitor.csrf_holds(fields.get("csrf", "")):
         raise ForgedError("this form is too old or was not sent from here: load the page again")
     return fields
@@ -83,22 +90,35 @@ async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
     body = await request.body()
     try:
         content = json.loads(body or b"{}")
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # no NaN and no half characters
     except (ValueError, RecursionError) as error:
-        raise InputError("the body is not JSON") from error
+        raise InputError("the body is not JSON in UTF-8") from error
     if not isinstance(content, dict):
         raise InputError("the body must be a JSON object")
     return content
 
 
-def client_names(value: Any) -> list[str]:
-    """Names of clients: a list, or a text with one in each line."""
-    names = value.splitlines() if isinstance(value, str) else value
+def client_names(value: Any, known: Collection[str] = ()) -> list[str]:
+    """Names of clients: a list, or a text with names separated in any usual way, each once.
+
+    Names may hold a comma or a space themselves: what is a `known` name is not split further.
+    """
+    names = _names_in(value, known) if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError("clients is a list of names")
     cleaned = [name.strip() for name in names if name.strip()]
     if not cleaned or len(cleaned) > MOST_CLIENTS:
         raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
     return cleaned
+
+
+def _names_in(text: str, known: Collection[str]) -> list[str]:
+    names: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        for part in [line] if line in known else map(str.strip, SEPARATORS.split(line)):
+            words = part.split()
+            names += [part] if part in known or not set(words) <= set(known) else words
+    return list(dict.fromkeys(names))
 
 
 def days(value: Any) -> int:
@@ -142,7 +162,8 @@ def _record(value: Any) -> int | str:
     """A record of a client: a row number, or an identity."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(value)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+    # An identity with leading zeros is none that a row number could stand for.
+    return int(value) if isinstance(value, str) and value.isdecimal() and str(int(value)) == value else value
 
 
 def status_code(error: SifuError) -> int:

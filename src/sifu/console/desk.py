@@ -9,23 +9,27 @@ import datetime
 import hashlib
 import json
 import logging
+import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sifu.api import PendingRequest, Plan, RequestRecord, Run, RunStatus, find_runs
+from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus, find_runs
 from sifu.api.finding_runs import in_order_of_deadlines
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
-from sifu.console.roles import Right
+from sifu.console.roles import TERMS_OF_REQUESTERS, Right
 from sifu.console.tokens import Token
-from sifu.errors import InputError, SifuError
+from sifu.core.spec import Spec
+from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
+from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.store.actor import same_person
 from sifu.store.files import write_atomically
@@ -35,6 +39,7 @@ from sifu.store.regular_files import private_folder
 FOUND_AGAIN_EVERY = 3.0
 """Seconds between two looks for new run folders."""
 KEPT_LONGER = 20.0
+SETTLED = ("done", "refused", "withdrawn")
 VERIFICATIONS = "verifications.json"
 log = logging.getLogger(__name__)
 
@@ -127,6 +132,8 @@ class NumberedRequest:
 
     number: int
     record: RequestRecord
+    state: str
+    """Where it stands, in one of the words of `RequestStatus.state`, or `failed`."""
 
 
 class Desk:
@@ -190,10 +197,18 @@ class Desk:
         run = self.find(who, key)
         records: list[RequestRecord] = run.remembered(("requests", _today()), run.run.request_records)
         return [
-            NumberedRequest(number, record)
+            NumberedRequest(number, record, self._state(key, record.status))
             for number, record in enumerate(records, start=1)
             if who.may("see") or _is_own(who, record.status.filed_by)
         ]
+
+    def _state(self, key: str, status: RequestStatus) -> str:
+        """A request's state; what this console started counts before it is in the ledger."""
+        if status.state in SETTLED:
+            return status.state
+        jobs = [job for job in self.jobs.of_run(key) if job.kind == "carry out" and job.request == status.request]
+        states: dict[str, str] = {"running": "running", "failed": "failed"}
+        return states.get(jobs[0].state, status.state) if jobs else status.state
 
     def request(self, who: Token, key: str, number: int) -> NumberedRequest:
         """One request."""
@@ -217,16 +232,19 @@ class Desk:
         self._demand(who, "see")
         by_folder = {str(run.folder): run for run in self.runs(who)}
         waiting: list[PendingRequest] = []
+        numbered: dict[tuple[str, str], NumberedRequest] = {}
         for run in by_folder.values():
-            with run.lock, run.run.reader() as reader:
-                waiting += pending_requests(reader, _now())
-        numbers = {
-            (run.key, numbered.record.status.request): numbered.number
-            for run in by_folder.values()
-            for numbered in self.requests(who, run.key)
-        }
-        ordered = [(by_folder[request.run], request) for request in in_order_of_deadlines(waiting)]
-        return [(run, numbers.get((run.key, request.request)), request) for run, request in ordered]
+            with suppress(SifuError):  # a run that cannot be read is named on the list of runs
+                with run.lock, run.run.reader() as reader:
+                    of_run = pending_requests(reader, _now())
+                numbered |= {(str(run.folder), row.record.status.request): row for row in self.requests(who, run.key)}
+                waiting += of_run
+        shown: list[tuple[RunAtDesk, int | None, PendingRequest]] = []
+        for request in in_order_of_deadlines(waiting):
+            row = numbered.get((request.run, request.request))
+            state = "received" if row is None else row.state
+            shown.append((by_folder[request.run], None if row is None else row.number, replace(request, status=state)))
+        return shown
 
     def plan(self, who: Token, key: str, clients: Sequence[str], terms: TermsGiven) -> Plan:
         """What a request would do; where its method is left to `auto`, with every way side by side."""
@@ -237,6 +255,13 @@ class Desk:
         )
         return plan
 
+    def plan_of(self, who: Token, key: str, number: int) -> Plan:
+        """What a waiting request would do, planned from exactly the terms that it was filed with."""
+        self._demand(who, "see")
+        run, request = self.find(who, key), self.request(who, key, number).record.status.request
+        plan: Plan = run.remembered(("plan of", request), lambda: run.run.plan_of(request))
+        return plan
+
     def file(
         self, who: Token, key: str, clients: Sequence[str], request: str | None, deadline_days: int, terms: TermsGiven
     ) -> str:
@@ -244,12 +269,51 @@ class Desk:
         self._demand(who, "file")
         run = self.find(who, key)
         name = request or f"r-{secrets.token_hex(4)}"
+        if not who.may("set terms"):
+            _check_terms(who, run.run.spec, terms)
+            self._check_share(run, clients)
         if not who.may("see"):
             self._check_id_is_own(who, run, name)
         with run.lock:
-            filed = run.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+            try:
+                filed = run.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+            except InputError as error:
+                if who.may("see") or not self._tells_of_others(who, run, str(error), {*clients, name}):
+                    raise
+                raise InputError(
+                    "this request cannot be filed: check the names of the clients, which may be unknown, forgotten "
+                    "already or in a request that waits, or ask the operator"
+                ) from error
             run.written()
         return filed
+
+    def _tells_of_others(self, who: Token, run: RunAtDesk, sentence: str, given: Collection[str]) -> bool:
+        """Whether a sentence names a client or a request that this person did not name and did not file."""
+        with run.run.reader() as reader:
+            names = {profile.name for profile in reader.clients()} | {row.request for row in reader.requests()}
+        names -= {row.record.status.request for row in self.requests(who, run.key)}
+        return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names - set(given))
+
+    def _check_share(self, run: RunAtDesk, clients: Sequence[str]) -> None:
+        """Clients that wait take no part in rounds: before an approval, requesters keep at most half of them out."""
+        with run.run.view() as view:
+            lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
+            held = {
+                name
+                for row in view.requests
+                if row.waits and (lacking is None or row.request in lacking)
+                for name in row.clients
+            }
+            there = {view.clients[index].name for index in view.active} | held
+            posted = {
+                name for row in pending_requests(view.reader, _now()) if row.status == POSTED for name in row.clients
+            }
+            held = (held | posted | set(view.names_now(list(clients)))) & there
+        if 2 * len(held) > len(there):
+            raise InputError(
+                "this request would leave less than half of the clients in training before anyone has agreed to it: "
+                "have earlier requests approved first, or ask an operator to file it"
+            )
 
     def _check_id_is_own(self, who: Token, run: RunAtDesk, request: str) -> None:
         """A requester must not learn from an id that somebody else used it, nor speak for them."""
@@ -257,8 +321,11 @@ class Desk:
             if record.status.request == request and not _is_own(who, record.status.filed_by):
                 raise InputError(f"request {request} cannot be filed: use another id")
 
-    def decide(self, who: Token, key: str, request: str, decision: str, reason: str) -> str:
-        """Approve, refuse, verify or withdraw a request; returns what became of the decision."""
+    def decide(self, who: Token, key: str, request: str, decision: str, reason: str, terms: str = "") -> str:
+        """Approve, refuse, verify or withdraw a request; returns what became of the decision.
+
+        An approval names the digest of the terms that the approver saw.
+        """
         run = self.find(who, key)
         rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
         if decision == "withdrawn":
@@ -272,8 +339,10 @@ class Desk:
             self._demand(who, rights[decision])
         else:
             raise InputError(f"a decision is approved, verified, refused or withdrawn, found {decision[:40]!r}")
+        if decision == "approved" and not terms:
+            raise InputError("an approval names the terms it is about: send terms, the terms_digest of the request")
         with run.lock:
-            outcome = run.run.decide(request, decision, reason, who.name)
+            outcome = run.run.decide(request, decision, reason, who.name, terms or None)
             run.written()
         return outcome
 
@@ -285,6 +354,8 @@ class Desk:
         if record is None:
             raise UnknownError("there is no such request here")
         status = record.record.status
+        if record.state == "running":
+            raise RunBusyError(f"request {request} is being carried out already")
         if status.status not in ("received", "verified", "planned", "running"):
             raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
         if status.approvals_missing:
@@ -373,6 +444,22 @@ class Desk:
     def _demand(self, who: Token, right: Right) -> None:
         if not who.may(right):
             raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
+
+
+def _check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
+    """Requesters ask for clients or records, and for more protection than is usual here, never for less."""
+    others = sorted(set(terms) - set(TERMS_OF_REQUESTERS))
+    if others:
+        raise NotAllowedError(
+            f"your roles ({', '.join(who.roles)}) allow {', '.join(TERMS_OF_REQUESTERS)}; an operator sets "
+            f"{', '.join(others)}"
+        )
+    for name, usual in (("epsilon", spec.privacy.epsilon), ("delta", spec.privacy.delta)):
+        value = terms.get(name)
+        if isinstance(value, float) and value > usual:
+            raise NotAllowedError(f"{name} {value:g} protects less than the {usual:g} of this run: ask an operator")
+    if terms.get("min_level") == "none":
+        raise NotAllowedError("min_level none guarantees nothing: ask an operator")
 
 
 def _event(seq: int, time_: str, kind: str, payload: str, digest: bytes, signed: int) -> dict[str, Any]:

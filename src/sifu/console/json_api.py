@@ -63,7 +63,10 @@ async def list_runs(request: Request) -> Response:
 def _runs(desk: Desk, who: Token) -> list[dict[str, Any]]:
     listed = []
     for run in desk.runs(who):
-        live = run.live().to_mapping() if who.may("see") else {}
+        try:
+            live = run.live().to_mapping() if who.may("see") else {}
+        except SifuError as error:  # one run that cannot be read hides no other
+            live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
     return listed
 
@@ -90,7 +93,7 @@ async def list_requests(request: Request) -> Response:
 
 
 def _request(numbered: NumberedRequest) -> dict[str, Any]:
-    return {"number": numbered.number} | numbered.record.to_mapping()
+    return {"number": numbered.number} | numbered.record.to_mapping() | {"state": numbered.state}
 
 
 @answering
@@ -131,9 +134,9 @@ async def decide(request: Request) -> Response:
     """Approve, verify, refuse or withdraw a request."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     content = await read_json(request, visitor)
-    words = [content.get(name, "") for name in ("request", "decision", "reason")]
+    words = [content.get(name, "") for name in ("request", "decision", "reason", "terms")]
     if not all(isinstance(word, str) for word in words):
-        raise InputError("request, decision and reason are texts")
+        raise InputError("request, decision, reason and terms are texts")
     outcome = await work(desk.decide, visitor.token, key, *words)
     return _json({"request": words[0], "decision": words[1], "outcome": outcome})
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sifu.console.desk import Desk, RunAtDesk
+from sifu.errors import SifuError
 from sifu.requests.deadlines import pending_requests
 from sifu.store.clock import time_of
 
 STATES = ("received", "verified", "planned", "running", "done", "refused", "withdrawn", "posted")
 METRICS = {
+    "sifu_readable": ("gauge", "0 where the run cannot be read: damaged, or signed with another key."),
     "sifu_rounds_total": ("counter", "Rounds that were run, in all branches."),
     "sifu_incidents_total": ("counter", "Absences and other incidents in rounds."),
     "sifu_refused_replies_total": ("counter", "Replies of clients that were refused."),
@@ -32,7 +34,11 @@ def render_metrics(desk: Desk) -> str:
     """The text that Prometheus reads."""
     values: dict[str, list[tuple[str, float]]] = {name: [] for name in METRICS}
     for run in desk.every_run().values():
-        for name, labels, value in _of_run(run, desk):
+        try:
+            figures = list(_of_run(run, desk))
+        except SifuError:
+            figures = [("sifu_readable", "", 0.0)]
+        for name, labels, value in figures:
             values[name].append((f'{{run="{run.key}",name="{_escaped(run.name)}"{labels}}}', value))
     lines = []
     for name, (kind, words) in METRICS.items():
@@ -53,6 +59,7 @@ def _of_run(run: RunAtDesk, desk: Desk) -> Iterator[tuple[str, str, float]]:
         states = Counter(row.status for row in reader.requests())
         pending = pending_requests(reader, now)
     states["posted"] = sum(row.status == "posted" for row in pending)
+    yield "sifu_readable", "", 1.0
     yield "sifu_rounds_total", "", float(rounds)
     yield "sifu_incidents_total", "", float(incidents)
     yield "sifu_refused_replies_total", "", float(refused)

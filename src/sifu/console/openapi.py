@@ -46,6 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
             "request": TEXT,
             "decision": {"enum": ["approved", "verified", "refused", "withdrawn"]},
             "reason": TEXT,
+            "terms": TEXT | {"description": "The terms_digest of the request that you saw; an approval needs it."},
         },
     },
     "carry_out": {"required": ["request"], "properties": {"request": TEXT}},

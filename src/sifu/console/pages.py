@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -24,21 +25,27 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
-from sifu.console.desk import Desk, RunAtDesk
+from sifu.console.desk import SETTLED, Desk, RunAtDesk
 from sifu.console.rendering import render
+from sifu.console.roles import TERMS_OF_REQUESTERS
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
 from sifu.console.tokens import Token
-from sifu.core.request_terms import AUTO
+from sifu.core.method_info import METHOD_INFOS
+from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.spec import Spec
 from sifu.core.wording import psi_words
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
 from sifu.report.words import LEVEL_WORDS
+from sifu.requests.given_terms import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.store.actor import same_person
 
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100
 EVENTS_PER_PAGE = 100
+MOST_PICKED = 2000
+"""Clients that the picker of the form offers; others are typed."""
 FILE_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -90,6 +97,7 @@ async def show_login(request: Request) -> Response:
     return _page("login.html", None, wrong=False)
 
 
+@page
 async def log_in(request: Request) -> Response:
     """Begin a session with a token."""
     console = console_of(request)
@@ -134,24 +142,39 @@ async def home(request: Request) -> Response:
     return _page("home.html", visitor, runs=runs, pending=pending, own=own)
 
 
-def _with_live(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
-    return [(run, run.live() if who.may("see") else None) for run in desk.runs(who)]
+def _with_live(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any, str]]:
+    return [(run, *_read(run.live)) for run in desk.runs(who)] if who.may("see") else []
 
 
 def _own_requests(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
-    return [(run, (desk.requests(who, run.key), desk.posted(who, run.key))) for run in desk.runs(who)]
+    def of_run(key: str) -> tuple[Any, Any]:
+        return desk.requests(who, key), desk.posted(who, key)
+
+    return [(run, _read(partial(of_run, run.key))[0] or ([], [])) for run in desk.runs(who)]
+
+
+def _read(work: Callable[[], Any]) -> tuple[Any, str]:
+    """A result, or the sentence that says why there is none: a run that cannot be read hides no other."""
+    try:
+        return work(), ""
+    except SifuError as error:
+        return None, str(error)
 
 
 @page
 async def show_run(request: Request) -> Response:
     """One run: what it does now, its requests, and what can be asked of it."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    return _page("run.html", visitor, **await work(_run_values, desk, visitor.token, key))
+    number = request.query_params.get("forget", "")
+    chosen = int(number) if number.isdecimal() and len(number) < 8 else None
+    return _page("run.html", visitor, **await work(_run_values, desk, visitor.token, key, chosen))
 
 
-def _run_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
+def _run_values(desk: Desk, who: Token, key: str, chosen: int | None = None) -> dict[str, Any]:
     run, may_see = desk.find(who, key), who.may("see")
     spec = run.run.spec
+    clients = [client for client in _clients(run) if client[1]] if may_see and who.may("file") else []
+    offered = terms_on_offer()
     return {
         "run": run,
         "live": desk.live(who, key) if may_see else None,
@@ -162,13 +185,26 @@ def _run_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
         "jobs": desk.jobs.of_run(key)[:5] if may_see else [],
         "has_report": (run.folder / "report" / "index.html").is_file(),
         "approval": spec.requests.approval,
+        "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
+        "methods": [AUTO, *(name for name, info in METHOD_INFOS.items() if info.certifies)],
+        "usual": usual_terms(spec, ["-"]).to_mapping(),
+        "clients": [name for name, _, _ in clients[:MOST_PICKED]],
+        "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},
+        "errors": {},
     }
+
+
+def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
+    """Names, whether they can be asked to be forgotten, and numbers of the clients of a run."""
+    with run.run.view() as view:
+        active = set(view.active.tolist())
+        return [(client.name, index in active, index) for index, client in enumerate(view.clients)]
 
 
 def _urgency(numbered: Any) -> tuple[Any, ...]:
     """What is overdue and not done first, then what waits by deadline, then the latest that are settled."""
     status = numbered.record.status
-    settled = status.status in ("done", "refused", "withdrawn")
+    settled = numbered.state in SETTLED
     return (settled, status.deadline if not settled else "", -numbered.number)
 
 
@@ -178,7 +214,8 @@ async def show_clients(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     number = _page_number(request)
     status = await work(desk.status, visitor.token, key)
-    clients = sorted(status.clients, key=lambda client: (client.state != "active", -client.psi, client.name))
+    numbered = enumerate(status.clients)
+    clients = sorted(numbered, key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
     first = (number - 1) * CLIENTS_PER_PAGE
     return _page(
         "clients.html",
@@ -206,7 +243,7 @@ async def show_trail(request: Request) -> Response:
 
 def _page_number(request: Request) -> int:
     text = request.query_params.get("page", "1")
-    return max(1, int(text)) if text.isdigit() and len(text) < 8 else 1
+    return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
 
 
 @page
@@ -218,11 +255,15 @@ async def show_request(request: Request) -> Response:
     spec = await work(lambda: run.run.spec)
     done = status.status == "done"
     waits = status.status in ("received", "verified", "planned")
-    plan = None
+    plan, others, refusal = None, None, ""
     if waits and visitor.token.may("see"):
-        terms = terms_given({"epsilon": status.epsilon, "delta": status.delta, "method": AUTO})
-        with suppress(InputError):  # it was begun since it was read: there is nothing to plan any more
-            plan = await work(desk.plan, visitor.token, key, list(status.clients), terms)
+        try:
+            plan = await work(desk.plan_of, visitor.token, key, numbered.number)
+            others = plan if plan.ways else await work(_other_ways, desk, visitor.token, key, status.terms)
+        except NotCertifiableError as error:
+            refusal = str(error)
+        except InputError:  # it was begun since it was read: there is nothing to plan any more
+            pass
     body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
     answer = _certificate_words(body) if body else None
     return _page(
@@ -232,17 +273,58 @@ async def show_request(request: Request) -> Response:
         number=numbered.number,
         record=numbered.record,
         status=status,
-        waits=waits,
+        state=numbered.state,
+        waits=waits and numbered.state != "running",
         plan=plan,
+        others=others,
+        refusal=refusal,
+        terms=shown_terms(status.terms, spec),
         answer=answer,
         body=body,
         level_words=LEVEL_WORDS,
         live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
-        jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:3],
+        jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:1],
         own=same_person(visitor.token.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
         elsewhere=carried_out_elsewhere(spec),
     )
+
+
+def _other_ways(desk: Desk, who: Token, key: str, terms: RequestTerms) -> Any:
+    """Every way side by side under the same terms; nothing where they rule all others out."""
+    given = terms.to_mapping() | {"method": AUTO}
+    clients = given.pop("clients")
+    with suppress(InputError, NotCertifiableError):
+        return desk.plan(who, key, clients, terms_given({name: given[name] for name in given if given[name] != []}))
+    return None
+
+
+def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
+    """Every term of a request but its clients: what it is about, what was asked for, and what is usual in the run."""
+    usual, asked = usual_terms(spec, terms.clients).to_mapping(), terms.to_mapping()
+    return [
+        {
+            "name": name,
+            "help": term.about.help,
+            "value": _term_words(name, asked[name], spec),
+            "usual": _term_words(name, usual[name], spec),
+            "changed": asked[name] != usual[name],
+        }
+        for name, term in terms_on_offer().items()
+    ]
+
+
+def _term_words(name: str, value: Any, spec: Spec) -> str:
+    """A term as people read it; what comes from the spec is said with its value."""
+    if name == "records":
+        return ", ".join(f"row {row}" for row in value) or "all of the client's data"
+    if name == "target" and value is None:
+        return f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
+    if name == "max_rounds" and value == 0:
+        return f"{spec.stop.max_rounds} (the run's)"
+    if value is None:
+        return "conditional, or none for a method without a guarantee"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -261,16 +343,40 @@ async def file_request(request: Request) -> Response:
     """File a request from the form."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     fields = await read_form(request, visitor)
-    clients = client_names(fields.get("clients", ""))
-    terms = terms_given({name: fields.get(name, "") for name in terms_on_offer()})
-    if "plan" in fields:
-        terms["method"] = AUTO
-        plan = await work(desk.plan, visitor.token, key, clients, terms)
-        return _page("ways.html", visitor, run=desk.find(visitor.token, key), plan=plan, clients=clients, fields=fields)
-    name = fields.get("request", "").strip() or None
-    filed = await work(desk.file, visitor.token, key, clients, name, days(fields.get("deadline_days")), terms)
+    try:
+        known = {name for name, _, _ in await work(_clients, desk.find(visitor.token, key))}
+        clients = client_names(fields.get("clients", ""), known)
+        terms = terms_given({name: fields.get(name, "") for name in terms_on_offer()})
+        if "plan" in fields:
+            terms["method"] = AUTO
+            plan = await work(desk.plan, visitor.token, key, clients, terms)
+            run = desk.find(visitor.token, key)
+            return _page("ways.html", visitor, run=run, plan=plan, clients=clients, fields=fields)
+        name = fields.get("request", "").strip() or None
+        if fields.get("release") == "now" and visitor.token.may("set terms"):
+            _check_confirmed(fields, "releasing a model before it has healed")
+        filed = await work(desk.file, visitor.token, key, clients, name, days(fields.get("deadline_days")), terms)
+    except (InputError, NotCertifiableError) as error:
+        values = await work(_run_values, desk, visitor.token, key)
+        values |= {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
+        return _page("run.html", visitor, code=status_code(error), **values)
     _note(visitor, f"Request {filed} was filed.")
     return RedirectResponse(_way_back(request), 303)
+
+
+def _field_of(sentence: str) -> str:
+    """The field of the form that an error is about; the clients where nothing else is named."""
+    first = sentence.split()[0] if sentence.split() else ""
+    if first in terms_on_offer():
+        return first
+    words = {"deadline": "deadline_days", "request id": "request", "use another id": "request", "level": "min_level"}
+    words |= {"record": "records", "row ": "records", "identit": "records"}
+    return next((field for word, field in words.items() if word in sentence), "clients")
+
+
+def _check_confirmed(fields: dict[str, str], what: str) -> None:
+    if fields.get("confirm") != "yes":
+        raise InputError(f"{what} cannot be undone: tick the box to confirm it")
 
 
 @page
@@ -279,7 +385,10 @@ async def decide(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     fields = await read_form(request, visitor)
     name, decision = fields.get("request", ""), fields.get("decision", "")
-    outcome = await work(desk.decide, visitor.token, key, name, decision, fields.get("reason", ""))
+    if decision == "refused" and visitor.token.may("refuse"):
+        _check_confirmed(fields, "a refusal")
+    arguments = (name, decision, fields.get("reason", ""), fields.get("terms", ""))
+    outcome = await work(desk.decide, visitor.token, key, *arguments)
     words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
     _note(visitor, f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
     return RedirectResponse(_back_to_request(request, fields), 303)
@@ -290,6 +399,8 @@ async def carry_out(request: Request) -> Response:
     """Start to carry a request out."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     fields = await read_form(request, visitor)
+    if visitor.token.may("carry out"):
+        _check_confirmed(fields, "carrying out a request")
     await work(desk.carry_out, visitor.token, key, fields.get("request", ""))
     _note(visitor, f"Request {fields.get('request', '')} is being carried out.")
     return RedirectResponse(_back_to_request(request, fields), 303)
@@ -297,7 +408,7 @@ async def carry_out(request: Request) -> Response:
 
 def _back_to_request(request: Request, fields: dict[str, str]) -> str:
     number = fields.get("number", "")
-    return f"{_way_back(request)}/requests/{number}" if number.isdigit() else _way_back(request)
+    return f"{_way_back(request)}/requests/{number}" if number.isdecimal() else _way_back(request)
 
 
 @page
@@ -353,8 +464,8 @@ def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
 
     def draw() -> bytes:
         try:
-            plan = run.run.plan(list(status.clients), epsilon=status.epsilon, delta=status.delta, method=status.method)
-        except InputError:  # it was begun since its page was loaded
+            plan = run.run.plan_of(status.request)
+        except (InputError, NotCertifiableError):  # it was begun since its page was loaded
             return NOTHING_TO_PLAN
         return figure_bytes(draw_plan(plan), "svg")
 

@@ -115,8 +115,12 @@ class Webhooks:
     def _events(self) -> Iterator[dict[str, Any]]:
         now = datetime.datetime.now(datetime.UTC)
         for run in self._desk.every_run().values():
-            with run.run.reader() as reader, reader.snapshot():
-                rows, pending = reader.requests(), pending_requests(reader, now)
+            try:
+                with run.run.reader() as reader, reader.snapshot():
+                    rows, pending = reader.requests(), pending_requests(reader, now)
+            except SifuError as error:  # one run that cannot be read keeps no other quiet
+                log.warning("webhooks: %s", type(error).__name__)
+                continue
             common = {"run": run.key, "name": run.name}
             for row in rows:
                 about = common | {"request": row.request}

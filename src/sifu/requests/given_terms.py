@@ -18,14 +18,22 @@ from sifu.record.run_view import RunView
 def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
     """The terms of a request: what is given, the spec's defaults for the rest; clients by the names they have now."""
     spec = view.spec
-    usual = {name: value for name, value in asdict(spec.privacy).items() if name in TERMS}
     chosen = {name: value for name, value in given.items() if value is not None}
     if "records" in chosen:
         chosen["records"] = _rows(chosen["records"])
     names = clients if isinstance(clients, str) else view.names_now(clients)
-    terms = RequestTerms.from_mapping(usual | chosen | {"clients": names})
+    terms = RequestTerms.from_mapping(_usual(spec) | chosen | {"clients": names})
     check_retention(spec, terms)
     return terms
+
+
+def usual_terms(spec: Spec, clients: Sequence[str]) -> RequestTerms:
+    """The terms of a request for these clients that gives none itself."""
+    return RequestTerms.from_mapping(_usual(spec) | {"clients": list(clients)})
+
+
+def _usual(spec: Spec) -> dict[str, Any]:
+    return {name: value for name, value in asdict(spec.privacy).items() if name in TERMS}
 
 
 def _rows(records: Any) -> Any:

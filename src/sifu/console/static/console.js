@@ -69,11 +69,11 @@ async function refresh(live) {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-refresh]")) {
     const fresh = page.querySelector(`[data-refresh="${part.dataset.refresh}"]`);
-    // Nobody's typing is taken away.
+    // Parts that are being typed in stay as they are.
     if (fresh && !part.contains(document.activeElement)) part.replaceChildren(...fresh.childNodes);
   }
   const panel = document.querySelector(".live");
-  if (panel) draw(panel, live.curve, live.target);
+  if (panel && live) draw(panel, live.curve, live.target);
 }
 
 function watch(address) {
@@ -103,9 +103,33 @@ if (curve) {
 
 for (const field of document.querySelectorAll("[data-filter]")) {
   field.addEventListener("input", () => {
-    const wanted = field.value.trim().toLowerCase();
+    const sought = field.value.trim().toLowerCase();
     for (const row of document.querySelectorAll(`#${field.dataset.filter} tbody tr`)) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      row.hidden = !row.textContent.toLowerCase().includes(sought);
     }
+  });
+}
+
+if (document.body.dataset.poll) {
+  setInterval(() => refresh(null).catch(() => {}), 1000 * Number(document.body.dataset.poll));
+}
+
+for (const note of document.querySelectorAll(".note.good")) setTimeout(() => note.remove(), 12000);
+
+for (const picker of document.querySelectorAll(".picker")) {
+  picker.hidden = false;
+  const search = picker.querySelector("input");
+  const add = () => {
+    const list = document.getElementById(picker.querySelector("[data-add]").dataset.add);
+    const name = search.value.trim();
+    if (name && !list.value.split("\n").includes(name)) list.value = list.value.trim() ? `${list.value.trim()}\n${name}` : name;
+    search.value = "";
+    search.focus();
+  };
+  picker.querySelector("[data-add]").addEventListener("click", add);
+  search.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    add();
   });
 }

@@ -1,0 +1,271 @@
+"""Requests at the desk: every door takes every term, approvers see all of them, and requesters set only some."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import Command
+from sifu.console.asking import client_names
+from sifu.core.request_terms import TERMS, RequestTerms
+
+UNUSUAL: dict[str, Any] = {
+    "epsilon": 7.5, "delta": 0.003, "sigma": 0.9, "unit": "joint", "scope": "latest", "calibration": "classical",
+    "retention": "strict", "reserve": 0.25, "method": "sifu", "min_level": "none", "max_rounds": 3,
+    "release": "now", "target": 0.0,
+}  # fmt: skip
+"""Of every term but records, which rule joint units out, a value that is not the default."""
+CLIENTS = ["client-003", "client-004"]
+
+
+def file_at_every_door(desk: Any, door: str, cli: Command) -> None:
+    """File the same unusual request."""
+    folder, north = desk.folder / "north", desk.key("north")
+    if door == "command line":
+        options = [word for name, value in UNUSUAL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        options = ["--level" if word == "--min-level" else word for word in options]
+        assert cli("request", folder, "--clients", ",".join(CLIENTS), "--id", "a", *options).code == 0
+    elif door == "python":
+        sifu.open_run(folder).request(CLIENTS, "a", actor="otto", **UNUSUAL)
+    elif door == "api":
+        body = {"clients": CLIENTS, "request": "a", "terms": UNUSUAL}
+        assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+    else:
+        fields = {name: str(value) for name, value in UNUSUAL.items()}
+        sent = desk.browser("otto").send(
+            f"/runs/{north}/requests", clients="client-003; client-004", request="a", confirm="yes", **fields
+        )
+        assert "was filed" in sent.text
+
+
+@pytest.mark.parametrize("door", ["command line", "python", "api", "form"])
+def test_what_is_filed_at_any_door_is_what_approvers_see_and_what_is_planned(
+    desk: Any, door: str, cli: Command
+) -> None:
+    file_at_every_door(desk, door, cli)
+    folder, north = desk.folder / "north", desk.key("north")
+    asked = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
+    status = sifu.open_run(folder).request_record("a").status
+    assert status.terms == asked  # the ledger
+    shown = desk.program("ann").get(f"/api/v1/runs/{north}/requests/1").json()
+    assert {name: shown["terms"][name] for name in TERMS} == {
+        name: list(value) if isinstance(value := getattr(asked, name), tuple) else value for name in TERMS
+    }
+    assert sifu.open_run(folder).plan_of("a").terms == asked
+    page = desk.browser("ann").get(f"/runs/{north}/requests/1").text
+    rows = dict(re.findall(r'<td data-label="Term">(\w+)</td><td data-label="Asked for"><span>(.*?)</span></td>', page))
+    for name, value in UNUSUAL.items():
+        words = html.unescape(re.sub(r"<[^>]+>", " ", rows[name])).split()
+        assert words[0] == (f"{value:.6g}" if isinstance(value, float) else str(value)), name
+        assert "changed" in rows[name], name
+    for client in CLIENTS:
+        assert f"<li>{client}</li>" in page
+    assert asked.digest("a") in page
+    assert "σ</dt><dd>0.9<" in page  # the plan has the noise that was asked for
+
+
+def test_a_harmless_looking_request_shows_what_it_would_cost(desk: Any) -> None:
+    """One round from a fresh model, released at once: the accuracy expected is far below the current one."""
+    run = sifu.open_run(desk.folder / "north")
+    run.request(["client-003"], "a", method="scratch", max_rounds=1, release="now", target=0.0, actor="otto")
+    plan, usual = run.plan_of("a"), run.plan(["client-004"], method="scratch")
+    assert plan.predicted_accuracy is not None
+    assert usual.predicted_accuracy is not None
+    assert plan.predicted_accuracy < usual.predicted_accuracy - 0.1
+    page = desk.browser("ann").get(f"/runs/{desk.key('north')}/requests/1").text
+    assert f"{100 * plan.predicted_accuracy:.1f}\u00a0%<small>predicted; now" in page
+    assert "Different from the run's defaults: method, max_rounds, release" in html.unescape(page)
+
+
+def test_every_client_is_on_the_page(desk: Any) -> None:
+    run = sifu.open_run(desk.folder / "north")
+    names = [client.name for client in run.status().clients][:-1]
+    run.request(names, "a", actor="otto")
+    page = desk.browser("ann").get(f"/runs/{desk.key('north')}/requests/1").text
+    assert [name for name in names if f"<li>{name}</li>" not in page] == []
+
+
+def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(desk: Any) -> None:
+    north, ann, otto = desk.key("north"), desk.program("ann"), desk.program("otto")
+    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"})
+    for terms in ({}, {"terms": ""}, {"terms": "0" * 64}):
+        body = {"request": "a", "decision": "approved"} | terms
+        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    page = desk.browser("ann").send(f"/runs/{north}/decide", request="a", decision="approved", number="1")
+    assert "names the terms it is about" in page.text
+    assert desk.approve("ann", north, 1).json()["outcome"] == "recorded"
+    assert desk.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
+    assert sifu.open_run(desk.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"method": "scratch"}, "an operator sets method"),
+        ({"max_rounds": 1, "release": "now"}, "an operator sets max_rounds, release"),
+        ({"epsilon": 1000}, "protects less"),
+        ({"delta": 0.5}, "protects less"),
+        ({"min_level": "none"}, "guarantees nothing"),
+    ],
+)
+def test_a_requester_asks_for_more_protection_and_nothing_else(desk: Any, terms: dict[str, Any], words: str) -> None:
+    north = desk.key("north")
+    body = {"clients": ["client-003"], "request": "a", "terms": terms}
+    refused = desk.program("rita").post(f"/api/v1/runs/{north}/requests", json=body)
+    assert refused.status_code == 403
+    assert words in refused.json()["error"]
+    form = {name: str(value) for name, value in terms.items()}
+    sent = desk.browser("rita").send(f"/runs/{north}/requests", clients="client-003", confirm="yes", **form)
+    assert sent.status_code == 403
+    assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+
+
+def test_a_requester_may_ask_for_records_and_more_protection(desk: Any) -> None:
+    terms = {"records": [2, 5], "epsilon": 1.0, "min_level": "exact"}
+    body = {"clients": ["client-003"], "request": "a", "terms": terms}
+    assert desk.program("rita").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body).status_code == 201
+    page = desk.browser("rita").get(f"/runs/{desk.key('north')}/requests/1").text
+    assert "row 2, row 5" in page
+    form = desk.browser("rita").get(f"/runs/{desk.key('north')}").text
+    assert 'name="records"' in form
+    assert 'name="epsilon"' in form
+    assert 'name="method"' not in form
+
+
+def test_a_requester_cannot_take_most_clients_out_of_training(desk: Any) -> None:
+    north, rita = desk.key("north"), desk.program("rita")
+    names = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
+    half = len(names) // 2
+    refused = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": names[: half + 1], "request": "a"})
+    assert refused.status_code == 400
+    assert "before anyone has agreed" in refused.json()["error"]
+    for name in names[:half]:  # nor one after the other
+        assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [name]}).status_code == 201
+    one_more = {"clients": [names[half]], "request": "a"}
+    assert rita.post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 400
+    assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
+
+
+def test_errors_tell_requesters_nothing_of_others(desk: Any) -> None:
+    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
+    for client in ("client-001", "client-0011", "nobody-here"):
+        answer = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": "mine"})
+        assert answer.status_code == 400
+        names = set(re.findall(r"client-\d+", answer.json()["error"]))
+        assert names <= {client}, answer.json()
+        assert "of-otto" not in answer.text
+    told = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "mine"})
+    assert "of-otto" in told.json()["error"]  # control: operators are told
+
+
+def test_an_error_keeps_the_form_and_stands_by_its_field(desk: Any) -> None:
+    north, otto = desk.key("north"), desk.browser("otto")
+    sent = otto.send(
+        f"/runs/{north}/requests", clients="client-003", request="mine", epsilon="seven", deadline_days="9"
+    )
+    assert sent.status_code == 400
+    assert 'id="problem-epsilon">epsilon is a number' in sent.text
+    assert 'value="seven" aria-invalid="true" aria-describedby="problem-epsilon"' in sent.text
+    for kept in (">client-003</textarea>", 'value="mine"', 'value="9"'):
+        assert kept in sent.text
+    unknown = otto.send(f"/runs/{north}/requests", clients="client-999")
+    assert 'id="problem-clients">unknown client' in unknown.text
+    assert sifu.open_run(desk.folder / "north").request_records() == []
+
+
+def test_clients_are_pasted_in_any_separation() -> None:
+    known = ["a", "b", "c", "Smith, Ann", "Mayo Clinic"]
+    for text in ("a\nb\nc", "a, b,c", "a;b; c", "a\tb c", "a b\r\nc,", "a|b|c|a"):
+        assert client_names(text, known) == ["a", "b", "c"], text
+    assert client_names("Smith, Ann\nMayo Clinic, a", known) == ["Smith, Ann", "Mayo Clinic", "a"]
+    assert client_names("no such", known) == ["no such"]
+
+
+def test_a_client_of_the_list_leads_to_the_form(desk: Any) -> None:
+    north, otto = desk.key("north"), desk.browser("otto")
+    link = re.search(r'<td>(client-\d+)</td><td><a href="([^"]+)">Forget</a>', otto.get(f"/runs/{north}/clients").text)
+    assert link
+    assert link[1] not in link[2]  # no name in an address
+    assert f">{link[1]}</textarea>" in otto.get(link[2]).text
+
+
+def test_one_word_for_each_state(desk: Any) -> None:
+    north, rita, otto = desk.key("north"), desk.browser("rita"), desk.browser("otto")
+    assert "You have no requests." in rita.get(f"/runs/{north}").text
+    rita.send(f"/runs/{north}/requests", clients="client-003", request="a")
+
+    def states() -> set[str]:
+        api = desk.program("otto").get(f"/api/v1/runs/{north}/requests").json()["requests"][0]["state"]
+        pending = desk.program("otto").get("/api/v1/pending").json()["requests"]
+        pages = [rita.get("/").text, rita.get(f"/runs/{north}").text, otto.get(f"/runs/{north}/requests/1").text]
+        for page in [*pages, otto.get("/").text]:
+            assert f">{api}</span>" in page
+        assert [row["status"] for row in pending if row["request"] == "a"] == [api]
+        return {api}
+
+    assert states() == {"waiting for approval"}
+    for name in ("ann", "bob"):
+        desk.approve(name, north, 1)
+    assert states() == {"approved"}
+    refused = otto.send(f"/runs/{north}/decide", request="a", decision="refused", reason="x", number="1")
+    assert "a refusal cannot be undone: tick the box" in refused.text
+    otto.send(f"/runs/{north}/decide", request="a", decision="refused", reason="x", number="1", confirm="yes")
+    assert "refused</span>" in rita.get("/").text
+
+
+def test_what_runs_cannot_be_started_again(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.console.jobs import Job, Jobs
+
+    south, otto = desk.key("south"), desk.browser("otto")
+    waiting = next(
+        row for row in desk.program("otto").get(f"/api/v1/runs/{south}/requests").json()["requests"]
+        if row["state"] == "received"
+    )  # fmt: skip
+    page = f"/runs/{south}/requests/{waiting['number']}"
+    assert "Carry out now" in otto.get(page).text
+    jobs = [Job("1", "carry out", south, "otto", 0.0, waiting["request"])]
+    monkeypatch.setattr(Jobs, "of_run", lambda self, run: jobs)
+    running = otto.get(page).text
+    assert "running</span>" in running
+    assert "Carry out now" not in running
+    body = {"request": waiting["request"]}
+    assert desk.program("otto").post(f"/api/v1/runs/{south}/carry-out", json=body).status_code == 409
+
+
+def test_methods_without_a_guarantee_are_not_offered(desk: Any) -> None:
+    north, otto = desk.key("north"), desk.browser("otto")
+    form = otto.get(f"/runs/{north}").text
+    compared = otto.send(f"/runs/{north}/requests", clients="client-003", plan="1").text
+    for page in (form, compared):
+        assert "<option>scratch</option>" in page
+        assert "<option>fine_tuning</option>" not in page
+    assert "guarantee nothing here (level none)" in compared
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"clients=%ff%fe", b"clients=%ed%a0%80", "clients=\u00e9".encode("latin-1"), b"&".join([b"a=1"] * 101)],
+)
+def test_odd_forms_are_refused_with_a_sentence(desk: Any, body: bytes) -> None:
+    browser = desk.browser("otto")
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for path in (f"/runs/{desk.key('north')}/requests", f"/runs/{desk.key('north')}/decide"):
+        answer = browser.client.post(path, content=body, headers=headers, follow_redirects=False)
+        assert answer.status_code in (303, 400), answer.text  # back to the page, with the sentence
+    assert desk.stranger().post("/login", content=body, headers=headers).status_code == 400
+    assert "more than 100 fields" in browser.get("/").text
+
+
+@pytest.mark.parametrize("body", [b'{"clients": ["\\ud800"]}', b'{"clients": ["\xff"]}', b'{"clients": [NaN]}'])
+def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
+    program, north = desk.program("otto"), desk.key("north")
+    for path in ("requests", "decisions", "plan", "carry-out"):
+        answer = program.post(f"/api/v1/runs/{north}/{path}", content=body)
+        assert answer.status_code == 400
+        assert "not JSON" in answer.json()["error"]
+    assert program.get("/runs/x?page=\u00b2").status_code in (200, 404)
