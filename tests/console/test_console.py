@@ -669,7 +669,7 @@ def test_a_page_of_a_request_that_was_just_begun_is_no_error(desk: Any, monkeypa
         raise InputError("already forgotten")
 
     south, otto = desk.key("south"), desk.browser("otto")
-    monkeypatch.setattr(Run, "plan", begun)
+    monkeypatch.setattr(Run, "plan_of", begun)
     page = otto.get(f"/runs/{south}/requests/5")
     assert page.status_code == 200
     assert "side by side" not in page.text
