@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from run_tools import Command
-from sifu.console.serving import Binding, check_binding
+from sifu.console.serving import Binding, check_binding, listen, server
 from sifu.errors import InputError
 
 
@@ -34,3 +41,123 @@ def test_the_command_refuses_what_cannot_work(tmp_path: Path, cli: Command) -> N
     assert cli("serve", tmp_path / "nowhere").code == 2
     assert "in the clear" in cli("serve", tmp_path, "--host", "0.0.0.0").err
     assert cli("serve", tmp_path, "--port", "99999").code == 2
+
+
+def test_a_port_in_use_is_said_before_anything_else(desk: Any, cli: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = cli("serve", desk.folder, "--port", str(taken.getsockname()[1]))
+    assert answer.code == 2
+    assert "cannot listen at 127.0.0.1" in answer.err
+    assert "listens at" not in answer.out
+
+
+def test_proxies_are_addresses(tmp_path: Path, cli: Command) -> None:
+    check_binding(Binding(proxies=["10.0.0.7", "10.1.0.0/16"]))
+    assert "not an address" in cli("serve", tmp_path, "--proxy", "everyone").err
+
+
+@pytest.mark.parametrize(
+    ("binding", "secure"),
+    [
+        (Binding(), False),
+        (Binding(proxies=["10.0.0.7"]), True),
+        (Binding("192.0.2.1", without_tls=True), True),
+        (Binding(certificate=Path("c"), key=Path("k")), True),
+    ],
+)
+def test_cookies_are_secure_wherever_browsers_use_https(desk: Any, binding: Binding, secure: bool) -> None:
+    from sifu.console.app import Settings, make_app
+    from sifu.console.tokens import state_folder
+
+    desk.app = make_app(Settings([desk.folder], state_folder(desk.folder), secure_cookie=binding.encrypted))
+    cookie = desk.stranger().post("/login", data={"token": desk.secrets["otto"]}).headers["set-cookie"]
+    assert ("Secure" in cookie) == secure
+
+
+@contextmanager
+def serving(app: Any, binding: Binding, limit: int = 100) -> Iterator[int]:
+    """A real server in a thread; its port."""
+    listening = listen(replace(binding, port=0))
+    running = server(app, binding, limit)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        running.should_exit = True
+        thread.join(20)
+
+
+def answer_to(port: int, head: bytes, patience: float = 20.0) -> bytes:
+    """What a server answers to bytes; nothing if it closes without a word."""
+    with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
+        connection.sendall(head)
+        parts = []
+        with suppress(ConnectionError):
+            while part := connection.recv(65536):
+                parts.append(part)
+    return b"".join(parts)
+
+
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_half_sent_requests_do_not_block_others(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many connections as are allowed that send half a head; as control, with all the time in the world."""
+    from sifu.console import slow_requests
+
+    for seconds, answered in ((0.5, True), (600.0, False)):
+        monkeypatch.setattr(slow_requests, "HEAD_SECONDS", seconds)
+        with serving(desk.app, Binding(), limit=12) as port:
+            slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+            for connection in slow:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+            answers = []
+            for _ in range(40 if answered else 4):
+                answers.append(answer_to(port, ASK)[9:12])
+                if answers[-1] == b"200":
+                    break
+                time.sleep(0.25)
+            assert (answers[-1] == b"200") == answered, answers
+            for connection in slow:
+                connection.close()
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.console import security
+
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.3)
+    with serving(desk.app, Binding()) as port:
+        head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\ntoken=x"
+        assert b"408" in answer_to(port, head)[:16]
+        assert answer_to(port, ASK).startswith(b"HTTP/1.1 200")
+
+
+def test_forwarded_addresses_count_from_proxies_alone(desk: Any) -> None:
+    """Logins are limited by address: one who says to be another stays the same, unless a proxy says so."""
+    for proxies, last in (([], b"429"), (["127.0.0.1"], b"401")):
+        from sifu.console.app import Settings, make_app
+        from sifu.console.tokens import state_folder
+
+        app = make_app(Settings([desk.folder], state_folder(desk.folder)))
+        with serving(app, Binding(proxies=proxies)) as port:
+            for number in range(14):
+                head = (
+                    f"POST /login HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 192.0.2.{number}\r\n"
+                    "Connection: close\r\nContent-Length: 7\r\n\r\ntoken=x"
+                )
+                answer = answer_to(port, head.encode())[9:12]
+            assert answer == last
+
+
+def test_probes_answer_under_any_name_and_tell_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.console.tokens import TokenFile, state_folder
+
+    stranger = desk.stranger()
+    for path in ("/healthz", "/readyz"):
+        answer = stranger.get(path, headers={"host": "10.0.0.9:8765"})
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert stranger.get("/login", headers={"host": "10.0.0.9:8765"}).status_code == 400  # control
+    TokenFile(state_folder(desk.folder)).path.write_text("{")
+    assert stranger.get("/readyz").status_code == 503
+    assert stranger.get("/healthz").status_code == 200

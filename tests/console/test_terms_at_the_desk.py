@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import sifu
+from independent_verifier import verify as verify_independently
 from run_tools import Command
 from sifu.console.asking import client_names
 from sifu.core.request_terms import TERMS, RequestTerms
@@ -269,3 +270,22 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
         assert answer.status_code == 400
         assert "not JSON" in answer.json()["error"]
     assert program.get("/runs/x?page=\u00b2").status_code in (200, 404)
+
+
+def test_the_certificates_state_the_terms_that_were_approved(desk: Any) -> None:
+    """Both forms, and the public record; what is not about the guarantee (rounds, target, release) is in the ledger."""
+    file_at_every_door(desk, "api", None)  # type: ignore[arg-type]
+    run, asked = sifu.open_run(desk.folder / "north"), RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
+    for name in ("ann", "bob"):
+        assert desk.approve(name, desk.key("north"), 1).status_code == 200
+    (outcome,) = run.forget(request="a")
+    assert outcome.method == asked.method
+    for form in ("public", "auditor"):
+        body = run.certificate("a", form).body  # type: ignore[arg-type]
+        for name in ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "retention", "method"):
+            assert body[name] == getattr(asked, name), name
+        assert body["clients"] == CLIENTS
+    (public,) = run.public_record()
+    assert (public.method, public.epsilon, public.delta, public.clients) == ("sifu", 7.5, 0.003, 2)
+    assert run.verify().problems == []
+    assert verify_independently(desk.folder / "north") == []

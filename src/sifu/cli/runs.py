@@ -209,7 +209,7 @@ def export(
     """Write the current released model, and what it is: kind, classes, features, normalisation.
 
     A safetensors file has its description beside it, with .json added; sifu predict uses both. A file that ends in
-    .onnx (sifu[onnx]) holds the description, too.
+    .onnx (sifu\\[onnx]) holds the description, too.
     """
     from sifu.api import Run
     from sifu.cli.output import tell

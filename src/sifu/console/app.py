@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -17,11 +18,12 @@ from starlette.types import ASGIApp
 from sifu.console import json_api, pages, streaming
 from sifu.console.asking import Console
 from sifu.console.desk import Desk
-from sifu.console.security import Guard, RateLimit, TooLargeError
+from sifu.console.security import PROBES, Guard, RateLimit, TooLargeError, TooSlowError
 from sifu.console.sessions import Sessions
 from sifu.console.streaming import Broadcast
 from sifu.console.tokens import TokenFile
 from sifu.console.webhooks import Webhooks
+from sifu.errors import SifuError
 
 STATIC = {
     "console.css": "text/css; charset=utf-8",
@@ -61,8 +63,10 @@ def make_app(settings: Settings) -> ASGIApp:
         webhooks.stop()
 
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
-    routes = [*pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
-    app = Starlette(routes=routes, lifespan=watching, exception_handlers={TooLargeError: _too_large})
+    probes = [Route(path, _probe) for path in PROBES]
+    routes = [*probes, *pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
+    handlers = {TooLargeError: _too_large, TooSlowError: _too_slow}
+    app = Starlette(routes=routes, lifespan=watching, exception_handlers=handlers)
     app.state.console = console
     app.state.broadcast = Broadcast()
     return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
@@ -70,6 +74,22 @@ def make_app(settings: Settings) -> ASGIApp:
 
 async def _too_large(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "that is too large"}, 413)
+
+
+async def _too_slow(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the request did not arrive in time"}, 408, {"Connection": "close"})
+
+
+async def _probe(request: Request) -> Response:
+    """`/healthz`: the process answers. `/readyz`: it can read its tokens and look for runs."""
+    if request.url.path == "/readyz":
+        console: Console = request.app.state.console
+        try:
+            await run_in_threadpool(console.tokens.all)
+            await run_in_threadpool(console.desk.every_run)
+        except (SifuError, OSError) as error:
+            return JSONResponse({"status": "not ready", "because": type(error).__name__}, 503)
+    return JSONResponse({"status": "ok"})
 
 
 async def _static_file(request: Request) -> Response:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -35,6 +36,10 @@ HEADERS = {
 }
 LARGEST_BODY = 256 << 10
 """Bytes of a request; the largest is a list of clients."""
+BODY_SECONDS = 20.0
+"""In which the body of a request must arrive."""
+PROBES = ("/healthz", "/readyz")
+"""Asked by whatever keeps the console running, under any host name; they tell nothing of any run."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 log = logging.getLogger("sifu.console")
 
@@ -59,6 +64,10 @@ class RateLimit:
 
 class TooLargeError(Exception):
     """The body goes on beyond the limit."""
+
+
+class TooSlowError(Exception):
+    """The body did not arrive in time."""
 
 
 class Guard:
@@ -91,11 +100,17 @@ class Guard:
         if refusal is not None:
             await _answer(send_guarded, *refusal)
             return
-        size = 0
+        size, whole = 0, False
+        end = asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def receive_limited() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            try:  # once the body is here, what comes is the end of the connection, which may take long
+                async with asyncio.timeout_at(None if whole else end):
+                    message = await receive()
+            except TimeoutError as error:
+                raise TooSlowError from error
+            whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > LARGEST_BODY:
                 raise TooLargeError
@@ -110,6 +125,8 @@ class Guard:
                 await _answer(send_guarded, 500, "something went wrong here; the log names its kind")
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        if scope["path"] in PROBES:
+            return None
         host = headers.get("host", "").lower()
         if _name_of(host) not in self._hosts:
             return 400, "this console does not answer to that host name"
@@ -126,7 +143,7 @@ class Guard:
         if origin is not None and urlsplit(origin).netloc.lower() != host:
             return 403, "this came from another site"
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > LARGEST_BODY:
+        if not length.isdecimal() or int(length) > LARGEST_BODY:
             return 413, "that is too large"
         return None
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sifu.console.tokens import TokenFile
 from sifu.errors import InputError
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+MOST_CONNECTIONS = 4000
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,13 @@ class Binding:
     key: Path | None = None
     without_tls: bool = False
     names: Sequence[str] = ()
+    proxies: Sequence[str] = ()
+    """Addresses, or networks, of proxies whose word on the address of a visitor is believed."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether browsers reach it by https, so that cookies must not travel otherwise."""
+        return self.tls or self.without_tls or bool(self.proxies)
 
     @property
     def tls(self) -> bool:
@@ -52,6 +66,13 @@ def check_binding(binding: Binding) -> None:
             raise InputError(f"{path} is not a file: give a certificate and its key in PEM")
     if not 0 <= binding.port <= 65535:
         raise InputError(f"a port is a number up to 65535, found {binding.port}")
+    for proxy in binding.proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            raise InputError(
+                f"--proxy {proxy} is not an address or a network, such as 10.0.0.7 or 10.0.0.0/8"
+            ) from error
     if not is_loopback(binding.host) and not binding.tls and not binding.without_tls:
         raise InputError(
             f"{binding.host} can be reached from other machines, and tokens would be sent in the clear: give "
@@ -67,21 +88,45 @@ def check_somebody_may_enter(tokens: TokenFile, folder: Path) -> None:
         )
 
 
-def serve(app: object, binding: Binding) -> None:
-    """Answer until the process is ended; addresses and names are in no log."""
-    import uvicorn
+def listen(binding: Binding) -> socket.socket:
+    """The socket that the console listens at; a port in use is said before anything else is done."""
+    family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
+    try:
+        return socket.create_server((binding.host, binding.port), family=family, backlog=2048)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen at {binding.host}, port {binding.port} ({error.strerror}): choose another --port, or end "
+            "what listens there"
+        ) from error
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    uvicorn.run(
+
+def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Server:
+    """The server, not started yet; addresses and names are in no log.
+
+    An address that a proxy forwards is believed from the proxies of the binding alone.
+    """
+    from uvicorn import Config, Server
+
+    from sifu.console.slow_requests import ImpatientProtocol
+
+    config = Config(
         app,  # type: ignore[arg-type]
-        host=binding.host,
-        port=binding.port,
         ssl_certfile=binding.certificate,
         ssl_keyfile=str(binding.key) if binding.key else None,
+        http=ImpatientProtocol,
+        ws="none",
         access_log=False,
         log_level="warning",
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(binding.proxies),
+        forwarded_allow_ips=list(binding.proxies),
         timeout_graceful_shutdown=3,
-        limit_concurrency=4000,
+        limit_concurrency=limit,
     )
+    return Server(config)
+
+
+def serve(app: object, binding: Binding, listening: socket.socket) -> None:
+    """Answer until the process is ended."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    server(app, binding).run(sockets=[listening])
