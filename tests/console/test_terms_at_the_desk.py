@@ -49,14 +49,14 @@ def test_what_is_filed_at_any_door_is_what_approvers_see_and_what_is_planned(
 ) -> None:
     file_at_every_door(desk, door, cli)
     folder, north = desk.folder / "north", desk.key("north")
-    asked = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
+    terms = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
     status = sifu.open_run(folder).request_record("a").status
-    assert status.terms == asked  # the ledger
+    assert status.terms == terms  # the ledger
     shown = desk.program("ann").get(f"/api/v1/runs/{north}/requests/1").json()
     assert {name: shown["terms"][name] for name in TERMS} == {
-        name: list(value) if isinstance(value := getattr(asked, name), tuple) else value for name in TERMS
+        name: list(value) if isinstance(value := getattr(terms, name), tuple) else value for name in TERMS
     }
-    assert sifu.open_run(folder).plan_of("a").terms == asked
+    assert sifu.open_run(folder).plan_of("a").terms == terms
     page = desk.browser("ann").get(f"/runs/{north}/requests/1").text
     rows = dict(re.findall(r'<td data-label="Term">(\w+)</td><td data-label="Asked for"><span>(.*?)</span></td>', page))
     for name, value in UNUSUAL.items():
@@ -65,7 +65,7 @@ def test_what_is_filed_at_any_door_is_what_approvers_see_and_what_is_planned(
         assert "changed" in rows[name], name
     for client in CLIENTS:
         assert f"<li>{client}</li>" in page
-    assert asked.digest("a") in page
+    assert terms.digest("a") in page
     assert "σ</dt><dd>0.9<" in page  # the plan has the noise that was asked for
 
 
@@ -180,11 +180,11 @@ def test_an_error_keeps_the_form_and_stands_by_its_field(desk: Any) -> None:
 
 
 def test_clients_are_pasted_in_any_separation() -> None:
-    known = ["a", "b", "c", "Smith, Ann", "Mayo Clinic"]
+    clients = ["a", "b", "c", "Smith, Ann", "Mayo Clinic"]
     for text in ("a\nb\nc", "a, b,c", "a;b; c", "a\tb c", "a b\r\nc,", "a|b|c|a"):
-        assert client_names(text, known) == ["a", "b", "c"], text
-    assert client_names("Smith, Ann\nMayo Clinic, a", known) == ["Smith, Ann", "Mayo Clinic", "a"]
-    assert client_names("no such", known) == ["no such"]
+        assert client_names(text, clients) == ["a", "b", "c"], text
+    assert client_names("Smith, Ann\nMayo Clinic, a", clients) == ["Smith, Ann", "Mayo Clinic", "a"]
+    assert client_names("no such", clients) == ["no such"]
 
 
 def test_a_client_of_the_list_leads_to_the_form(desk: Any) -> None:
@@ -275,15 +275,15 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
 def test_the_certificates_state_the_terms_that_were_approved(desk: Any) -> None:
     """Both forms, and the public record; what is not about the guarantee (rounds, target, release) is in the ledger."""
     file_at_every_door(desk, "api", None)  # type: ignore[arg-type]
-    run, asked = sifu.open_run(desk.folder / "north"), RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
+    run, terms = sifu.open_run(desk.folder / "north"), RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
     for name in ("ann", "bob"):
         assert desk.approve(name, desk.key("north"), 1).status_code == 200
     (outcome,) = run.forget(request="a")
-    assert outcome.method == asked.method
+    assert outcome.method == terms.method
     for form in ("public", "auditor"):
         body = run.certificate("a", form).body  # type: ignore[arg-type]
         for name in ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "retention", "method"):
-            assert body[name] == getattr(asked, name), name
+            assert body[name] == getattr(terms, name), name
         assert body["clients"] == CLIENTS
     (public,) = run.public_record()
     assert (public.method, public.epsilon, public.delta, public.clients) == ("sifu", 7.5, 0.003, 2)

@@ -185,9 +185,9 @@ class RunFolder:
 
         try:
             if self._make_engine is not None:
-                made = self._make_engine(spec, arrange, None)
-                assert made is not None
-                engine = made
+                given = self._make_engine(spec, arrange, None)
+                assert given is not None
+                engine = given
             else:
                 engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
         except InputError as error:

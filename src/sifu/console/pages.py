@@ -300,15 +300,15 @@ def _other_ways(desk: Desk, who: Token, key: str, terms: RequestTerms) -> Any:
 
 
 def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
-    """Every term of a request but its clients: what it is about, what was asked for, and what is usual in the run."""
-    usual, asked = usual_terms(spec, terms.clients).to_mapping(), terms.to_mapping()
+    """Every term of a request but its clients: what it is about, what was filed, and what is usual in the run."""
+    usual, filed = usual_terms(spec, terms.clients).to_mapping(), terms.to_mapping()
     return [
         {
             "name": name,
             "help": term.about.help,
-            "value": _term_words(name, asked[name], spec),
+            "value": _term_words(name, filed[name], spec),
             "usual": _term_words(name, usual[name], spec),
-            "changed": asked[name] != usual[name],
+            "changed": filed[name] != usual[name],
         }
         for name, term in terms_on_offer().items()
     ]
@@ -344,8 +344,8 @@ async def file_request(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     fields = await read_form(request, visitor)
     try:
-        known = {name for name, _, _ in await work(_clients, desk.find(visitor.token, key))}
-        clients = client_names(fields.get("clients", ""), known)
+        names = {name for name, _, _ in await work(_clients, desk.find(visitor.token, key))}
+        clients = client_names(fields.get("clients", ""), names)
         terms = terms_given({name: fields.get(name, "") for name in terms_on_offer()})
         if "plan" in fields:
             terms["method"] = AUTO
