@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,28 @@ def test_status_keys_and_certificates_have_plain_forms(run_with_requests: Path) 
     assert [record.status.request for record in run.request_records()][-1] == "waits"
     with pytest.raises(sifu.InputError, match="there is no request 'nobody'"):
         run.request_record("nobody")
+
+
+def test_a_status_is_short_in_a_shell_and_a_table_in_a_notebook(run_with_requests: Path) -> None:
+    status = sifu.open_run(run_with_requests).status()
+    text = repr(status)
+    assert len(text) < 400
+    assert status.model in text
+    assert f"{sum(client.state == 'active' for client in status.clients)} active" in text
+    table = replace(status, clients=(replace(status.clients[0], name="<b>"), *status.clients[1:]))._repr_html_()
+    assert table.count("<table>") == table.count("</table>") == 3
+    assert "<td>&lt;b&gt;</td>" in table
+    assert "<b>" not in table
+    assert all(f"<td>{request.request}</td>" in table for request in status.requests)
+
+
+def test_a_plan_says_which_method_it_takes(run_with_requests: Path) -> None:
+    run = sifu.open_run(run_with_requests)
+    client = [next(client.name for client in run.status().clients if client.state == "active")]
+    plan = run.plan(client)
+    assert plan.auto is not None
+    assert plan.method == plan.auto.method != "auto"
+    assert run.plan(client, method="scratch").method == "scratch"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import html
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,6 +34,8 @@ from sifu.store.table_rows import RejectionRow, RequestRow
 
 MOST_TOLD = 10
 """Refusals and incidents that are shown; the ledger has them all."""
+MOST_SHOWN = 20
+"""Clients and requests in the table that a notebook shows."""
 LATEST_ROUNDS = 200
 """Over how many of the latest rounds in which something went wrong late clients are counted."""
 ClientState = Literal["active", "waiting", "forgotten"]
@@ -152,7 +156,7 @@ class RequestStatus:
         return "approved" if self.approvals else "received"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunStatus:
     """Everything `sifu status` shows.
 
@@ -196,6 +200,40 @@ class RunStatus:
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
 
+    def __repr__(self) -> str:
+        return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
+
+    def _repr_html_(self) -> str:
+        """A table, as notebooks show it: the summary, then a line per client and per request."""
+        clients = [(client.name, client.samples, client.state, f"{client.psi:.4g}") for client in self.clients]
+        requests = [
+            (request.request, request.status, ", ".join(request.clients), request.method, request.level or "")
+            for request in self.requests
+        ]
+        parts = [
+            _html_table((), self._summary().items()),
+            _html_table(("client", "samples", "state", "Psi"), clients[:MOST_SHOWN], len(clients)),
+            _html_table(("request", "status", "clients", "method", "level"), requests[:MOST_SHOWN], len(requests)),
+        ]
+        return "\n".join(parts)
+
+    def _summary(self) -> dict[str, str]:
+        """What the run is, how far it is, and how good, in a few words each."""
+        states = Counter(client.state for client in self.clients)
+        requests = Counter(request.status for request in self.requests)
+        summary = {
+            "run": self.run,
+            "model": f"{self.model}, {self.parameters} parameters",
+            "phase": f"{self.phase} after {self.rounds} rounds",
+            "clients": ", ".join(f"{count} {state}" for state, count in states.items()),
+            "requests": ", ".join(f"{count} {status}" for status, count in requests.items()) or "none",
+        }
+        if self.held_out is not None and self.held_out.accuracy is not None:
+            summary[f"accuracy {self.held_out.where}"] = f"{self.held_out.accuracy:.3f}"
+        elif self.accuracy is not None:
+            summary["accuracy on training samples"] = f"{self.accuracy:.3f}"
+        return summary
+
     @property
     def closed_form(self) -> bool:
         """Whether the model is a head that is solved, not trained."""
@@ -207,6 +245,17 @@ class RunStatus:
         for client in values["clients"]:
             client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
         return values
+
+
+def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int = 0) -> str:
+    """Rows as an HTML table, with every text escaped; `count` says how many there are, also of those not shown."""
+    shown = list(rows)
+    lines = [f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in shown]
+    if header:
+        lines.insert(0, f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in header)}</tr>")
+    if count > len(shown):
+        lines.append(f"<tr><td>and {count - len(shown)} more</td></tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def status_of(view: RunView) -> RunStatus:

@@ -89,6 +89,11 @@ class Plan:
     """Of the model when the request is done, on the clients that stay; None where the record does not tell."""
 
     @property
+    def method(self) -> str:
+        """The method that would carry the request out, also where it was left to `auto`."""
+        return self.terms.method
+
+    @property
     def delta_at_most(self) -> float:
         """The delta at the request's epsilon once the budget is used up whole."""
         return delta_of_budget(
