@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import independent_verifier
 import sifu
+from folder_values import places_that_differ
 from forged_runs import rebuild_chain
 from run_tools import copy_run
 from sifu.api import verify_run
@@ -21,8 +24,10 @@ from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
 from sifu.launch.federation import engine_from_spec
+from sifu.record import group_training
 from sifu.record.groups import trunks_at_hand, use_trunks
 from sifu.requests import statistics_erasure
+from sifu.requests.kept_figures import RANDOM
 from sifu.store.reader import RunReader
 from sifu.store.statistics import read_statistics
 from sifu.store.writer import RunWriter
@@ -389,3 +394,20 @@ def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(InputError, match="needs an engine whose groups tune networks"):
         create_run(tmp_path / "run", tuned, tuned, engine)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("tune", ["blocks", "merge"])
+def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
+    tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network of its group is erased, and no figure of the rounds apart stays behind."""
+    monkeypatch.setattr(group_training, "COMMIT_SECONDS", 1e9)  # as many models of groups in both worlds
+    folders = [tmp_path / name for name in ("one-label", "another")]
+    for label, folder in enumerate(folders):
+        clients = clients_of()
+        clients[2] = replace(clients[2], y=np.array([label, *clients[2].y[1:]]))
+        run = sifu.train(spec_of(features={"tune": tune}), run=folder, clients=clients)
+        run.forget([clients[2].name], retention="strict")
+        run.purge()
+    differ = places_that_differ(*folders)
+    assert {place for place in differ if not any(fnmatchcase(place, pattern) for pattern in RANDOM)} == set()

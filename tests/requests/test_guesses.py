@@ -118,6 +118,19 @@ def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, 
     assert independent_verifier.verify(run.folder) == []
 
 
+def test_a_seed_for_the_noise_does_not_give_the_salts_of_a_closed_form_run_away(tmp_path: Path) -> None:
+    """It draws no noise, so it stays exact; with the spec's seed an adversary would work out every salt."""
+    spec = RIDGE | {"privacy": {"noise": "seeded"}}
+    with_salts = {}
+    for label in range(3):
+        folder = sifu.train(spec, run=tmp_path / f"guess-{label}", clients=federation(label)).folder
+        files = [*folder.glob("statistics/*"), *folder.glob("models/*")]
+        with_salts[label] = {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    run = purged(spec, tmp_path / "run")
+    assert run.status().requests[0].level == "exact"
+    assert confirmed(run.folder, with_salts) == set()
+
+
 def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
     """Certificates of an earlier request were signed while the client was still there."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))

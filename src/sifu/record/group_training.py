@@ -168,11 +168,11 @@ class GroupTraining:
             return
         first = 1 + max(self.writer.nodes_by_number())
         nodes, models, rows, dropped = [], [], [], []
-        fresh = self._fresh.astype(np.float64)
         for node, work in enumerate(changed, start=first):
             model = work.fetch_model()
             group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
-            nodes.append(NodeRow(group_node, norm(model.astype(np.float64) - fresh)))
+            # How far a group went would be kept for good, and tells of its members' data. Nothing needs it.
+            nodes.append(NodeRow(group_node, 0.0))
             models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)

@@ -19,6 +19,7 @@ from typing import Any
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
@@ -421,9 +422,14 @@ class RunWriter(RunReader):
         }
 
     def salt_seed(self) -> int | None:
-        """What salts of files are drawn from; None: the operating system."""
+        """What salts of files are drawn from; None: the operating system.
+
+        A head in closed form draws no noise, so it is certified as exact with a seed, too. Digests of its erased
+        files must tell nothing: its salts never follow from the spec.
+        """
         spec = self._new_spec or self.spec
-        return int(spec["seed"]) if spec["privacy"]["noise"] == "seeded" else None
+        is_experiment = spec["privacy"]["noise"] == "seeded" and spec["model"]["kind"] != RIDGE
+        return int(spec["seed"]) if is_experiment else None
 
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
         updates = updates.salted(self.salt_seed())
