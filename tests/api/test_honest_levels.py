@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import sifu
 from run_tools import small_spec
+from sifu.core.guarantee import words_of
 from sifu.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -73,8 +75,8 @@ def test_a_delta_that_noise_cannot_deliver_is_refused(own_trained: Path) -> None
 def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> None:
     run = sifu.train(small_spec(model={"dtype": "float32"}), run=tmp_path / "run")
     run.forget(["client-003"], "one", sigma=2.0)
-    text = (run.folder / "certificates" / "one.public.json").read_text()
-    assert "Provided that every premise marked 'assumed' below holds" in text
+    certificate = json.loads((run.folder / "certificates" / "one.public.json").read_text())
+    assert "Provided that every premise marked 'assumed' below holds" in str(words_of(certificate["body"]))
 
 
 def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def test_several_labels_and_real_numbers_come_from_a_file(tmp_path: Path, cli: C
         given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         trained = cli("train", tmp_path / "spec.toml", "--run", tmp_path / task, *given)
         assert trained.code == 0, trained.err
-        assert shown in " ".join(trained.out.split())
+        assert shown in " ".join(trained.out.split()).lower()
         (outcome,) = sifu.open_run(tmp_path / task).forget(["1"])
         assert outcome.level == "exact"
         assert (outcome.accuracy is None) == (task == "regression")

@@ -186,7 +186,7 @@ def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
         spec | {"features": {"kind": "projection", "cache": str(tmp_path / "kept")}}, run=tmp_path / "kept run"
     )
     assert numbers_of(plain.folder) == numbers_of(kept.folder)
-    assert len(list((tmp_path / "kept").iterdir())) == 4
+    assert len(list((tmp_path / "kept").iterdir())) == 5  # four clients and the test images
     plan = kept.plan(["client-001"])
     assert any(str(tmp_path / "kept") in note and "no request erases it" in note for note in plan.notes)
     assert not any("features.cache" in note for note in plain.plan(["client-001"]).notes)
