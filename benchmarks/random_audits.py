@@ -2,7 +2,7 @@
 
     python benchmarks/random_audits.py --requests 1000 --jobs 4 --log FILE.jsonl [--result FILE.json]
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
-    python benchmarks/random_audits.py --audits 20 [--page docs/audit.md]         `sifu audit` on random certified runs
+    python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
 The first makes journeys (`tests/random_journeys.py`) until so many requests were carried out, and holds every claim
 against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
@@ -18,7 +18,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,6 @@ from sifu.audit import AuditOptions, AuditReport, audit_run, run_controls
 from sifu.audit.controls import Control as AuditControl
 
 FIRST_SEED = 500
-BEGIN, END = "<!-- random audits: begin -->", "<!-- random audits: end -->"
 
 
 # -- requests against the truth --------------------------------------------------------------------------------
@@ -132,20 +130,14 @@ def sentences(runs: list[Audited], controls: list[AuditControl]) -> list[str]:
     return rows
 
 
-def audit_runs(count: int, page: Path | None) -> bool:
+def audit_runs(count: int) -> bool:
     """`sifu audit` on random runs and on its controls; whether all of them are what they say."""
     runs = []
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         runs.append(audit_random(seed))
         print(seed, *runs[-1].levels, "holds" if runs[-1].report.holds else runs[-1].report.contradictions, flush=True)
     controls = run_controls(seed=1)
-    rows = sentences(runs, controls)
-    print("\n".join(rows))
-    if page:
-        text = page.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN)
-        content = "\n".join([BEGIN, f"Measured on {time.strftime('%Y-%m-%d')}:", "", *rows, END])
-        page.write_text(before + content + rest.split(END)[1], encoding="utf-8")
+    print("\n".join(sentences(runs, controls)))
     return all(control.passed for control in controls) and all(run.report.holds for run in runs)
 
 
@@ -161,7 +153,6 @@ def main() -> int:
     parser.add_argument("--result", type=Path, help="save what the log says together, as JSON")
     parser.add_argument("--control", choices=["all", *CONTROLS], help="a cheat that must be caught")
     parser.add_argument("--audits", type=int, default=0, help="put so many random runs to sifu audit")
-    parser.add_argument("--page", type=Path, help="write what --audits found between the marks of this page")
     options = parser.parse_args()
     if not (options.requests or options.control or options.audits):
         parser.error("say what to do: --requests, --control or --audits")
@@ -178,7 +169,7 @@ def main() -> int:
             options.result.write_text(json.dumps(log.summary(), indent=1) + "\n", encoding="utf-8")
         good &= not log.findings.violations
     if options.audits:
-        good &= audit_runs(options.audits, options.page)
+        good &= audit_runs(options.audits)
     return 0 if good else 3
 
 
