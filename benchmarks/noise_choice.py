@@ -2,7 +2,7 @@
 
     python benchmarks/noise_choice.py --data FOLDER --jobs 2   all tasks; what lies in --runs is not run again
     python benchmarks/noise_choice.py --smoke                  one small task, a few seconds
-    python benchmarks/noise_choice.py --page docs/noise.md     only write the table and the figure from the results
+    python benchmarks/noise_choice.py --report                 only print the table and draw the figure from the results
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from noise_choice_table import Line, mean_total, table, total, write_page
+from noise_choice_table import FIGURE, Line, draw, mean_total, table, total
 from noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
 
 from sifu.api import Run, open_run, train
@@ -199,13 +199,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="tasks measured at the same time")
     parser.add_argument("--only", help="tasks whose name contains this")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--page", type=Path, help="only write the table and figure of the results into this page")
+    parser.add_argument("--report", action="store_true", help="only print the table and draw the figure of the results")
     options = parser.parse_args()
     content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
-    if options.page:
+    if options.report:
         order = [task.name for task in TASKS]
         measured = [content["tasks"][name] for name in order if name in content["tasks"]]
-        write_page(options.page, measured, content["where"])
+        print(content["where"], table([Line.of(result) for result in measured]), sep="\n\n")
+        draw(measured, FIGURE)
         return
     if options.smoke:
         options.runs, options.repeats = Path(tempfile.mkdtemp()), 1

@@ -1,4 +1,4 @@
-"""From what `noise_choice.py` measured to its table and figure in docs/noise.md."""
+"""From what `noise_choice.py` measured to its table, and its figure in docs/noise.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "noise-choice.png"
 
 
 def total(rows: list[dict[str, Any]]) -> int:
@@ -153,17 +155,3 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
     figure.supylabel("rounds to the target, mean", fontsize=10)
     figure.savefig(file, dpi=130)
     plt.close(figure)
-
-
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-
-
-def write_page(page: Path, results: list[dict[str, Any]], provenance: str) -> None:
-    """Put the table between the page's marks and the figure beside it."""
-    text = page.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    content = f"{BEGIN}\n{provenance}\n\n{table([Line.of(result) for result in results])}\n{END}"
-    page.write_text(before + content + after, encoding="utf-8")
-    (page.parent / "images").mkdir(exist_ok=True)
-    draw(results, page.parent / "images" / "noise-choice.png")

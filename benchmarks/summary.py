@@ -1,13 +1,12 @@
 """From the results of each kind of machine to tables and figures.
 
-python benchmarks/summary.py            write the tables of docs/performance.md and the figures anew
+python benchmarks/summary.py            print the tables, and draw the figures of docs/performance.md anew
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -240,49 +239,15 @@ def _message(results: Results) -> str:
     return "sifu with tracking, against the fastest peer: " + ", ".join(parts) if parts else "Rounds a second"
 
 
-def markdown(heads: list[str], rows: Rows) -> str:
-    """A table of the docs."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def blocks(machine: str) -> dict[str, str]:
-    """The parts of the page that come from the results of a machine, by the name in their markers."""
-    results = read_results(results_of(machine))
-    real = ", ".join(f"{name} {source}" for name, source in results.data.items())
-    measured = f"Measured on {results.where}. {results.repeats} repeats of {results.seconds:g} s. Data: {real}."
-    peaks = ""
-    if results.peaks:
-        peaks = (
-            f"Peaks measured in the same run: sgemm {results.peaks['sgemm_flops'] / 1e9:.0f} GFLOP/s, "
-            f"memory {results.peaks['bytes_a_second'] / 1e9:.1f} GB/s."
-        )
-    drawn = figure_of(machine).relative_to(PAGE.parent).as_posix()
-    figure = f"![Rounds a second of sifu and its peers on {machine}]({drawn})"
-    return {
-        f"cpu {machine}": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results), figure]),
-        f"roofline {machine}": "\n\n".join([peaks, markdown(*roofline_rows(results))]),
-    }
-
-
-def filled(page: str, parts: dict[str, str]) -> str:
-    """The page with the text between `<!-- NAME -->` and `<!-- end NAME -->` replaced."""
-    for name, text in parts.items():
-        page = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)",
-            lambda match, text=text: f"{match[1]}{text}\n{match[2]}",
-            page,
-            flags=re.S,
-        )
-    return page
-
-
 def main() -> None:
-    """Write the page's tables and the figures."""
+    """Print the tables and draw the figures."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for machine in machines():
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(machine)), encoding="utf-8")
-        draw(read_results(results_of(machine)), figure_of(machine))
+        results = read_results(results_of(machine))
+        show(machine, *headline_rows(results))
+        show("how far from the hardware", *roofline_rows(results))
+        print(cost_of_tracking(results))
+        draw(results, figure_of(machine))
 
 
 if __name__ == "__main__":
