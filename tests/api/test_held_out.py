@@ -1,6 +1,8 @@
 """Held-out accuracy: measured on rows of those who stay, shown with what it was measured on, gone with a forget."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
+from run_tools import Command
 from sifu.api import Run, open_run, train
+from sifu.api.advice import advise
 from sifu.console.metrics import METRICS
 from sifu.core.held_out import HeldOutFigures
+from sifu.core.spec import Spec
 from sifu.launch.federation import held_out_rows_from_spec
 from sifu.launch.held_out import area_under_curve, calibration_error
 from sifu.report.collect import collect
@@ -195,3 +200,58 @@ def test_a_confident_model_that_is_wrong_is_badly_calibrated() -> None:
     sure = np.array([[0.0, 1.0]] * 8)
     assert calibration_error(np.zeros(8, dtype=np.int64), sure) == 1.0
     assert calibration_error(np.ones(8, dtype=np.int64), sure) == 0.0
+
+
+def test_advice_holds_every_way_against_the_same_held_out_rows(tmp_path: Path) -> None:
+    """A wide head fits whatever it was solved from, and rounds what they were trained on: neither is compared."""
+    table = write_table(tmp_path / "heart.csv")
+    spec = Spec.from_mapping(spec_of(table, classes="0,1"))
+    advice = advise(spec)
+    closed, plain, _ = advice.ways
+    rows = held_out_rows_from_spec(spec)
+    assert rows is not None
+    assert advice.measured_on == f"on {len(rows.y)} held-out rows" in closed.reason
+    held = train(spec, run=tmp_path / "run").status().held_out
+    assert held is not None
+    assert plain.accuracy == pytest.approx(held.accuracy)
+    assert plain.accuracy != advice.accuracy
+    assert (closed.training_seconds or 0.0) > 0.0
+    assert (closed.training_bytes or 0.0) > 0.0
+    costs = replace(plain, training_rounds=20.0, request_rounds=5.0).at_pace(0.5, 100.0)
+    assert (costs.training_seconds, costs.training_bytes) == (10.0, 2000.0)
+    assert (costs.request_seconds, costs.request_bytes) == (2.5, 500.0)
+    assert closed.request_bytes == 0.0
+    assert closed.request_seconds is not None
+
+
+def test_advice_without_held_out_rows_keeps_the_same_fifth_out_of_every_way(tmp_path: Path) -> None:
+    spec = Spec.from_mapping(spec_of(write_table(tmp_path / "heart.csv"), classes="0,1", held_out=0.0))
+    advice = advise(spec)
+    assert advice.measured_on == "on 48 held-out rows"
+    assert "on 48 held-out rows" in advice.ways[0].reason
+
+
+def test_short_answers_fit_one_screen_and_all_says_the_rest(trained: Path, tmp_path: Path, cli: Command) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    short, whole = (cli("plan", run, "--clients", "south", *more).out for more in ((), ("--all",)))
+    assert len(short.splitlines()) <= 40 < len(whole.splitlines())
+    assert "auto takes" in short
+    assert "Kept after" in whole
+    assert "Kept after" not in short
+    assert cli("forget", run, "--clients", "south", "--method", "sifu", "--sigma", "0.5").code == 0
+    request = cli("status", run, "--format", "json").json["requests"][0]["request"]
+    short, whole, public = (
+        cli("certificate", "show", run, request, *more).out for more in ((), ("--all",), ("--public",))
+    )
+    assert len(short.splitlines()) <= 12
+    assert "Not covered" not in short
+    assert "not covered" in short
+    assert "Not covered" in whole
+    assert "Not covered" in public
+    assert "with a 1 % false-alarm rate detects at most " in " ".join(short.split())
+    status = cli("status", run).out
+    assert len(status.splitlines()) <= 25
+    assert "on the active clients' training data; " in " ".join(status.split())
+    assert "held-out rows (AUC" in " ".join(status.split())
+    assert cli("verify", run, "--all").code == 0

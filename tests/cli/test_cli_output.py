@@ -202,7 +202,7 @@ def test_names_in_brackets_are_printed_as_they_are(cli: Command, tmp_path: Path)
         assert answer.code == 0, answer.err
         if arguments[0] != "status":
             assert arguments[2] in answer.out
-    answer = cli("status", tmp_path / "run")
+    answer = cli("status", tmp_path / "run", "--all")
     assert "two [/]" in answer.out
 
 

@@ -216,7 +216,7 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
     clients = [f"client-{number:03}" for number in range(run.spec.data.clients)]
     # The key of the groups is drawn anew: a client may be alone in its group, and then nobody builds it again.
     client = next(c for c in clients if run.plan([c], method="groups").rebuild_client_rounds)
-    answer = cli("plan", trained["groups"], "--client", client)
+    answer = cli("plan", trained["groups"], "--client", client, "--all")
     assert answer.code == 0
     for word in ("groups *", "scratch", "Not here: dp", "auto takes groups", "client-rounds more", "Kept after"):
         assert word in " ".join(answer.out.split()), word

@@ -138,7 +138,7 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
 
 def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -> None:
     for request, words in (
-        ("to-the-middle", "is right about at most 70.2 % of those"),
+        ("to-the-middle", "detects at most 70.2 % of forgotten clients"),
         ("from-scratch", "A new model was made and trained without this participant"),
         ("strictly", "Any kept model that held the client's part was erased"),
     ):
@@ -148,7 +148,7 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
         for hidden in ("Psi", "sigma", "commitment"):
             assert hidden not in answer.out
     text = " ".join(cli("certificate", "show", own_run, "to-the-middle").out.split())
-    assert "is right about at most 70.2 % of those" in text
+    assert "detects at most 70.2 % of forgotten clients" in text
     assert "For auditors, confidential: level proven, method sifu" in text
     assert "Psi, the most that they can have moved the model" in text
     content = cli("certificate", "show", own_run, "strictly", "--format", "json").json

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,19 +28,23 @@ from sifu.api.training_ways import (
     keys_that_lift,
     recommend,
     rounds_to_target,
+    without_held_out,
 )
 from sifu.choices import Level
 from sifu.core.engine import Engine
+from sifu.core.held_out import TRAINING_DATA
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
 from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.launch.held_out import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.store.client_accuracy import read_held_out
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
 
@@ -53,7 +58,8 @@ class Advice:
     `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
     of the median one. `epsilon_needed` and `clients_needed` would each, by the law, bring the first down to where
     unlearning pays; None where it already does (or no epsilon would). `ways` are plain rounds, groups and a head in
-    closed form side by side, and `recommended` the one to train by.
+    closed form side by side, and `recommended` the one to train by. `accuracy` is the pilot's on its training data,
+    which the target is about; that of the ways is `measured_on` the same held-out rows.
     """
 
     clients: int
@@ -79,6 +85,7 @@ class Advice:
     recommended: TrainingName = "plain"
     predicted_interval: tuple[int, int] | None = None
     target: float = 0.0
+    measured_on: str = TRAINING_DATA
 
 
 def advise(
@@ -96,34 +103,52 @@ def advise(
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
-    data = clients if clients is not None else clients_from_spec(spec, data_folder)
-    engine, _ = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+    rows = None if clients is not None else rows_at_hand(spec, data_folder)
+    if rows is None:
+        data, rows = without_held_out(data)
+    engine, _ = engine_from_spec(spec, data, as_model(model))
     shorter = replace(
         spec.stop,
         max_rounds=min(pilot_rounds, spec.stop.max_rounds),
         min_rounds=min(spec.stop.min_rounds, pilot_rounds, spec.stop.max_rounds),
     )
     with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
         run = start_training(
             replace(spec, stop=shorter), run=Path(folder) / "pilot", engine=engine, model=model, clients=clients,
             progress=progress,
         )  # fmt: skip
+        seconds = time.monotonic() - started
         with run.reader() as reader:
             view = RunView(reader)
             advice = _judge(spec, view, engine)
+            figures = None if rows is None else held_out_figures(spec, engine, reader.load_model(reader.tip), rows)
+            pace = seconds / max(1, advice.pilot_rounds), _bytes_a_round(view)
             target, most = spec.stop.target, spec.stop.max_rounds
             training = rounds_to_target(view, target, most)
             groups = groups_way(spec, view, training)
             ends_with = accuracy_after(view, target, most)
             scratch = _scratch_level(spec, view)
     closed = closed_form_way(spec, data_folder, clients)
-    plain = _plain_way(advice, training, scratch)
+    measured = None if figures is None else figures.accuracy
+    plain = replace(_plain_way(advice, training, scratch).at_pace(*pace), accuracy=measured)
+    groups = groups.at_pace(*pace)
     missed_with = None
     if target > 0.0 and training is None:
-        missed_with = advice.accuracy if ends_with is None else ends_with
+        # What further rounds are expected to gain on training data, from where the pilot is on held-out rows.
+        gain = 0.0 if ends_with is None or advice.accuracy is None else max(0.0, ends_with - advice.accuracy)
+        missed_with = None if measured is None else measured + gain
         plain = replace(plain, reason=f"{plain.reason}; it does not reach the target in stop.max_rounds = {most}")
     recommended = recommend(closed, plain, groups, noise_pays=advice.pays, missed_with=missed_with)
-    return replace(advice, ways=(closed, plain, groups), recommended=recommended)
+    where = advice.measured_on if figures is None else figures.where
+    return replace(advice, ways=(closed, plain, groups), recommended=recommended, measured_on=where)
+
+
+def _bytes_a_round(view: RunView) -> float:
+    """What a round sends: the model to everyone who takes part, and an update back."""
+    counts = [count for _, _, count in view.round_sums.values()]
+    return 2.0 * view.parameters * np.dtype(view.reader.layout.dtype).itemsize * float(np.mean(counts or [0]))
 
 
 def _scratch_level(spec: Spec, view: RunView) -> Level:
@@ -138,9 +163,11 @@ def _closed_form_advice(
 ) -> Advice:
     """A head in closed form has nothing to weigh: it is solved once, and what its requests take is read from there."""
     with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
         run = start_training(
             spec, run=Path(folder) / "pilot", data_folder=data_folder, clients=clients, progress=progress
         )
+        seconds = time.monotonic() - started
         with run.reader() as reader:
             view = RunView(reader)
             privacy, method = spec.privacy, method_named(CLOSED_FORM)
@@ -150,13 +177,15 @@ def _closed_form_advice(
             plan = method.plan(view, terms)
             accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
             count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
+            held = read_held_out(run.folder, reader.tip)
     rounds = plan.predicted_rounds or 0
     takes = "takes no round, nobody is asked" if rounds == 0 else "takes one round, in which nobody trains"
     reason = (
         f"the spec solves a head: forgetting is {level}, needs no noise and {takes}; the statistics take "
         f"{kept / 1e6:.3g} MB on disk for {count} clients and {parameters} parameters"
     )
-    way = TrainingWay("closed form", True, level, float(rounds), 1.0, accuracy, (), reason)
+    measured, where = (accuracy, TRAINING_DATA) if held is None else (held.accuracy, held.where)
+    way = TrainingWay("closed form", True, level, float(rounds), 1.0, measured, (), reason, training_seconds=seconds)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     suggestions = []
     if lifting:
@@ -191,6 +220,7 @@ def _closed_form_advice(
         ways=(way,),
         recommended="closed form",
         target=spec.stop.target,
+        measured_on=where,
     )
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +22,27 @@ import numpy as np
 from sifu.api.given import as_clients
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
+from sifu.core.held_out import HeldOutFigures
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.group_rule import EVIDENCE, LEAST_MEMBERS, number_of_groups, rounds_apart
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
-from sifu.errors import SifuError
-from sifu.launch.federation import PYTHON, clients_from_spec, closed_form_engine, known_outputs, preprocessing_of
+from sifu.data import ClientData
+from sifu.errors import InputError, SifuError
+from sifu.launch.federation import (
+    PYTHON,
+    HeldOutRows,
+    clients_from_spec,
+    closed_form_engine,
+    known_outputs,
+    preprocessing_of,
+)
+from sifu.launch.held_out import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.first_training import FirstTraining
 from sifu.record.run_view import RunView
+from sifu.theory.closed_form.statistics import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 
@@ -45,8 +59,9 @@ class TrainingWay:
 
     `request_rounds` are predicted for one leaver, within `request_interval`, and `training_rounds` for the first
     training (None: not known, or not to be had).
-    `accuracy` is that of the pilot on the clients' data, in closed form on clients that the head was not solved from.
-    `settings` are the keys of the spec that choose this way.
+    `accuracy` is on the same held-out rows for every way. `settings` are the keys of the spec that choose this way.
+    `training_seconds` and `training_bytes` are expected for the first training, `request_seconds` and `request_bytes`
+    for a request, from the pilot and from a head that was solved.
     """
 
     name: TrainingName
@@ -58,11 +73,45 @@ class TrainingWay:
     settings: tuple[str, ...]
     reason: str
     request_interval: tuple[int, int] | None = None
+    training_seconds: float | None = None
+    training_bytes: float | None = None
+    request_seconds: float | None = None
+    request_bytes: float | None = None
+
+    def at_pace(self, seconds: float, sent: float) -> TrainingWay:
+        """With what its rounds cost, each as one of the pilot."""
+        training, request = self.training_rounds, self.request_rounds
+        return replace(
+            self,
+            training_seconds=None if training is None else training * seconds,
+            training_bytes=None if training is None else training * sent,
+            request_seconds=None if request is None else request * seconds,
+            request_bytes=None if request is None else request * sent,
+        )
+
+
+HELD_OUT_SHARE = 5
+"""One row in five is kept out of the comparison's training where the data have no held-out rows."""
+
+
+def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRows | None]:
+    """Every client without its fifth, tenth, ... row, and those rows; None where no client has as many."""
+    kept, x, y = [], [], []
+    for client in clients:
+        held = np.arange(len(client.y)) % HELD_OUT_SHARE == HELD_OUT_SHARE - 1
+        samples, labels = np.asarray(client.x), np.asarray(client.y)
+        x.append(samples[held])
+        y.append(labels[held])
+        rest = {"x": samples[~held], "y": labels[~held]} | ({"ids": None} if hasattr(client, "ids") else {})
+        whole: Any = client if is_dataclass(client) else ClientData(client.name, samples, labels)
+        kept.append(replace(whole, **rest))
+    rows = HeldOutRows(np.concatenate(x), np.concatenate(y))
+    return tuple(kept), rows if len(rows.y) else None
 
 
 def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
     """A head in closed form, solved once on each kind of features: the more accurate one."""
-    solved: list[tuple[float, str]] = []
+    solved: list[_Solved] = []
     refusal = ""
     for features in FEATURES:
         try:
@@ -72,7 +121,8 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     if not solved:
         reason = f"a head in closed form cannot be tried here: {refusal}"
         return TrainingWay("closed form", False, "none", None, None, None, (), reason)
-    accuracy, kind = max(solved)
+    best = max(solved, key=lambda head: head.figures.accuracy or 0.0)
+    accuracy, kind = best.figures.accuracy or 0.0, best.kind
     lifting = keys_that_lift(preprocessing_of(spec), counted=not known_outputs(_closed_form(spec, FEATURES[0])))
     level: Level = "conditional" if lifting else "exact"
     lifted = f" (exact with {' and '.join(lifting)})" if lifting else ""
@@ -87,8 +137,12 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
         1.0,
         accuracy,
         ('model.kind = "ridge"', f'features.kind = "{kind}"'),
-        f"a head on {'the inputs' if kind == 'none' else 'random features'}, solved from half of the clients, has "
-        f"{accuracy:.1%} on the others and {verdict} {target}; forgetting is {level}{lifted} and takes no round",
+        f"a head on {'the inputs' if kind == 'none' else 'random features'} has {accuracy:.1%} {best.figures.where} "
+        f"and {verdict} {target}; forgetting is {level}{lifted} and takes no round",
+        training_seconds=best.seconds,
+        training_bytes=best.bytes_sent,
+        request_seconds=best.request_seconds,
+        request_bytes=0.0,
     )
 
 
@@ -118,20 +172,45 @@ def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
     )
 
 
-def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> tuple[float, str]:
-    """Accuracy on every second client of a head solved from the others: a wide one fits whatever it was solved from."""
+@dataclass(frozen=True)
+class _Solved:
+    """A head that was solved: how good it is on held-out rows, what it took, and what it took to forget a client."""
+
+    kind: str
+    figures: HeldOutFigures
+    seconds: float
+    bytes_sent: float
+    request_seconds: float | None
+
+
+def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
+    """A head that is solved from what is not held out."""
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+    held = None if clients is not None else rows_at_hand(spec, data_folder)
+    if held is None:
+        data, held = without_held_out(data)
+    if held is None:
+        raise InputError("no client has five rows, so there is none to hold out")
     outputs = known_outputs(spec) or 1 + max(int(np.max(client.y)) for client in data)
     own = replace(spec, data=replace(spec.data, name=PYTHON), model=replace(spec.model, outputs=outputs))
     rows = {client.name: (client.x.reshape(len(client.x), -1), client.y) for client in data}
-    solved_from, others = dict(list(rows.items())[::2]), dict(list(rows.items())[1::2])
+    engine: Any = closed_form_engine(own, as_clients(rows, own))[0]
     with tempfile.TemporaryDirectory() as folder:
-        run = start_training(own, run=Path(folder) / "solved", clients=solved_from)
+        started = time.monotonic()
+        run = start_training(own, run=Path(folder) / "solved", clients=rows)
+        seconds = time.monotonic() - started
         with run.reader() as reader:
             model = reader.load_model(reader.tip)
-    held, _ = closed_form_engine(own, as_clients(others, own))
-    accuracy = held.evaluate(model, np.arange(len(others))).accuracy
-    return accuracy, spec.features.kind
+        request_seconds = None
+        with suppress(SifuError):
+            started = time.monotonic()
+            run.forget([data[0].name])
+            request_seconds = time.monotonic() - started
+    flat = HeldOutRows(np.asarray(held.x).reshape(len(held.y), -1), held.y)
+    figures = held_out_figures(spec, engine, model, flat)
+    if figures is None or figures.accuracy is None:
+        raise InputError("its accuracy cannot be measured on held-out rows")
+    return _Solved(spec.features.kind, figures, seconds, 8.0 * words_at(engine.fixed) * len(rows), request_seconds)
 
 
 def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:

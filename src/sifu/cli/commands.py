@@ -24,6 +24,8 @@ from sifu.launch.federation import way_to_go_on
 from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10
+FEW = 3
+"""Of a list that `--all` shows in full."""
 
 
 def download_progress() -> Callable[[int, int], None] | None:
@@ -38,17 +40,17 @@ def download_progress() -> Callable[[int, int], None] | None:
     return show
 
 
-def show_status(run: Run, as_json: bool) -> None:
-    """`sifu status`, and what `sifu train` ends with."""
+def show_status(run: Run, as_json: bool, everything: bool = False) -> None:
+    """`sifu status`, and what `sifu train` ends with; a few clients and requests unless everything is wanted."""
     status = run.status()
     if as_json:
         print_json(status.to_mapping())
         return
     _print_standing(run, status)
-    _print_clients(status)
+    _print_clients(status, MOST_CLIENTS if everything else FEW)
     _print_refusals(status)
     _print_inbox(run, status)
-    _print_requests(run, status)
+    _print_requests(run, status, everything)
 
 
 def _print_standing(run: Run, status: RunStatus) -> None:
@@ -97,7 +99,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
         )
 
 
-def _print_clients(status: RunStatus) -> None:
+def _print_clients(status: RunStatus, most: int) -> None:
     if status.closed_form:  # nobody's influence is ever hidden by noise
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
@@ -107,7 +109,7 @@ def _print_clients(status: RunStatus) -> None:
         if not active:
             return
     shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
-    for client in active[:MOST_CLIENTS]:
+    for client in active[:most]:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
     out.print(shown)
     out.print(
@@ -154,10 +156,16 @@ def _print_inbox(run: Run, status: RunStatus) -> None:
             )
 
 
-def _print_requests(run: Run, status: RunStatus) -> None:
+def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
     if status.requests:
+        settled = [
+            request for request in status.requests if request.finished or request.status in ("refused", "withdrawn")
+        ]
+        hidden = [] if everything else settled[:-FEW]
         shown = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
         for request in status.requests:
+            if request in hidden:
+                continue
             shown.add_row(
                 request.request,
                 request.status,
@@ -170,6 +178,8 @@ def _print_requests(run: Run, status: RunStatus) -> None:
                 level_text(request.level or "-"),
             )
         out.print(shown)
+        if hidden:
+            out.print(f"{len(hidden)} earlier ones: sifu status --all")
         lacking = [request for request in status.requests if request.approvals_missing]
         for request in lacking[:MOST_CLIENTS]:
             out.print(f"{request.request} waits for {request.approvals_missing} more to approve it.")

@@ -70,7 +70,7 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
         say(f"[bold]{number + 2}. Forget[/]  request {number + 1} of {REQUESTS}")
         if not as_json:
-            print_plan(run.plan(clients, method="sifu"))
+            print_plan(run.plan(clients, method="sifu"), everything=False)
         with RoundsProgress(quiet=as_json) as progress:
             outcome = run.forget(clients, method="sifu", compare_scratch=True, progress=progress)[0]
         outcomes.append(outcome)

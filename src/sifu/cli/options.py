@@ -29,6 +29,7 @@ def note_run(folder: Path | None) -> Path | None:
     return folder
 
 
+AllOption = Annotated[bool, typer.Option("--all", help="Everything, not only what fits on one screen.")]
 FormatOption = Annotated[
     Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
 ]

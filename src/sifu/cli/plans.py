@@ -14,7 +14,7 @@ from rich.table import Table
 from sifu.api import Advice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
-from sifu.cli.ways import print_ways, ways_values
+from sifu.cli.ways import print_ways, seconds_text, size_text, ways_values
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import premises_that_count
@@ -86,19 +86,20 @@ def budget_values(line: BudgetLine) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, picture: Path | None, as_json: bool) -> None:
+def show_plan(plan: Plan, picture: Path | None, as_json: bool, everything: bool) -> None:
     """`sifu plan`."""
     if as_json:
         print_json(plan_values(plan) | {"picture": str(picture) if picture else None})
         return
-    print_ways(plan)
-    print_plan(plan)
-    print_curve(plan)
-    print_units(plan)
-    print_sequence(plan)
+    print_ways(plan, everything)
+    print_plan(plan, everything)
+    if everything:
+        print_curve(plan)
+        print_units(plan)
+        print_sequence(plan)
     if picture is not None:
         out.print(f"Wrote {picture}", markup=False)
-    out.print("Nothing was changed.")
+    out.print("Nothing was changed." + ("" if everything else " More with --all."))
 
 
 def draw_picture(plan: Plan, file: Path) -> None:
@@ -218,13 +219,23 @@ def _fixed_noise_text(outlook: Outlook) -> str:
     )
 
 
-def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
+def show_advice(spec: Path, advice: Advice, as_json: bool, everything: bool) -> None:
     """`sifu advise`."""
     if as_json:
         print_json({"spec": str(spec), **asdict(advice)})
         return
     style = "green" if advice.pays else "yellow"
     out.print(f"[bold {style}]{advice.verdict}[/]")
+    if everything:
+        _print_pilot(advice)
+    _print_training_ways(advice, everything)
+    if everything:
+        for suggestion in advice.suggestions:
+            out.print(f"- {escape(suggestion)}")
+    out.print("Nothing was kept." + ("" if everything else " Why, the pilot, and what to change: with --all."))
+
+
+def _print_pilot(advice: Advice) -> None:
     facts = table("", "")
     facts.add_row("clients, parameters", f"{advice.clients}, {advice.parameters}")
     solved = [way.name for way in advice.ways] == ["closed form"]
@@ -257,22 +268,37 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     elif advice.clients_needed is not None:
         facts.add_row("would pay with", f"about {advice.clients_needed} such clients")
     out.print(facts)
-    shown = table("train by", "level", "-a request", "-accuracy", "why", title="\nPlain rounds, groups or closed form")
+
+
+def _print_training_ways(advice: Advice, everything: bool) -> None:
+    """The ways side by side; why each, too, if everything is wanted."""
+    columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
+    shown = table(*columns, title="\nPlain rounds, groups or closed form")
     for way in advice.ways:
         rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.0f} rounds"
         if way.request_interval is not None:
             rounds = f"{way.request_rounds:.0f} ({way.request_interval[0]}-{way.request_interval[1]}) rounds"
         name = way.name + (" *" if way.name == advice.recommended else "")
-        shown.add_row(name, level_text(way.level), rounds, percent(way.accuracy), escape(way.reason))
+        shown.add_row(
+            name,
+            level_text(way.level),
+            percent(way.accuracy),
+            "-" if way.training_seconds is None else seconds_text(way.training_seconds),
+            rounds,
+            "-" if way.request_seconds is None else seconds_text(way.request_seconds),
+            "-" if way.request_bytes is None else size_text(way.request_bytes),
+        )
     out.print(shown)
+    out.print(f"Accuracy {advice.measured_on}, the same for every way.", style="dim")
+    if everything:
+        for way in advice.ways:
+            out.print(f"{way.name}: {escape(way.reason)}")
+    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
     if chosen is not None and chosen.settings:
         out.print(f"Train by {chosen.name}: set {escape(', '.join(chosen.settings))}")
-    for suggestion in advice.suggestions:
-        out.print(f"- {escape(suggestion)}")
-    out.print("Nothing was kept.")
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: Plan, everything: bool) -> None:
     """A plan for people."""
     terms = plan.terms
     together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
@@ -329,9 +355,14 @@ def print_plan(plan: Plan) -> None:
     if terms.retention == "strict":
         facts.add_row("erased", "every model until now that holds their part, also from before that round")
     out.print(facts)
-    for premise in premises_that_count(plan.premises, exact=plan.untouched, fresh=plan.source_node is None):
-        if premise.status in ("assumed", "failed"):
-            out.print(f"[yellow]{premise.status}[/] {premise.name}: {escape(premise.statement)}")
+    for status in ("assumed", "failed"):
+        premises = premises_that_count(plan.premises, exact=plan.untouched, fresh=plan.source_node is None)
+        chosen = [premise for premise in premises if premise.status == status]
+        if everything:
+            for premise in chosen:
+                out.print(f"[yellow]{status}[/] {premise.name}: {escape(premise.statement)}")
+        elif chosen:
+            out.print(f"[yellow]{status}[/]: {', '.join(premise.name for premise in chosen)}")
     others = [charge for charge in plan.charges if charge.subject.order != plan.order]
     if others:
         out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption, PublicKeyOption, note_run
+from sifu.cli.options import AllOption, DataOption, Format, FormatOption, PublicKeyOption, note_run
 from sifu.errors import InputError, VerificationError
+
+SHORT_NOTES = 3
+"""Notes that are shown without --all."""
 
 
 def verify(
@@ -34,6 +38,7 @@ def verify(
         Path | None,
         typer.Option("--authority", help="Certificates of the timestamp authority (PEM): timestamps must be its."),
     ] = None,
+    everything: AllOption = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
@@ -76,15 +81,13 @@ def verify(
     elif result.holds and of_run:
         out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
         out.print(f"Signed with the key {result.public_key}.")
-        for note in result.notes:
-            out.print(f"Note: {note}.")
+        _print_notes(result.notes, everything)
     elif result.holds:
         out.print(f"[bold green]Consistent[/] {escape(result.subject)}: the signature holds, its figures agree.")
         out.print(f"Signed with the key {result.public_key}.")
         if public_key is None:
             out.print("Compare this key with the one the operator published, or give it with --public-key.")
-        for note in result.notes:
-            out.print(f"Note: {note}.", markup=False)
+        _print_notes(result.notes, everything)
         out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
     if not result.holds:
         if format is Format.json:
@@ -92,6 +95,16 @@ def verify(
         raise VerificationError(
             f"{result.subject} does not verify, {len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
         )
+
+
+def _print_notes(notes: Sequence[str], everything: bool) -> None:
+    from sifu.cli.output import out
+
+    few = notes if everything else notes[:SHORT_NOTES]
+    for note in few:
+        out.print(f"Note: {note}.", markup=False)
+    if len(notes) > len(few):
+        out.print(f"{len(notes) - len(few)} more notes with --all.")
 
 
 def audit(

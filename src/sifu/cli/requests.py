@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sifu.choices import Decision
-from sifu.cli.options import ActorOption, Format, FormatOption, RequestArgument, RunArgument
+from sifu.cli.options import ActorOption, AllOption, Format, FormatOption, RequestArgument, RunArgument
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
@@ -187,22 +187,25 @@ def show_certificate(
     run: RunArgument,
     request: RequestArgument,
     public: Annotated[bool, typer.Option("--public", help="The answer to the client, in plain words.")] = False,
+    everything: AllOption = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """A certificate in words for people, with --public only what the client is told.
+    """A certificate in short, with --all in full; with --public what the client is told, in full.
 
     With --format json it is the signed file.
     """
     from sifu.api import Run
     from sifu.cli.output import out, print_json
-    from sifu.requests.request_record import auditor_lines, plain_answer
+    from sifu.requests.request_record import auditor_lines, in_short, plain_answer
 
     opened = Run(run)
     if format is Format.json:
         print_json(opened.certificate(request, "public" if public else "auditor").to_mapping())
         return
     lines = plain_answer(opened.certificate(request).body)
-    if not public:
+    if not public and not everything:
+        lines = in_short(opened.certificate(request).body)
+    elif not public:
         lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
     for line in lines:
         out.print(line, markup=False)

@@ -9,6 +9,7 @@ import typer
 
 from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
+    AllOption,
     DataOption,
     DeviceOption,
     Format,
@@ -171,7 +172,7 @@ def join(
     tell(format, {"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
 
-def status(run: RunArgument, format: FormatOption = Format.text) -> None:
+def status(run: RunArgument, everything: AllOption = False, format: FormatOption = Format.text) -> None:
     """Clients, rounds, Psi against Psi*, kept models, requests.
 
     Psi bounds how far a client can have moved the current model, if what the run assumes holds. Noise of size sigma
@@ -181,7 +182,7 @@ def status(run: RunArgument, format: FormatOption = Format.text) -> None:
     from sifu.api import Run
     from sifu.cli.commands import show_status
 
-    show_status(Run(run), as_json=format is Format.json)
+    show_status(Run(run), as_json=format is Format.json, everything=everything)
 
 
 def report(

@@ -11,6 +11,7 @@ from sifu.choices import TermsGiven
 from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
     ActorOption,
+    AllOption,
     DataOption,
     DeviceOption,
     Format,
@@ -32,6 +33,7 @@ def advise(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What would be trained, see sifu init.")],
     settings: SetOption = None,
     data: DataOption = None,
+    everything: AllOption = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Before training: would certified unlearning pay here, and what to change. Trains a short pilot, keeps nothing.
@@ -47,7 +49,7 @@ def advise(
         raise InputError(f"{spec} is a folder: sifu advise takes a spec, from before training (sifu init writes one)")
     with RoundsProgress(quiet=format is Format.json) as progress:
         advice = advice_for(load_spec(spec, settings or []), data_folder=data, progress=progress)
-    show_advice(spec, advice, as_json=format is Format.json)
+    show_advice(spec, advice, as_json=format is Format.json, everything=everything)
 
 
 @takes_terms
@@ -63,9 +65,13 @@ def plan(
     ] = None,
     *,
     terms: TermsGiven,
+    everything: AllOption = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """What a request would do: node, noise, rounds saved, level. Changes nothing."""
+    """What a request would do: node, noise, rounds saved, level. Changes nothing.
+
+    With --all also why other ways are not possible, what each noise would do, what is kept, and every assumption.
+    """
     if (clients is None) == (not most_expensive):
         raise InputError("name the clients with --clients A,B, or ask for --most-expensive: one of the two")
     from sifu.api import Run
@@ -77,7 +83,7 @@ def plan(
     planned = opened.plan(names, **terms)
     if picture is not None:
         draw_picture(planned, picture)
-    show_plan(planned, picture, as_json=format is Format.json)
+    show_plan(planned, picture, as_json=format is Format.json, everything=everything)
 
 
 @takes_terms

@@ -30,7 +30,7 @@ def _attacker(way: Way) -> str:
     return "guessing" if way.level == "exact" else f"{100.0 * way.attacker_rate:.3g} %"
 
 
-def print_ways(plan: Plan) -> None:
+def print_ways(plan: Plan, everything: bool) -> None:
     """The table for people; nothing where a method was named."""
     if plan.auto is None:
         return
@@ -50,10 +50,20 @@ def print_ways(plan: Plan) -> None:
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
+    out.print("attacker: how often one allowed 1 % false alarms can be right; guessing is right about 1 %", style="dim")
+    refused_ways = [way.method for way in plan.ways if way.refused]
+    if everything:
+        _print_more(plan, allowed)
+    elif refused_ways:
+        out.print(f"Not possible here: {', '.join(refused_ways)}", style="dim")
+    out.print(f"auto takes {escape(plan.auto.reason)}.\n")
+
+
+def _print_more(plan: Plan, allowed: list[Way]) -> None:
+    """What is kept after each way, and why others are not possible."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
         out.print(f"auto never takes {', '.join(never)}: a control, or no use of the sigma asked for", style="dim")
-    out.print("attacker: how often one allowed 1 % false alarms can be right; guessing is right about 1 %", style="dim")
     for kept in dict.fromkeys(way.kept for way in allowed):
         who = ", ".join(way.method for way in allowed if way.kept == kept)
         out.print(f"Kept after {who}: {escape(kept)}")
@@ -68,7 +78,6 @@ def print_ways(plan: Plan) -> None:
     for refused in reasons.values():
         names = ", ".join(way.method for way in refused)
         out.print(f"Not here: {names}. {escape(refused[0].refused)}", style="dim")
-    out.print(f"auto takes {escape(plan.auto.reason)}.\n")
 
 
 def _rounds(way: Way) -> str:

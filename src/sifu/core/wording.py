@@ -116,13 +116,15 @@ def psi_words(status: str) -> str:
 
 
 def attacker_words(level: str, rate: float | None, scope: str) -> str:
-    """What an attacker can do at most, in one sentence."""
+    """What an attacker can do at most, in one sentence.
+
+    >>> attacker_words("proven", 0.702, "latest")[:87]
+    'An attacker with a 1 % false-alarm rate detects at most 70.2 % of forgotten clients fro'
+    """
     if rate is None or level == "none":
         return "Nothing bounds what an attacker can tell."
     if level == "exact":
         return f"An attacker who looks at {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
-    assumed = "If the assumptions hold: somebody" if level == "conditional" else "Somebody"
-    return (
-        f"{assumed} who tries to tell from {SEEN[scope]} whether the data was ever used, and who is wrong about 1 % of "
-        f"those whose data was not, is right about at most {percent(rate)} of those whose data was."
-    )
+    attacker = "If the assumptions hold, an attacker" if level == "conditional" else "An attacker"
+    detects = f"detects at most {percent(rate)} of forgotten clients from {SEEN[scope]}"
+    return f"{attacker} with a 1 % false-alarm rate {detects}."

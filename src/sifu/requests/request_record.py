@@ -210,7 +210,30 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
-    words, many, level, sigma = words_of(body), len(body["clients"]) > 1, body["level"], float(body["sigma"])
+    words, lines = words_of(body), _promise(body)
+    if body["level"] == "conditional":
+        lines.append("The assumptions, which nobody has proven:")
+        lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
+    lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
+    lines += [f"- {sentence}" for sentence in words.not_covered]
+    return lines
+
+
+def in_short(body: dict[str, Any]) -> list[str]:
+    """The promise of a public certificate, and how much more there is to read."""
+    words = words_of(body)
+    assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
+    told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
+    return [
+        f"Level {body['level']}, method {body['method']}.",
+        *_promise(body),
+        f"With --all: {told}what was erased, what is kept, and {len(words.not_covered)} things that are not covered.",
+    ]
+
+
+def _promise(body: dict[str, Any]) -> list[str]:
+    """What was done, and what it is worth."""
+    many, level, sigma = len(body["clients"]) > 1, body["level"], float(body["sigma"])
     start, records = start_of(body["protection"], method_info(body["method"]).starts_from, sigma), body["records"]
     whom = forgotten_words(body["clients"], records)
     lines = [
@@ -232,11 +255,6 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append(attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
-    if level == "conditional":
-        lines.append("The assumptions, which nobody has proven:")
-        lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
-    lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
-    lines += [f"- {sentence}" for sentence in words.not_covered]
     return lines
 
 
