@@ -147,7 +147,7 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
         assert words in " ".join(answer.out.split())
         for hidden in ("Psi", "sigma", "commitment"):
             assert hidden not in answer.out
-    text = " ".join(cli("certificate", "show", own_run, "to-the-middle").out.split())
+    text = " ".join(cli("certificate", "show", own_run, "to-the-middle", "--all").out.split())
     assert "detects at most 70.2 % of forgotten clients" in text
     assert "For auditors, confidential: level proven, method sifu" in text
     assert "Psi, the most that they can have moved the model" in text
