@@ -7,6 +7,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sifu.store.history_rows import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
-from sifu.store.sealed import PURGED, erase_sealed
+from sifu.store.sealed import PURGED, erase_sealed, set_apart
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -161,6 +162,8 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
     """Seal an event behind the last one and change the tables as it says."""
     connection = connect(folder)
     seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    payload = dict(payload)
+    apart = set_apart(payload)
     event = seal(previous, seq + 1, time, kind, payload, secrets.token_bytes(32))
     connection.execute(
         "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -169,7 +172,12 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
             signature_over(folder, connection, event),
         ),
     )
-    for change in changes(kind, event.time, json.loads(event.payload)):
+    if apart is not None:
+        connection.execute(
+            "INSERT INTO sealed (seq, salt, content) VALUES (?, ?, ?)", (seq + 1, apart[0], apart[1].decode())
+        )
+        event = replace(event, sealed=apart[1])
+    for change in changes(kind, event.time, event.content):
         where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
         present = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
         if change.values is None:

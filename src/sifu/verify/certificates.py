@@ -114,7 +114,7 @@ def check_statements(
             event.hash.hex(),
             event.time,
             ledger.certificates[request.request, form][1],
-            str(body["ledger"]["signature"]),
+            str(body["ledger"].get("signature")),
         )
         facts = recorded.facts(
             final_node=int(done["final_node"]),
