@@ -92,7 +92,7 @@ def test_a_model_that_was_never_kept_is_not_recorded_later(tmp_path: Path) -> No
 def test_figures_of_earlier_models_are_not_written_over(own_run: Path) -> None:
     row = {"node": 8, "subset": "active", "samples": 120, "accuracy": 0.99, "loss": 0.01}
     add_event(own_run, "evaluation", {"evaluations": [row]})
-    assert "holds evaluations in the open" in problems(own_run)  # figures are sealed: this is noticed first
+    assert "an evaluation of another model than the current one" in problems(own_run)
 
 
 def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:

@@ -91,7 +91,7 @@ def limit_pages(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
     monkeypatch.setattr(writer, "open_database", limited)
 
 
-@pytest.mark.parametrize("extra", [0, 2, 6])
+@pytest.mark.parametrize("extra", [0, 2, 4])
 def test_a_database_that_cannot_grow(
     monkeypatch: pytest.MonkeyPatch, own_trained: Path, cli: Command, extra: int
 ) -> None:
