@@ -96,14 +96,16 @@ CREATE TABLE updates (
     clients TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Statistics of closed-form heads: one file a client, and the sum the head is solved from; clients is a JSON list.
+-- Statistics of closed-form heads: one file a client, and the sum the head is solved from; clients is a JSON list,
+-- and so is trunks: the nodes of the groups' networks that features went through, where groups tune one.
 CREATE TABLE statistics (
     file    TEXT PRIMARY KEY,
     node    INTEGER NOT NULL,
     clients TEXT    NOT NULL,
     samples INTEGER NOT NULL,
     bytes   INTEGER NOT NULL,
-    digest  TEXT    NOT NULL
+    digest  TEXT    NOT NULL,
+    trunks  TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Replies of clients that were refused, by the place of their round; left_out: the round went without that client.
