@@ -447,9 +447,9 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
         issued = [journey.folder / "certificates" / f"{name}.auditor.json" for name in done]
     observer.left(journey)
     given = issued if dice.random() < 0.7 else []
-    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given)
     journey.folder = back
-    os.environ[WITNESSES] = f"file:{journey.witness}"
+    os.environ[WITNESSES] = f"file:{journey.witness}"  # the old one knows of what came after the backup
+    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given)
     journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
     if given:
         try:
