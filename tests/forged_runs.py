@@ -61,11 +61,13 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             connection.execute(
                 "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
             )
+        stated = content.get(SEALED)
         if edit is not None:
             edit(kind, content)
         if sealed is not None:
             private = canonical_json({key: content.pop(key) for key in SEALED_KEYS if key in content})
-            content[SEALED] = seal_commitment(sealed[0], private)
+            if content.get(SEALED) == stated:  # unless that is what was edited
+                content[SEALED] = seal_commitment(sealed[0], private)
             connection.execute("UPDATE sealed SET content = ? WHERE seq = ?", (private.decode(), seq))
         event = seal(previous, seq, time, kind, content, nonce)
         if with_key:

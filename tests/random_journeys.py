@@ -344,7 +344,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     if len(left) < 3:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
-    terms = random_journey_terms(dice, journey)
+    terms = random_journey_terms(dice, journey) | {"min_level": "none"}  # what is approved is what is carried out
     again = [name for name in left if first_name(name) in journey.gone]
     if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with somebody else
         name = dice.choice(again)
@@ -363,9 +363,9 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
             done = approve_and_carry_out(dice, journey, name)
         elif dice.random() < 0.2:
             run.request(who, name, **terms)
-            done = run.forget(min_level="none")
+            done = run.forget()
         else:
-            done = run.forget(who, name, min_level="none", **terms)
+            done = run.forget(who, name, **terms)
     except SifuError as error:
         journey.refused += 1
         journey.steps.append(f"refused: {error}"[:120])
@@ -403,20 +403,20 @@ def approve_and_carry_out(dice: random.Random, journey: Journey, name: str) -> S
     """A request is held until everybody approved it; now and then it is withdrawn before, and stays so."""
     run = journey.open()
     for count in range(journey.approvals):
-        if run.forget(min_level="none"):
+        if run.forget():
             raise AssertionError(f"request {name} was carried out with {count} of {journey.approvals} approvals")
         if dice.random() < 0.1:
             run.decide(name, "withdrawn", actor=FILED_BY)
             with suppress(InputError):
                 run.decide(name, "approved", actor=PEOPLE[count])
                 raise AssertionError(f"request {name} was approved after it was withdrawn")
-            return run.forget(min_level="none")
+            return run.forget()
         with suppress(InputError):
             run.decide(name, "approved", actor=f" {FILED_BY.upper()} ")
             raise AssertionError(f"request {name} was approved by who filed it")
         run.decide(name, "approved", actor=PEOPLE[count])
         run.decide(name, "approved", actor=PEOPLE[count].lower())  # the same person again
-    return run.forget(min_level="none")
+    return run.forget()
 
 
 def can_be_timestamped() -> bool:
@@ -457,7 +457,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
             for row in run.status().requests if journey.approvals else ():
                 for person in PEOPLE[: journey.approvals] if row.status == "received" else ():
                     run.decide(row.request, "approved", actor=person)
-            observer.carried_out(journey, [outcome.request for outcome in run.forget(min_level="none")])
+            observer.carried_out(journey, [outcome.request for outcome in run.forget()])
         except SifuError as error:
             journey.refused += 1
             journey.steps.append(f"refused after a restore: {error}"[:120])

@@ -16,9 +16,9 @@ from claims_against_truth import Findings, OtherParticipantsError, Truth, _apart
 from independent_verifier import charge_of
 from random_journeys import FAMILIES
 
-QUICK = {"linear": 8, "network": 4, "groups": 2, "closed form": 2, "training noise": 2}
+QUICK = {"linear": 8, "network": 3, "groups": 1, "closed form": 1, "training noise": 2}
 """A journey of each family that takes about a second."""
-CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 5, "statistics": 2, "levels": 1, "names": 22,
+CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 5, "statistics": 1, "levels": 2, "names": 22,
              "names, exact": 29}  # fmt: skip
 """A journey in which each cheat matters."""
 

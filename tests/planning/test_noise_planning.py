@@ -259,7 +259,7 @@ def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     picture = tmp_path / "plan.png"
     shown = runner.invoke(
-        app, ["plan", str(after_one), "--clients", "client-002,client-003", "--picture", str(picture)]
+        app, ["plan", str(after_one), "--clients", "client-002,client-003", "--all", "--picture", str(picture)]
     )
     assert shown.exit_code == 0, shown.output
     for words in ("What each noise would do", "joint", "Budgets of those forgotten", "Nothing was changed"):
