@@ -471,7 +471,7 @@ def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
         content = json.loads(payload)
         for place, value in spread(list(leaves(content)), seq, 12):
             for new in changed(value)[:1]:
-                if place == ("sealed",):  # a forger seals again when the chain is made again, so this changes nothing
+                if place == ("sealed",):  # OPEN: in the run of groups this change is not noticed; find out why
                     continue
                 yield Mutation("event", f"event {seq}: {place}: {value!r} -> {new!r}"[:300], _forging(seq, place, new))
 
