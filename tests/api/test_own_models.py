@@ -118,10 +118,10 @@ def test_going_on_without_the_model_or_the_data_is_refused(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"parameter|model|layout"):
         sifu.open_run(tmp_path / "run", model=other_cnn, clients=arrays()).forget(["hospital 1"], sigma=5.0)
     fewer = {name: pair for name, pair in arrays().items() if name != "hospital 5"}
-    with pytest.raises(InputError, match="not those the run was made with"):
+    with pytest.raises(InputError, match="the data of client 'hospital 5' are missing"):
         sifu.open_run(tmp_path / "run", model=small_cnn, clients=fewer).forget(["hospital 1"])
     renamed = {name.replace("hospital", "clinic"): pair for name, pair in arrays().items()}
-    with pytest.raises(InputError, match="not those the run was made with"):
+    with pytest.raises(InputError, match="the data of client 'hospital 0' are missing"):
         sifu.open_run(tmp_path / "run", model=small_cnn, clients=renamed).forget(["hospital 1"])
     assert state(tmp_path / "run") == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,9 +52,18 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
         strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
         if strange:
             raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
+    check_names_differ(clients)
     if len(clients) < 2:
         raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
     return with_features(spec, clients)
+
+
+def check_names_differ(clients: ClientsGiven) -> None:
+    """Refuse two clients of one name: requests go by names."""
+    names = () if isinstance(clients, Mapping) else [getattr(client, "name", None) for client in clients]
+    for name, times in Counter(name for name in names if isinstance(name, str)).items():
+        if times > 1:
+            raise InputError(f"two clients have the same name, {name!r}: every client needs its own")
 
 
 def as_model(model: ModelGiven | None) -> Model | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sifu.api.engine_check import check_as_specified
-from sifu.api.given import ClientsGiven, ModelGiven, as_clients, as_model, is_linear
+from sifu.api.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ, is_linear
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
@@ -52,6 +52,8 @@ def open_run(
     `precision` are those of `train`.
     """
     check_choice(device, precision)
+    if isinstance(clients, Iterable):
+        check_names_differ(clients)
 
     def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine | None:
         if engine is not None:
