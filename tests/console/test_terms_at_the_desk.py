@@ -246,6 +246,7 @@ def test_methods_without_a_guarantee_are_not_offered(desk: Any) -> None:
         assert "<option>scratch</option>" in page
         assert "<option>fine_tuning</option>" not in page
     assert "guarantee nothing here (level none)" in compared
+    assert compared.index("<h3>scratch") < compared.index("guarantee nothing here") < compared.index("<h3>fine_tuning")
 
 
 @pytest.mark.parametrize(
