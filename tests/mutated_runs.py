@@ -268,9 +268,9 @@ def uncaught(
             # A file of a certificate is compared with the ledger's copy, so a sample of its fields will do there.
             if mutation.kind != "field" or number % 5 == 0:
                 word = WORDS.get(mutation.kind, "")
-                findings = [finding for finding in caught(pristine.folder, **against) if word in finding]
-                if not findings or any(CRASH in finding for finding in findings):
-                    wrong.append(f"{mutation.kind} not caught: {mutation.name}: {findings[:1]}")
+                findings = caught(pristine.folder, **against)
+                if not any(word in finding for finding in findings) or any(CRASH in finding for finding in findings):
+                    wrong.append(f"{mutation.kind} not caught: {mutation.name}: {findings[:2]}")
             beyond_it = mutation.kind == "older" or mutation.name.startswith("timestamps")
             if number % second_every == 0 and not beyond_it and not verify(pristine.folder):
                 wrong.append(f"{mutation.kind} not caught by the second verifier: {mutation.name}")
@@ -471,8 +471,6 @@ def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
         content = json.loads(payload)
         for place, value in spread(list(leaves(content)), seq, 12):
             for new in changed(value)[:1]:
-                if place == ("sealed",):  # OPEN: in the run of groups this change is not noticed; find out why
-                    continue
                 yield Mutation("event", f"event {seq}: {place}: {value!r} -> {new!r}"[:300], _forging(seq, place, new))
 
 

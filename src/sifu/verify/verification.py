@@ -97,9 +97,9 @@ def verify_run(
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
-            ("ledger", check_sealed),
             ("signatures", check_checkpoints),
             ("signatures", check_covered),
+            ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
             ("clock", check_not_ahead),
