@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, called_in_process
+
+if importlib.util.find_spec("flwr") is None:
+    collect_ignore_glob = ["test_flower*.py"]
 
 
 @pytest.fixture

@@ -202,7 +202,9 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
     result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
     assert not result.failures
     assert len(lanes) == 3  # one training, two trajectories
-    assert comparable(tmp_path / "lanes") == comparable(finished)
+    # Engines that are not sifu's own are a premise, so the level of these lanes is another; all else is the same.
+    for row, same in zip(comparable(tmp_path / "lanes"), comparable(finished), strict=True):
+        assert row | {"level": same["level"]} == same
 
 
 def test_max_rounds_is_laid_over_every_spec_and_lowers_the_least(tmp_path: Path) -> None:
