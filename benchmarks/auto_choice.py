@@ -84,7 +84,7 @@ def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
     names = [client.name for client in run.status().clients][: case.leaving]
     with run.reader() as reader:
         view = RunView(reader)
-        given = case.terms | ({"min_level": case.level} if case.level else {})
+        given = case.terms | ({"level": case.level} if case.level else {})
         chosen = plan_request(view, make_terms(view, names, given))
         assert chosen.auto is not None
         rounds: dict[str, list[int]] = {}

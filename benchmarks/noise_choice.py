@@ -70,7 +70,7 @@ def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any)
         terms = {"method": "sifu"} | terms
         plan = run.plan(clients, **terms)
         seconds = time.perf_counter() - started
-        (outcome,) = run.forget(clients, max_rounds=cap, min_level="none", **terms)
+        (outcome,) = run.forget(clients, max_rounds=cap, level="none", **terms)
         rows.append(
             {
                 "sigma": outcome.sigma,

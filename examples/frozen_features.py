@@ -61,7 +61,7 @@ def main(folder: Path, name: str = "digits", data_folder: str | None = None) -> 
     run = sifu.train(spec, run=folder, clients=clients)
     plan = run.plan(["client-003"])
     print(f"{plan.tip_rounds} rounds so far; would go back to {plan.source_rounds}, sigma {plan.noise_std:g}")
-    (outcome,) = run.forget(["client-003"], min_level="proven", compare_scratch=True)
+    (outcome,) = run.forget(["client-003"], level="proven", compare_scratch=True)
     print(f"forgotten in {outcome.rounds} rounds, Scratch takes {outcome.scratch_rounds}; level {outcome.level}")
     print("verified:", run.verify().holds)
     return run

@@ -175,7 +175,7 @@ def with_terms(request: Row) -> Row:
     """A row of `requests` with its terms as further keys, lists as canonical JSON (section 4)."""
     terms = json.loads(request["terms"])
     lists = {name: canonical(terms[name]) for name in ("clients", "records")}
-    return terms | lists | {"asked_method": terms["method"]} | request
+    return terms | lists | {"asked_method": terms["method"], "asked_level": terms["level"]} | request
 
 
 class Verifier:
@@ -188,7 +188,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 9)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 10)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -1166,7 +1166,7 @@ class Verifier:
         at, auto = f"request {request['request']}", self.rolled[request["request"]]["payload"].get("auto")
         strength = ("none", "conditional", "proven", "exact").index
         restored = bool(self.restored_before(request))
-        least = request["min_level"] or "none"
+        least = request["asked_level"] or "none"
         self.check(restored or strength(level) >= strength(least), f"{at}: {level} is below the {least} asked for")
         if request["asked_method"] != "auto":
             self.agree(f"{at}: method", [request["method"], auto], [request["asked_method"], None])
@@ -1177,7 +1177,7 @@ class Verifier:
         places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
         self.check(strength(auto["least_level"]) >= strength(least), f"{at}: auto chose below {least}")
         if self.spec.get("requests", {}).get("approval", "none") != "none":
-            approved = request["min_level"] or "conditional"
+            approved = request["asked_level"] or "conditional"
             self.agree(f"{at}: level approved", auto["least_level"], approved)
         enough = [way for way in auto["ways"] if strength(way["level"]) >= strength(auto["least_level"])]
         exact = sorted((way for way in enough if way["level"] == "exact"), key=lambda way: places[way["method"]])[:1]

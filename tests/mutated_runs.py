@@ -66,7 +66,7 @@ def sampled(folder: Path) -> Path:
     sifu.restore(folder.with_name("sampled.zip"), back)
     run = sifu.open_run(back)
     run.forget(["client-002", "client-003"], "second", sigma=1.0, unit="joint", retention="strict")
-    run.forget(["client-004"], "third", method="fine_tuning", min_level="none")
+    run.forget(["client-004"], "third", method="fine_tuning", level="none")
     run.purge()
     return back
 
@@ -210,7 +210,7 @@ def masked(folder: Path) -> Path:
     federation = Federation(folder, spec, masked_updates=True)
     federation.serve()
     sifu.open_run(federation.run_folder).request([federation.data[2].name], "masked", sigma=5.0)
-    federation.serve(min_level="none")
+    federation.serve(level="none")
     return federation.run_folder
 
 

@@ -344,7 +344,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     if len(left) < 3:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
-    terms = random_journey_terms(dice, journey) | {"min_level": "none"}  # what is approved is what is carried out
+    terms = random_journey_terms(dice, journey) | {"level": "none"}  # what is approved is what is carried out
     again = [name for name in left if first_name(name) in journey.gone]
     if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with somebody else
         name = dice.choice(again)

@@ -80,8 +80,8 @@ def random_run(seed: int, folder: Path) -> Run:
         if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may well be the next to ask
             rows[left[-1]] -= 1
             with suppress(NotCertifiableError):  # without it the client's loss may be too steep
-                run.forget(left[-1:], min_level="none", records=[rows[left[-1]]], **terms)
+                run.forget(left[-1:], level="none", records=[rows[left[-1]]], **terms)
                 continue
         who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]
-        run.forget(who, min_level="none", **terms)
+        run.forget(who, level="none", **terms)
     return run

@@ -89,7 +89,7 @@ def _joining(job: dict[str, Any]) -> Step:
 def _forgetting(job: dict[str, Any], request: dict[str, Any]) -> Step:
     usual = "closed_form" if job["spec"].get("model", {}).get("kind") == "ridge" else "sifu"
     terms = {"method": usual} | request["terms"]
-    return _on(job, lambda run: run.forget(request["clients"], request["id"], min_level="none", **terms))
+    return _on(job, lambda run: run.forget(request["clients"], request["id"], level="none", **terms))
 
 
 def _purge_once(run: sifu.Run) -> None:

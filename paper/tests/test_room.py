@@ -119,7 +119,7 @@ def test_requests_of_a_copy_leave_the_linked_models_of_its_training(tmp_path: Pa
     linked = [path for path in (tmp_path / "copy" / "models").iterdir() if path.stat().st_nlink > 1]
     assert len(linked) == len(before)
     run = open_run(tmp_path / "copy")
-    run.forget([_first_client(run)], "leaves", method="scratch", min_level="none")
+    run.forget([_first_client(run)], "leaves", method="scratch", level="none")
     run.purge()
     assert not any(path.exists() for path in linked[1:])
     after = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in (training / "models").iterdir()}

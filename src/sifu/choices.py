@@ -40,8 +40,6 @@ class Term(NamedTuple):
     """What the command line, the console and its API say of a term of a request."""
 
     help: str
-    flags: tuple[str, ...] = ()
-    """Of its option; by default its name with dashes."""
     default: str | None = None
     """In the help, where it is not the spec's."""
 
@@ -65,9 +63,7 @@ class TermsGiven(TypedDict, total=False):
             default="auto",
         ),
     ]
-    min_level: Annotated[
-        Level | None, Term("Refuse anything weaker.", flags=("--level", "--min-level"), default="conditional")
-    ]
+    level: Annotated[Level | None, Term("Refuse anything weaker.", default="conditional")]
     calibration: Annotated[Calibration | None, Term("How noise follows from the budget.")]
     retention: Annotated[Retention | None, Term("paper keeps models from before the rollback, strict erases them.")]
     reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]

@@ -77,7 +77,7 @@ def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
         run, source = trained(tmp_path / name, method, kind, privacy={"noise": "seeded"})
         if name == "rows gone":
             FORMATS[kind](source, without("long-beach"))
-        (outcome,) = again(run).forget(["long-beach"], method=method, sigma=0.5, min_level="none")
+        (outcome,) = again(run).forget(["long-beach"], method=method, sigma=0.5, level="none")
         models.append(run.reader().load_model(run.reader().tip))
         assert again(run).verify().problems == []
         assert outcome.accuracy is not None
@@ -99,7 +99,7 @@ def test_a_head_with_kept_statistics_needs_no_data_at_all(tmp_path: Path, gone: 
     run = sifu.open_run(tmp_path / "run")
     unreadable = gone in ("the file", "the folder")
     with pytest.warns(SifuWarning, match="no accuracy is measured") if unreadable else nullcontext():
-        (outcome,) = run.forget(["long-beach"], min_level="exact")
+        (outcome,) = run.forget(["long-beach"], level="exact")
     assert (outcome.level, outcome.rounds, outcome.accuracy) == ("exact", 0, None)
     assert run.verify().problems == []
     # The head is that of a federation that never had the client.
@@ -125,21 +125,21 @@ def test_the_data_of_those_who_stay_are_needed_where_nothing_is_kept(tmp_path: P
     before = model_of(run)
     write_npz(source, without("va"))
     with pytest.raises(InputError, match="'va' are missing"):
-        again(run).forget(["long-beach"], method=method, min_level="none")
+        again(run).forget(["long-beach"], method=method, level="none")
     np.testing.assert_array_equal(model_of(run), before)
-    (outcome,) = again(run).forget(["va"], method=method, min_level="none")
+    (outcome,) = again(run).forget(["va"], method=method, level="none")
     assert outcome.accuracy is not None
     x, y, client = rows_of(without("va"))
     np.savez(source, x=x + (client == "zurich")[:, None], y=y, client=client)
     with pytest.raises(InputError, match=r"are not those the run was made with.*zurich|'zurich' are not those"):
-        again(run).forget(["long-beach"], method=method, min_level="none")
+        again(run).forget(["long-beach"], method=method, level="none")
 
 
 def test_records_need_what_their_client_has_left(tmp_path: Path) -> None:
     run, source = trained(tmp_path, "closed_form")
     write_npz(source, without("va"))
     with pytest.raises(InputError, match="'va' are missing"):
-        again(run).forget(["va"], records=[1], min_level="none")
+        again(run).forget(["va"], records=[1], level="none")
     (outcome,) = again(run).forget(["cleveland"], records=[1])
     assert outcome.level == "exact"
     assert again(run).verify().problems == []
@@ -151,8 +151,8 @@ def test_clients_handed_over_from_python_may_leave_out_who_left(tmp_path: Path) 
     run = sifu.train({"stop": {"target": 0.0, "max_rounds": 3}}, clients=data, run=tmp_path / "run")
     del data["budapest"]
     run = sifu.open_run(run.folder, clients=data)
-    run.forget(["budapest"], method="scratch", min_level="none")
-    run.forget(["zurich"], method="scratch", min_level="none")
+    run.forget(["budapest"], method="scratch", level="none")
+    run.forget(["zurich"], method="scratch", level="none")
     assert run.verify().problems == []
     with pytest.raises(InputError, match="'budapest' are missing"):
         sifu.open_run(run.folder, clients=data).complete_engine()

@@ -110,7 +110,7 @@ def test_the_size_of_training_noise_tells_who_took_part_so_nothing_is_certified(
     # A test of the variance alone tells the two apart: it never errs on 20,000 numbers.
     assert np.var(everyone) < 0.0264 < np.var(without)
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
-    (outcome,) = run.forget(["client-001"], "dp", method="dp", min_level="none")
+    (outcome,) = run.forget(["client-001"], "dp", method="dp", level="none")
     assert outcome.level == "none"
     failed = [premise for premise in run.certificate("dp").body["premises"] if premise["status"] == "failed"]
     assert [premise["name"] for premise in failed] == ["training noise"]

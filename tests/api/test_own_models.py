@@ -234,7 +234,7 @@ def test_terms_from_python_are_checked(own_trained: Path) -> None:
         (lambda: run.plan(["client-000"], delta=None, reserve="a"), "reserve"),
         (lambda: run.plan([3]), "client"),
         (lambda: run.forget(["client-000"], 7), "request id"),
-        (lambda: run.forget(["client-000"], min_level="best"), "least level"),
+        (lambda: run.forget(["client-000"], level="best"), "least level"),
     ):
         with pytest.raises(InputError, match=word):
             call()

@@ -52,7 +52,7 @@ def test_groups_in_a_restored_run_trust_the_record(tmp_path: Path) -> None:
     (outcome,) = back.forget()
     assert (outcome.request, outcome.level) == ("gone", "exact")
     back.forget(["client-002"], "later", method="groups")
-    back.forget(["client-003"], "noised", sigma=1.0, min_level="none")
+    back.forget(["client-003"], "noised", sigma=1.0, level="none")
     assert premises(back, "gone")["record"] == premises(back, "later")["record"] == "trusted"
     assert premises(back, "noised").get("record") == "assumed"
     assert_verifies(tmp_path / "back")
@@ -91,7 +91,7 @@ def test_events_that_were_signed_late_are_trusted_at_best(tmp_path: Path) -> Non
     run.request(["client-001"], "late", sigma=1.0)
     (tmp_path / "elsewhere").rename(key)
     assert run.sign() is not None
-    run.forget(min_level="none")
+    run.forget(level="none")
     assert "signatures" not in premises(run, "before")
     assert premises(run, "late")["signatures"] == "trusted"
     assert run.outcomes()[0].level == run.outcomes()[1].level

@@ -36,7 +36,7 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     run = sifu.train(spec, run=tmp_path / "run")
     assert holding(run.folder, what, 3)
     run.backup(tmp_path / "old.zip")
-    run.forget(["client-003"], "since", min_level="none", **terms)
+    run.forget(["client-003"], "since", level="none", **terms)
     certificate = run.folder / "certificates" / "since.public.json"
     back = tmp_path / "back"
     restore(tmp_path / "old.zip", back, certificates=[certificate])
@@ -48,10 +48,12 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     again = sifu.open_run(back)
     assert again.verify().problems == []
     assert verify(back) == []
+    # The level that the certificate reached is not one that was asked for.
+    assert again.request_record("since").status.terms.level in (None, "none")
     # Nothing of the others was lost: the request can be carried out again, and others after it.
     (outcome,) = again.forget()
     assert outcome.request == "since"
-    again.forget(["client-005"], min_level="none", **terms)
+    again.forget(["client-005"], level="none", **terms)
     assert again.verify().problems == []
     assert verify(back) == []
 
@@ -59,7 +61,7 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
 def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
     run = sifu.train(spec_for("fed_eraser", privacy={"noise": "seeded"}), run=tmp_path / "run")
     run.backup(tmp_path / "old.zip")
-    run.forget(["client-003"], "since", method="fed_accum", min_level="none")
+    run.forget(["client-003"], "since", method="fed_accum", level="none")
     back = tmp_path / "back"
     restore(tmp_path / "old.zip", back, certificates=[run.folder / "certificates" / "since.public.json"])
     rows = query(back, "SELECT clients FROM updates")
@@ -67,8 +69,8 @@ def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
     assert all(len(json.loads(clients)) == 11 for (clients,) in rows)
     again = sifu.open_run(back)
     # Another request comes first: it rewrites the files that the restoration had rewritten.
-    again.forget(["client-004"], "other", method="sifu", sigma=0.5, min_level="none")
-    again.forget(["client-003"], "since", method="fed_accum", min_level="none")
+    again.forget(["client-004"], "other", method="sifu", sigma=0.5, level="none")
+    again.forget(["client-003"], "since", method="fed_accum", level="none")
     assert again.verify().problems == []
     assert verify(back) == []
 

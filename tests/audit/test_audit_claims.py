@@ -117,7 +117,7 @@ def test_clients_that_did_not_ask_are_watched_too(own_trained: Path) -> None:
 
 def test_training_noise_cannot_be_replayed_and_that_is_said(tmp_path: Path) -> None:
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
-    run.forget(["client-000"], method="dp", epsilon=100.0, min_level="none")
+    run.forget(["client-000"], method="dp", epsilon=100.0, level="none")
     report = audit_run(run, QUICK)
     assert report.holds
     assert report.nodes_replayed == 0
@@ -164,7 +164,7 @@ def test_one_draw_a_replay_has_the_law_of_whole_models() -> None:
 def test_recorded_noise_is_found_again_by_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeded noise can be read off the model or drawn again: distances agree."""
     run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=tmp_path / "run")
-    run.forget(["client-000"], sigma=0.2, min_level="none")
+    run.forget(["client-000"], sigma=0.2, level="none")
     from_disk = audit_run(run, QUICK)
     monkeypatch.setattr("sifu.store.reader.RunReader.models", lambda self: {})
     drawn_again = audit_run(run, QUICK)

@@ -166,9 +166,7 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
     before = state(run_read_only)
     check_refused(cli("forget", run_read_only, "--epsilon", "3"), 2, "--epsilon belongs", "--clients")
     check_refused(cli("forget", run_read_only, "--request", "r99"), 2, "r99", "strictly")
-    check_refused(
-        cli("forget", run_read_only, "--clients", "client-007", "--min-level", "some"), 2, "'some' is not one of"
-    )
+    check_refused(cli("forget", run_read_only, "--clients", "client-007", "--level", "some"), 2, "'some' is not one of")
     assert state(run_read_only) == before
 
 
@@ -465,13 +463,13 @@ def test_divergence_is_rejected_and_the_last_good_state_stays(cli: Command, tmp_
 @pytest.mark.parametrize(
     ("sections", "arguments", "reason"),
     [
-        ({"model": {"dtype": "float32"}}, ["--min-level", "proven"], "float32"),
-        ({"server": {"participation": "fixed(6)"}}, ["--min-level", "proven"], "fixed number"),
+        ({"model": {"dtype": "float32"}}, ["--level", "proven"], "float32"),
+        ({"server": {"participation": "fixed(6)"}}, ["--level", "proven"], "fixed number"),
         ({"privacy": {"accounting": "population"}}, [], "Population accounting"),
         ({"privacy": {"noise": "seeded"}}, [], "seeded"),
         ({"privacy": {"calibration": "classical"}}, [], "Classical calibration"),
-        ({"regularity": {"kind": "assumed"}}, ["--min-level", "proven"], "taken to expand"),
-        ({}, ["--min-level", "exact"], "exact"),
+        ({"regularity": {"kind": "assumed"}}, ["--level", "proven"], "taken to expand"),
+        ({}, ["--level", "exact"], "exact"),
     ],
     ids=["float32", "fixed", "population", "seeded", "classical", "assumed", "exact"],
 )

@@ -142,7 +142,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
     [
         (["status", "/nowhere"], 2),
         (["plan", "RUN", "--clients", "nobody"], 2),
-        (["forget", "RUN", "--clients", "client-007", "--sigma", "0.5", "--min-level", "exact"], 4),
+        (["forget", "RUN", "--clients", "client-007", "--sigma", "0.5", "--level", "exact"], 4),
         (["forget", "RUN", "--clients", "client-007", "--epsilon", "-1"], 2),
         (["request", "RUN", "--clients", ""], 2),
         (["verify", "/nowhere"], 2),

@@ -16,7 +16,7 @@ from sifu.core.request_terms import TERMS, RequestTerms
 
 UNUSUAL: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.9, "unit": "joint", "scope": "latest", "calibration": "classical",
-    "retention": "strict", "reserve": 0.25, "method": "sifu", "min_level": "none", "max_rounds": 3,
+    "retention": "strict", "reserve": 0.25, "method": "sifu", "level": "none", "max_rounds": 3,
     "release": "now", "target": 0.0,
 }  # fmt: skip
 """Of every term but records, which rule joint units out, a value that is not the default."""
@@ -28,7 +28,7 @@ def file_at_every_door(desk: Any, door: str, cli: Command) -> None:
     folder, north = desk.folder / "north", desk.key("north")
     if door == "command line":
         options = [word for name, value in UNUSUAL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        options = ["--level" if word == "--min-level" else word for word in options]
+        options = ["--level" if word == "--level" else word for word in options]
         assert cli("request", folder, "--clients", ",".join(CLIENTS), "--id", "a", *options).code == 0
     elif door == "python":
         sifu.open_run(folder).request(CLIENTS, "a", actor="otto", **UNUSUAL)
@@ -110,7 +110,7 @@ def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(desk: Any) -> N
         ({"max_rounds": 1, "release": "now"}, "an operator sets max_rounds, release"),
         ({"epsilon": 1000}, "protects less"),
         ({"delta": 0.5}, "protects less"),
-        ({"min_level": "none"}, "guarantees nothing"),
+        ({"level": "none"}, "guarantees nothing"),
     ],
 )
 def test_a_requester_asks_for_more_protection_and_nothing_else(desk: Any, terms: dict[str, Any], words: str) -> None:
@@ -126,7 +126,7 @@ def test_a_requester_asks_for_more_protection_and_nothing_else(desk: Any, terms:
 
 
 def test_a_requester_may_ask_for_records_and_more_protection(desk: Any) -> None:
-    terms = {"records": [2, 5], "epsilon": 1.0, "min_level": "exact"}
+    terms = {"records": [2, 5], "epsilon": 1.0, "level": "exact"}
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
     assert desk.program("rita").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body).status_code == 201
     page = desk.browser("rita").get(f"/runs/{desk.key('north')}/requests/1").text

@@ -88,7 +88,7 @@ def test_a_head_on_frozen_features_is_proven(tmp_path: Path) -> None:
     run = sifu.train(spec, run=tmp_path / "run", clients=mapped)
     beta = max(client.smoothness for client in run.reader().clients())
     assert beta <= (4.0**2 + 1.0) / 2.0 * (1.0 + 1e-6)
-    (outcome,) = run.forget(["client-003"], sigma=0.5, min_level="proven")
+    (outcome,) = run.forget(["client-003"], sigma=0.5, level="proven")
     assert outcome.level == "proven"
     assert run.verify().holds
 

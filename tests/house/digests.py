@@ -182,7 +182,7 @@ def request() -> Digest:
         models.add(_released(run))
         plan = run.plan(["client-003"], sigma=0.1)
         scalars.add(plan.source_depth, plan.noise_std)
-        (outcome,) = run.forget(["client-003"], "the-request", sigma=0.1, min_level="none")
+        (outcome,) = run.forget(["client-003"], "the-request", sigma=0.1, level="none")
         scalars.add(outcome.psi, outcome.psi_star, outcome.rollback_to, outcome.rounds, outcome.delta_at_most)
         models.add(_released(run))
         for row in query(

@@ -56,7 +56,7 @@ class TestEveryMethod:
     def test_requests_one_after_the_other(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
         for number, clients in enumerate((["client-000"], ["client-001", "client-002"], ["client-003"]), start=1):
-            (outcome,) = run.forget(clients, method=method, sigma=sigma_for(method, 0.15), min_level="none")
+            (outcome,) = run.forget(clients, method=method, sigma=sigma_for(method, 0.15), level="none")
             assert outcome.method == method
             assert outcome.request == f"r{number}"
             assert outcome.clients == tuple(clients)
@@ -73,9 +73,7 @@ class TestEveryMethod:
     def test_sets(self, method: str, own_run_of_method: Path, unit: str, retention: str) -> None:
         run = sifu.open_run(own_run_of_method)
         clients = [f"client-{k:03d}" for k in (1, 4, 7, 10)]
-        run.forget(
-            clients, method=method, sigma=sigma_for(method, 0.4), min_level="none", unit=unit, retention=retention
-        )
+        run.forget(clients, method=method, sigma=sigma_for(method, 0.4), level="none", unit=unit, retention=retention)
         subjects = query(own_run_of_method, "SELECT clients FROM subjects ORDER BY subject")
         assert len(subjects) == (1 if unit == "joint" else 4)
         assert run.verify().problems == []
@@ -91,9 +89,9 @@ class TestEveryMethod:
             first = len(query(own_run_of_method, "SELECT 1 FROM subjects"))
             clients = [f"client-{first + k:03d}" for k in range(2)]
             before = state(own_run_of_method)
-            plan = run.plan(clients, method=method, min_level="none", **terms)
+            plan = run.plan(clients, method=method, level="none", **terms)
             assert state(own_run_of_method) == before
-            (outcome,) = run.forget(clients, method=method, min_level="none", **terms)
+            (outcome,) = run.forget(clients, method=method, level="none", **terms)
             row = query(
                 own_run_of_method,
                 "SELECT source_node, noise_std, wanted_node, multiplier FROM requests WHERE request = ?",
@@ -110,9 +108,7 @@ class TestEveryMethod:
         folder = copy_run(method_run, tmp_path / "stopped")
         run = sifu.open_run(folder)
         with pytest.raises(KeyboardInterrupt):
-            run.forget(
-                ["client-005"], "mine", method=method, sigma=sigma_for(method, 0.1), min_level="none", progress=stop
-            )
+            run.forget(["client-005"], "mine", method=method, sigma=sigma_for(method, 0.1), level="none", progress=stop)
         noised = query(folder, "SELECT digest FROM models WHERE node = (SELECT noise_node FROM requests)")
         assert noised, "the noised model is on disk"
         assert run.verify().problems == []
@@ -127,8 +123,8 @@ class TestEveryMethod:
 
     def test_queued_requests_are_carried_out_in_order(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
-        run.request(["client-006"], "b", method=method, sigma=sigma_for(method, 0.2), min_level="none")
-        run.request(["client-002", "client-003"], "a", method=method, sigma=sigma_for(method, 0.2), min_level="none")
+        run.request(["client-006"], "b", method=method, sigma=sigma_for(method, 0.2), level="none")
+        run.request(["client-002", "client-003"], "a", method=method, sigma=sigma_for(method, 0.2), level="none")
         outcomes = run.forget()
         assert [outcome.request for outcome in outcomes] == ["b", "a"]
         assert run.verify().problems == []
@@ -137,10 +133,10 @@ class TestEveryMethod:
 
     def test_nothing_to_do_for_a_request_that_is_done(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
-        first = run.forget(["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), min_level="none")
+        first = run.forget(["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), level="none")
         before = state(own_run_of_method)
         again = sifu.open_run(own_run_of_method).forget(
-            ["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), min_level="none"
+            ["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), level="none"
         )
         assert again == first
         assert state(own_run_of_method) == before
@@ -151,7 +147,7 @@ class TestEveryMethod:
         recorded: list[Any] = []
         for name in ("one", "two"):
             run = sifu.train(spec_for(method, privacy={"noise": "seeded"}), run=tmp_path / name)
-            run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), min_level="none")
+            run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
             recorded.append(scalars(tmp_path / name))
         assert recorded[0] == recorded[1]
 
@@ -166,7 +162,7 @@ class TestEveryMethod:
         with pytest.raises(KeyboardInterrupt):
             sifu.train(spec, run=tmp_path / "run", progress=stop)
         run = sifu.open_run(tmp_path / "run")
-        (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), min_level="none")
+        (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
         # A head was interrupted while its clients computed features: nothing was sent yet, so all who stay send now.
         assert outcome.rounds == (1 if method == "closed_form" else rounds_of(method))
         assert run.verify().problems == []

@@ -254,7 +254,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
 def test_noise_of_training_promises_nothing_that_a_replay_could_break(tmp_path: Path) -> None:
     """Its size depends on who took part, so nothing is certified, and nothing is owed."""
     run = sifu.train(spec_for("dp"), run=tmp_path / "run")
-    (outcome,) = run.forget(["client-000"], "promised", method="dp", min_level="none")
+    (outcome,) = run.forget(["client-000"], "promised", method="dp", level="none")
     assert outcome.level == "none"
     run.plan(["client-001"], method="fed_accum")
     run.forget(["client-003"], method="scratch")
@@ -278,7 +278,7 @@ def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) 
     with pytest.raises(NotCertifiableError, match="stored updates"):
         run.forget(["client-001"], method="dp")
     for client, other in enumerate(("dp", "fine_tuning"), start=1):
-        (outcome,) = run.forget([f"client-{client:03d}"], method=other, min_level="none")
+        (outcome,) = run.forget([f"client-{client:03d}"], method=other, level="none")
         assert (outcome.level, outcome.psi) == ("none", np.inf)
         assert run.verify().problems == []
     (outcome,) = run.forget(["client-003"], method="noisy_scratch", sigma=0.2)
@@ -314,7 +314,7 @@ def test_no_byte_of_a_forgotten_clients_updates_stays(tmp_path: Path, method: st
         assert tensors
         assert all(tensor in everything_on_disk(run.folder) for tensor in tensors), "the search finds what is there"
         run.forget(
-            [f"client-{client:03d}"], method=method, retention=retention, sigma=sigma_for(method, 0.1), min_level="none"
+            [f"client-{client:03d}"], method=method, retention=retention, sigma=sigma_for(method, 0.1), level="none"
         )
         content = everything_on_disk(run.folder)
         assert not any(tensor in content for tensor in tensors)
@@ -350,7 +350,7 @@ def test_updates_of_the_others_stay_where_the_history_stays(tmp_path: Path) -> N
 def test_a_request_has_limits_of_its_own(tmp_path: Path, method: str) -> None:
     little_noise = {"server": {"noise": 0.02}} if method == "dp" else {}
     spec = spec_for(method, stop={"target": 0.3, "max_rounds": 40}, **little_noise)
-    terms: dict[str, Any] = {"method": method, "sigma": sigma_for(method, 0.3), "min_level": "none"}
+    terms: dict[str, Any] = {"method": method, "sigma": sigma_for(method, 0.3), "level": "none"}
     run = sifu.train(spec, run=tmp_path / "run")
     assert query(run.folder, "SELECT MAX(position) FROM nodes")[0][0] < 40
     for rounds in (1, 7):

@@ -161,7 +161,7 @@ class TestDp:
         run = sifu.open_run(folder)
         with pytest.raises(NotCertifiableError, match="would have another size"):
             run.forget(["client-001"], method="dp")
-        (outcome,) = run.forget(["client-001"], method="dp", min_level="none")
+        (outcome,) = run.forget(["client-001"], method="dp", level="none")
         # Twelve clients of ten samples, eight rounds: mu = sqrt(8) 2/12 / (3 sqrt(1/12)).
         mu = math.sqrt(8) * (2 / 12) / (3.0 * math.sqrt(1 / 12))
         for form in ("auditor", "public"):
@@ -192,7 +192,7 @@ class TestDp:
         with pytest.raises(NotCertifiableError, match="training reached epsilon"):
             run.forget(["client-001"], method="dp", epsilon=one_round)
         assert state(tmp_path / "run") == before
-        (outcome,) = run.forget(["client-001"], method="dp", epsilon=one_round, min_level="none")
+        (outcome,) = run.forget(["client-001"], method="dp", epsilon=one_round, level="none")
         assert outcome.level == "none"
         assert run.verify().problems == []
 
@@ -276,7 +276,7 @@ def test_the_report_shows_requests_of_every_method(noised_run: Path, tmp_path: P
 
     run = sifu.open_run(copy_run(noised_run, tmp_path / "run"))
     for number, method in enumerate(("fine_tuning", "last", "dp", "sifu", "noisy_scratch", "dp")):
-        run.forget([f"client-{number:03d}"], method=method, min_level="none")
+        run.forget([f"client-{number:03d}"], method=method, level="none")
     page = write_report(tmp_path / "run").read_text()
     assert "removed without any guarantee" in page
     assert "of all rounds together, which counts" in page

@@ -104,7 +104,7 @@ def test_a_named_method_is_planned_alone(trained: dict[str, Path]) -> None:
     ],
 )
 def test_what_auto_takes(trained: dict[str, Path], name: str, least: Any, method: str) -> None:
-    plan = sifu.open_run(trained[name]).plan(["client-003"], min_level=least)
+    plan = sifu.open_run(trained[name]).plan(["client-003"], level=least)
     assert plan.terms.method == method
     assert LEVELS.index(plan.level) >= LEVELS.index(least)
 
@@ -122,7 +122,7 @@ def test_exact_is_chosen_alike_whatever_the_client_holds(tmp_path: Path) -> None
     for scale in (0.0, 1.0, 100.0):
         other = dict(data, c03=(scale * data["c03"][0], data["c03"][1]))
         run = sifu.train(spec, run=tmp_path / f"scale-{scale:g}", clients=other)
-        plan = run.plan(["c03"], min_level="exact")
+        plan = run.plan(["c03"], level="exact")
         taken.append((plan.terms.method, plan.source_node, plan.noise_std))
     assert len(set(taken)) == 1
 
@@ -139,15 +139,15 @@ def test_nothing_reaches_the_level(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=folder)
     with pytest.raises(NotCertifiableError, match="'proven' is the least accepted"):
-        run.forget(["client-003"], sigma=0.5, min_level="proven")
-    assert "no way reaches" in run.plan(["client-003"], sigma=0.5, min_level="proven").auto.reason  # type: ignore[union-attr]
-    assert run.plan(["client-003"], min_level="proven").level == "exact", "without a sigma of its own there is Scratch"
+        run.forget(["client-003"], sigma=0.5, level="proven")
+    assert "no way reaches" in run.plan(["client-003"], sigma=0.5, level="proven").auto.reason  # type: ignore[union-attr]
+    assert run.plan(["client-003"], level="proven").level == "exact", "without a sigma of its own there is Scratch"
     assert run.request_records() == []
 
 
 def test_an_unknown_level_is_refused(trained: dict[str, Path]) -> None:
     with pytest.raises(InputError, match="least level"):
-        sifu.open_run(trained["linear"]).plan(["client-003"], min_level="certain")  # type: ignore[arg-type]
+        sifu.open_run(trained["linear"]).plan(["client-003"], level="certain")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def chosen_run(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     folder = copy_run(trained["groups"], tmp_path_factory.mktemp("chosen") / "run")
     run = sifu.open_run(folder)
     run.forget(["client-003"], "chosen")
-    run.forget(["client-004"], "exactly", min_level="exact")
+    run.forget(["client-004"], "exactly", level="exact")
     run.forget(["client-005"], "named", method="scratch")
     return folder
 
@@ -163,7 +163,7 @@ def chosen_run(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
     rows = query(
         chosen_run,
-        "SELECT request, method, terms ->> 'method', terms ->> 'min_level' FROM requests ORDER BY request_order",
+        "SELECT request, method, terms ->> 'method', terms ->> 'level' FROM requests ORDER BY request_order",
     )
     assert [row[2:] for row in rows] == [("auto", None), ("auto", "exact"), ("scratch", None)]
     events = [json.loads(text) for (text,) in query(chosen_run, "SELECT payload FROM events WHERE kind='rolled back'")]
@@ -177,7 +177,7 @@ def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
 
 def test_the_same_request_again_changes_nothing(chosen_run: Path, tmp_path: Path) -> None:
     run = sifu.open_run(copy_run(chosen_run, tmp_path / "run"))
-    assert run.request(["client-004"], "exactly", min_level="exact") == "exactly"
+    assert run.request(["client-004"], "exactly", level="exact") == "exactly"
     with pytest.raises(InputError, match="other terms"):
         run.request(["client-004"], "exactly", method="groups")
 

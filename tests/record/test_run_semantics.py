@@ -327,10 +327,10 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     assert plan.source_rounds == plan.tip_rounds
     assert plan.noise_std == sigma > 0.0
     assert plan.level == level
-    (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, min_level="none", compare_scratch=True)
+    (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, level="none", compare_scratch=True)
     assert outcome.level == level
     assert outcome.rounds == rounds
-    (joint,) = run.forget(["client-002", "client-003"], method="sifu", min_level="none", unit="joint")
+    (joint,) = run.forget(["client-002", "client-003"], method="sifu", level="none", unit="joint")
     assert joint.level in (level, "exact")
     (scratch,) = run.forget(["client-004"], method="scratch")
     assert scratch.level == "exact"

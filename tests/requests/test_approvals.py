@@ -235,7 +235,7 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
 
 OTHER_TERMS: dict[str, Any] = {
     "clients": ["client-004"], "epsilon": 7.5, "delta": 0.003, "sigma": "0.25", "unit": "joint", "scope": "latest",
-    "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "min_level": "none",
+    "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none",
     "max_rounds": 17, "target": 0.5, "release": "now", "records": [2, 5],
 }  # fmt: skip
 """For every term a value that was not approved."""
@@ -317,9 +317,9 @@ def test_a_command_cannot_set_another_level_than_the_approved_one(approved: Path
     run, before = sifu.open_run(approved), state(approved)
     for level in ("none", "exact"):
         with pytest.raises(NotCertifiableError, match="was approved at level 'conditional'"):
-            run.forget(request="a", min_level=level)
+            run.forget(request="a", level=level)
     assert state(approved) == before
-    (outcome,) = run.forget(request="a", min_level="conditional")
+    (outcome,) = run.forget(request="a", level="conditional")
     assert outcome.request == "a"
     assert run.verify().problems == []
     assert verify_independently(approved) == []

@@ -71,7 +71,7 @@ def fine(run: sifu.Run) -> bool:
 
 def records_then_client(folder: Path, first: str, **terms: Any) -> sifu.Run:
     run = sifu.train(SPEC, run=folder, clients=table_clients())
-    run.forget(["c3"], records=[0, 2], method=first, min_level="none", sigma=0.5)
+    run.forget(["c3"], records=[0, 2], method=first, level="none", sigma=0.5)
     run.forget(["c3"], "whole", **terms)
     return run
 
@@ -104,7 +104,7 @@ def test_the_bound_holds_for_clients_that_never_were(
     """The current model after ten rounds, against that of a federation without them: other counts, fewer clients."""
     clients = table_clients()
     run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
-    run.forget(["c3"], records=[1], method="fine_tuning", min_level="none")
+    run.forget(["c3"], records=[1], method="fine_tuning", level="none")
     source = current_model(run)
     run.forget(["c3", "c1"], "whole", method="last", unit=unit)
     body = run.certificate("whole", "auditor").body
@@ -159,10 +159,10 @@ def test_a_reply_that_was_refused_under_an_earlier_name_counts(tmp_path: Path) -
     clients[3] = ClientData("c3", x, clients[3].y)
     spec = SPEC | {"server": {"update_bound": 5.0, "rejected": "reply"}}
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
-    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none")
+    run.forget(["c3"], records=[0], method="fine_tuning", level="none")
     names = {name for (name,) in query(run.folder, "SELECT client FROM rejections WHERE left_out")}
     assert names == {"c3"}
-    run.forget(["c3"], "whole", method="sifu", sigma=1e-9, min_level="none")
+    run.forget(["c3"], "whole", method="sifu", sigma=1e-9, level="none")
     ((source,),) = query(run.folder, "SELECT source_node FROM requests WHERE request = 'whole'")
     assert source >= 5
     assert not took_part(run.folder, source, ["c3", "c3~2"])
@@ -174,7 +174,7 @@ def test_a_reply_that_was_refused_under_an_earlier_name_counts(tmp_path: Path) -
 def test_a_restoration_erases_what_a_client_did_under_earlier_names(tmp_path: Path) -> None:
     clients = table_clients()
     run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
-    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none")
+    run.forget(["c3"], records=[0], method="fine_tuning", level="none")
     anchor = run.backup(tmp_path / "backup")
     run.forget(["c3"], "whole", method="scratch")
     certificate = tmp_path / "run" / "certificates" / "whole.public.json"
@@ -192,7 +192,7 @@ def test_a_restoration_erases_what_a_client_did_under_earlier_names(tmp_path: Pa
 def test_status_shows_what_a_client_did_under_all_of_its_names(tmp_path: Path) -> None:
     run = sifu.train(SPEC, run=tmp_path / "run", clients=table_clients())
     before = {client.name: client.psi for client in run.status().clients}
-    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none", max_rounds=1)
+    run.forget(["c3"], records=[0], method="fine_tuning", level="none", max_rounds=1)
     after = {client.name: client.psi for client in run.status().clients}
     assert after["c3~2"] > before["c3"] > 0.0
 

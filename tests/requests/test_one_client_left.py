@@ -19,8 +19,8 @@ def test_a_request_that_leaves_one_client_warns(tmp_path: Path, caplog: pytest.L
         plan = run.plan(names[:-1], method=method)
         assert [note for note in plan.notes if note.startswith(f"{names[-1]} {WARNING}")]
         assert not [note for note in run.plan(names[:-2], method=method).notes if WARNING in note]
-    run.forget(names[:-2], "first", method="scratch", min_level="none")
+    run.forget(names[:-2], "first", method="scratch", level="none")
     assert WARNING not in caplog.text
-    run.forget([names[-2]], "second", method="scratch", min_level="none")
+    run.forget([names[-2]], "second", method="scratch", level="none")
     assert f"request second: {names[-1]} {WARNING}" in caplog.text
     assert run.verify().problems == []

@@ -59,7 +59,7 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
     ]
     whole = sifu.train(spec, run=tmp_path / "whole")
     for clients, number, terms in requests:
-        whole.forget(clients, number, min_level="none", **terms)
+        whole.forget(clients, number, level="none", **terms)
     stopped = tmp_path / "stopped"
     interruptions = until_done(lambda: sifu.train(spec, run=stopped, progress=StopAfterEachRound()))
     assert interruptions >= 2
@@ -67,7 +67,7 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
     for clients, number, terms in requests:
         until_done(
             lambda clients=clients, number=number, terms=terms: run.forget(
-                clients, number, min_level="none", progress=StopAfterEachRound(), **terms
+                clients, number, level="none", progress=StopAfterEachRound(), **terms
             )
         )
     expected, recorded = scalars(tmp_path / "whole"), scalars(stopped)

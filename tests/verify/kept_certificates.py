@@ -59,7 +59,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = sifu.train(spec, run=Path(folder) / "run")
             clients = ["client-001"] if "records" in terms else ["client-001", "client-002"]
-            (outcome,) = run.forget(clients, name, min_level="none", **terms)
+            (outcome,) = run.forget(clients, name, level="none", **terms)
             print(name, outcome.level)
             for form in ("public", "auditor"):
                 shutil.copy(Path(folder) / "run" / "certificates" / f"{name}.{form}.json", target)

@@ -31,7 +31,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.mark.parametrize("retention", ["paper", "strict"])
 def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, retention: str) -> None:
     run = sifu.train(spec_for(method, stop={"max_rounds": 4}), run=tmp_path / "run")
-    terms: dict[str, Any] = {"sigma": sigma_for(method, 0.3), "retention": retention, "min_level": "none"}
+    terms: dict[str, Any] = {"sigma": sigma_for(method, 0.3), "retention": retention, "level": "none"}
     run.forget(["client-001", "client-002"], "two", method=method, unit="joint", **terms)
     run.forget(["client-000", "client-003"], "each", method=method, **terms)
     for path in sorted((run.folder / "certificates").iterdir()):

@@ -97,12 +97,12 @@ def test_without_the_passphrase_events_stay_unsigned_until_the_operator_vouches(
     assert f"no signature covers event {last}:" in problem
     monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
     with pytest.raises(RunDamagedError, match=f"no signature covers event {last}"):
-        run.forget(["client-001"], method="sifu", min_level="none")
+        run.forget(["client-001"], method="sifu", level="none")
     assert cli("sign", run.folder).code == 0
     result = run.verify()
     assert result.problems == []
     assert any(f"events {last} to {last} were written without a signature" in note for note in result.notes)
-    run.forget(["client-001"], method="sifu", min_level="none")
+    run.forget(["client-001"], method="sifu", level="none")
     assert run.verify().problems == []
 
 

@@ -21,7 +21,7 @@ def test_stored_updates_of_whoever_took_a_request_back_are_replayed(tmp_path: Pa
     run.decide("taken-back", "withdrawn", actor="desk")
     run.request(["client-005"], "not-theirs")
     run.decide("not-theirs", "refused", "another person", actor="desk")
-    run.forget(["client-001"], "replayed", method="fed_accum", min_level="none")
+    run.forget(["client-001"], "replayed", method="fed_accum", level="none")
     assert run.verify().problems == []
     assert verify(run.folder) == []
 
@@ -34,7 +34,7 @@ def test_noise_of_training_that_led_to_a_model_that_is_gone_is_held_against_nobo
     with run.reader() as reader:
         on_path = {int(row[0]) for row in reader.query("SELECT client FROM participation WHERE node > 3")}
     absent = next(f"client-{number:03d}" for number in range(1, 6) if number not in on_path)
-    (outcome,) = run.forget([absent], "untouched", method="dp", epsilon=0.5, min_level="none")
+    (outcome,) = run.forget([absent], "untouched", method="dp", epsilon=0.5, level="none")
     assert outcome.level in ("exact", "conditional")
     assert run.verify().problems == []
     assert verify(run.folder) == []
@@ -48,9 +48,9 @@ def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path
     """A client that joins again enlarges the population, and does not set the rate: earlier requests stay right."""
     spec = small_spec(**TINY, privacy={"accounting": "population"}) | {"seed": 5}
     run = sifu.train(spec, run=tmp_path / "run")
-    run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, min_level="none")
-    run.forget(["client-001"], "records", method=method, records=[0, 1, 2], min_level="none")
-    run.forget(["client-002"], "after", method="scratch", min_level="none")
+    run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, level="none")
+    run.forget(["client-001"], "records", method=method, records=[0, 1, 2], level="none")
+    run.forget(["client-002"], "after", method="scratch", level="none")
     assert run.verify().problems == []
     assert verify(run.folder) == []
 
@@ -60,10 +60,10 @@ def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None
     spec = small_spec(**TINY, server={"clip": 0.5, "noise": 5.0})
     run = sifu.train(spec, run=tmp_path / "run")
     plan = run.plan(["client-001"], method="dp", epsilon=5000.0)
-    (outcome,) = run.forget(["client-001"], "large", method="dp", epsilon=5000.0, min_level="none")
+    (outcome,) = run.forget(["client-001"], "large", method="dp", epsilon=5000.0, level="none")
     stated = (outcome.delta_at_most, outcome.delta_reached, plan.delta_at_most, plan.delta_reached)
     assert stated == (1e-10, 1e-10, 1e-10, 1e-10)
-    (outcome,) = run.forget(["client-002"], "small", method="dp", epsilon=1.0, min_level="none")
+    (outcome,) = run.forget(["client-002"], "small", method="dp", epsilon=1.0, level="none")
     assert outcome.delta_at_most > 1e-5
     assert run.verify().problems == []
     assert verify(run.folder) == []

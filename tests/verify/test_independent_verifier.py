@@ -113,33 +113,33 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
         [
             (0, 1, {"method": "fine_tuning"}),
             (1, 1, {"method": "fed_eraser"}),
-            (2, 1, {"method": "dp", "min_level": "none"}),
+            (2, 1, {"method": "dp", "level": "none"}),
             (3, 1, {"method": "fine_tuning", "retention": "strict"}),
             (4, 1, {"sigma": 0.5}),
             (5, 1, {"method": "fed_accum"}),
             (6, 1, {"method": "fine_tuning"}),
             (7, 1, {"method": "noisy_scratch", "sigma": 0.2}),
-            (8, 1, {"method": "dp", "min_level": "none"}),
+            (8, 1, {"method": "dp", "level": "none"}),
         ],
     ),
     "dp, weights of unequal size": (
         {"data": {"clients": 16, "samples_per_client": 0, "partition": "dirichlet", "alpha": 2.0}}
         | {"server": {"participation": "poisson(0.6)", "clip": 0.5, "noise": 4.0}},
         [
-            (0, 1, {"method": "dp", "min_level": "none"}),
-            (1, 2, {"method": "dp", "unit": "joint", "epsilon": 3.0, "min_level": "none"}),
+            (0, 1, {"method": "dp", "level": "none"}),
+            (1, 2, {"method": "dp", "unit": "joint", "epsilon": 3.0, "level": "none"}),
             (3, 1, {"sigma": 2.0}),
-            (4, 1, {"method": "dp", "epsilon": 0.1, "min_level": "none"}),
+            (4, 1, {"method": "dp", "epsilon": 0.1, "level": "none"}),
             (5, 1, {"method": "last"}),
-            (6, 1, {"method": "dp", "calibration": "classical", "min_level": "none"}),
+            (6, 1, {"method": "dp", "calibration": "classical", "level": "none"}),
         ],
     ),
     "dp, fixed, float32": (
         {"model": {"dtype": "float32"}, "server": {"participation": "fixed(6)", "clip": 0.5, "noise": 3.0}},
         [
-            (0, 1, {"method": "dp", "min_level": "none"}),
+            (0, 1, {"method": "dp", "level": "none"}),
             (1, 1, {"method": "noisy_scratch"}),
-            (2, 1, {"method": "dp", "min_level": "none"}),
+            (2, 1, {"method": "dp", "level": "none"}),
         ],
     ),
     "closed form, statistics of each client": (

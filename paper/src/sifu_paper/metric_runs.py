@@ -134,7 +134,7 @@ class MetricRuns:
         copy_run(trained.folder, copy)
         run = open_run(copy, engine=engine)
         started = time.monotonic()
-        outcome = run.forget(self.forgotten, "request-1", method=method, min_level="none")[-1]
+        outcome = run.forget(self.forgotten, "request-1", method=method, level="none")[-1]
         cost = _cost(outcome) | {"seconds": round(time.monotonic() - started, 3)}
         self._record(method, seed, engine, current_model(run), cost, before, table)
 
@@ -143,7 +143,7 @@ class MetricRuns:
         engine, spec = engine_from_spec(self.spec("scratch", FAR + seed), self.clients)
         trained = train(spec, run=folder / REFERENCE, engine=engine)
         started = time.monotonic()
-        outcome = trained.forget(self.forgotten, "request-1", method="scratch", min_level="none")[-1]
+        outcome = trained.forget(self.forgotten, "request-1", method="scratch", level="none")[-1]
         cost = _cost(outcome) | {"seconds": round(time.monotonic() - started, 3)}
         self._record(REFERENCE, seed, engine, current_model(trained), cost, None, table)
         if "closed_form" in self.methods:

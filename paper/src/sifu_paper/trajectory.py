@@ -140,7 +140,7 @@ class TrajectoryRun:
                 outcome = run.forget(
                     clients,
                     f"request-{number}",
-                    min_level="none",
+                    level="none",
                     progress=self.progress,
                     **self.trajectory.terms,
                     **self._limit(training_rounds),

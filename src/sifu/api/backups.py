@@ -236,8 +236,8 @@ def _request_again(body: dict[str, Any]) -> dict[str, Any]:
 
     A certificate does not say which records it is about, so that client is to be forgotten whole.
     """
-    stated = {name: body[name] for name in TERMS if name in body and name != "records"}
+    stated = {name: body[name] for name in TERMS if name in body and name not in ("records", "level")}
     if body["level"] == "none":  # that no level was asked for stands in no certificate; it shows in what was issued
-        stated["min_level"] = "none"
+        stated["level"] = "none"
     terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
     return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}

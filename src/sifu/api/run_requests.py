@@ -190,13 +190,13 @@ class RunRequests(RunFolder):
         A request of `release = "now"` is done with the model it starts from; rounds to its target follow in this call.
 
         Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
-        `min_level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
+        `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
         refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
         the rounds it takes.
         """
-        min_level = terms.get("min_level")
-        if min_level is not None and min_level not in LEVELS:
-            raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
+        level = terms.get("level")
+        if level is not None and level not in LEVELS:
+            raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {level!r}")
         with self.writer() as writer:
             check_integrity(writer)
             take_in(writer)
@@ -238,13 +238,13 @@ class RunRequests(RunFolder):
             if wanted is not None:
                 view = RunView(writer)
                 if request not in rows:
-                    check_level(plan_request(view, wanted, min_level), min_level)
+                    check_level(plan_request(view, wanted, level), level)
                     if wanted.records:
                         self.prepare_records(writer, wanted)
                 request = receive(writer, view, wanted, request)
             ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
             chosen = [request] if request is not None else ready
-            while worker.carry_out_next(min_level, chosen):
+            while worker.carry_out_next(level, chosen):
                 pass
             carried_out = [name for name in chosen if name not in worker.refused]
             refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]

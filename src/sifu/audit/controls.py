@@ -126,7 +126,7 @@ def designed_run(
         epsilon=epsilon,
         delta=DELTA,
         max_rounds=1,
-        min_level="none",
+        level="none",
     )
     return run
 

@@ -25,13 +25,13 @@ def _complete_method(start: str) -> list[str]:
 
 
 def _option(name: str, kind: Any, about: Term) -> Any:
-    flags = about.flags or (f"--{name.replace('_', '-')}",)
+    flag = f"--{name.replace('_', '-')}"
     if kind is SigmaChoice:
-        return Annotated[str | None, typer.Option(*flags, help=about.help, metavar="auto|X", parser=_parse_sigma)]
+        return Annotated[str | None, typer.Option(flag, help=about.help, metavar="auto|X", parser=_parse_sigma)]
     return Annotated[
         kind | None,
         typer.Option(
-            *flags,
+            flag,
             help=about.help,
             show_default=about.default or True,
             autocompletion=_complete_method if name == "method" else None,
@@ -72,8 +72,7 @@ def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
 
 def flags(terms: Any) -> str:
     """The options by which terms were given: `--epsilon, --max-rounds`."""
-    offered = terms_on_offer()
-    return ", ".join((*offered[name].about.flags, f"--{name.replace('_', '-')}")[0] for name in terms)
+    return ", ".join(f"--{name.replace('_', '-')}" for name in terms)
 
 
 def client_names(clients: str) -> list[str]:

@@ -170,7 +170,7 @@ def forget(
     from sifu.report.metrics import MetricsLog
 
     _add_records(terms, clients, records, run)
-    of_new_requests = [name for name in terms if name != "min_level"]
+    of_new_requests = [name for name in terms if name != "level"]
     if clients is None and of_new_requests:
         several = len(of_new_requests) > 1
         raise InputError(

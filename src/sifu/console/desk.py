@@ -458,8 +458,8 @@ def _check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
         value = terms.get(name)
         if isinstance(value, float) and value > usual:
             raise NotAllowedError(f"{name} {value:g} protects less than the {usual:g} of this run: ask an operator")
-    if terms.get("min_level") == "none":
-        raise NotAllowedError("min_level none guarantees nothing: ask an operator")
+    if terms.get("level") == "none":
+        raise NotAllowedError("level none guarantees nothing: ask an operator")
 
 
 def _event(seq: int, time_: str, kind: str, payload: str, digest: bytes, signed: int) -> dict[str, Any]:

@@ -369,7 +369,7 @@ def _field_of(sentence: str) -> str:
     first = sentence.split()[0] if sentence.split() else ""
     if first in terms_on_offer():
         return first
-    words = {"deadline": "deadline_days", "request id": "request", "use another id": "request", "level": "min_level"}
+    words = {"deadline": "deadline_days", "request id": "request", "use another id": "request", "level": "level"}
     words |= {"record": "records", "row ": "records", "identit": "records"}
     return next((field for word, field in words.items() if word in sentence), "clients")
 

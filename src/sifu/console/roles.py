@@ -23,7 +23,7 @@ RIGHTS: dict[Role, frozenset[Right]] = {
     ),
 }
 """Operators cannot approve: carrying out and agreeing are for different people. A person may have several roles."""
-TERMS_OF_REQUESTERS = ("records", "epsilon", "delta", "min_level")
+TERMS_OF_REQUESTERS = ("records", "epsilon", "delta", "level")
 """Whose data to forget, and a stronger protection than the run's own; what could spoil the model is for operators."""
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -30,7 +30,7 @@ class RequestTerms:
 
     With `release = "now"` the request is done, and its model released, before any round: rounds to the target follow.
 
-    `method` is a method's name, or `auto` to choose one when the request is carried out. `min_level` is the least level
+    `method` is a method's name, or `auto` to choose one when the request is carried out. `level` is the least level
     that is accepted; None is `conditional`, and for a heuristic that was asked for by name `none`.
 
     `records` are rows of the one client's data, counted from 0 in what it first joined with: only these are forgotten,
@@ -55,7 +55,7 @@ class RequestTerms:
     retention: Retention = "paper"
     reserve: float = 0.0
     method: str = AUTO
-    min_level: Level | None = None
+    level: Level | None = None
     max_rounds: int = 0
     target: float | None = None
     release: Release = "healed"
@@ -92,8 +92,8 @@ class RequestTerms:
         ):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be {' or '.join(get_args(choices))}, found {getattr(self, name)!r}")
-        if self.min_level is not None and self.min_level not in get_args(Level):
-            raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.min_level!r}")
+        if self.level is not None and self.level not in get_args(Level):
+            raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
         rounds: object = self.max_rounds

@@ -42,7 +42,7 @@ class Sifu(Method):
         forecast = Forecast(view, terms)
         anywhere = self.premises(view, clients, exposures, view.path.tip, terms)
         options = noise_options(view, exposures, order, forecast, anywhere)
-        choice = choose_noise(options, forecast, terms.min_level) if terms.sigma == "auto" else NoiseChoice(terms.sigma)
+        choice = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else NoiseChoice(terms.sigma)
         node = choose_node(exposures, view.kept, choice.noise_std, order)
         untouched = node.exact and not view.were_refused(terms.clients, node.depth)
         predicted = forecast.predict(node.depth, node.noise_std)

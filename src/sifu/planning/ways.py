@@ -82,14 +82,14 @@ class AutoChoice:
 def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
     """The least level that is accepted: `floor`, or what is usual for the method, and what the request asks for.
 
-    >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, min_level="exact"))
+    >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
     >>> least_level(RequestTerms(("a",), 10.0, 0.01, method="fine_tuning"))
     'none'
     """
     proves = terms.method == AUTO or METHOD_INFOS[terms.method].certifies
-    usual: Level = floor or terms.min_level or ("conditional" if proves else "none")
-    return max(usual, terms.min_level or "none", key=LEVELS.index)
+    usual: Level = floor or terms.level or ("conditional" if proves else "none")
+    return max(usual, terms.level or "none", key=LEVELS.index)
 
 
 def choose_way(compared: Sequence[Compared], least: Level) -> str | None:

@@ -44,9 +44,9 @@ def _rows(records: Any) -> Any:
     return list(rows) if isinstance(rows, Sequence) and not isinstance(rows, str) else rows
 
 
-def check_level(plan: Plan, min_level: Level | None) -> None:
+def check_level(plan: Plan, level: Level | None) -> None:
     """Refuse a plan below the least level accepted."""
-    least = least_level(plan.terms, min_level)
+    least = least_level(plan.terms, level)
     if LEVELS.index(plan.level) < LEVELS.index(least):
         wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
         reasons = " ".join(premise.statement for premise in plan.premises if premise.status in wanted)

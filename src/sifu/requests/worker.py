@@ -73,14 +73,14 @@ class Worker:
         self.refused: dict[str, NotCertifiableError] = {}
         """Requests that cannot be carried out at the level asked for; they wait, and do not hold up those behind."""
 
-    def step(self, min_level: Level | None = None) -> bool:
+    def step(self, level: Level | None = None) -> bool:
         """Take letters in, then do the next piece of work: a request, or rounds of the first training until a letter.
 
         False if there was nothing to do.
         """
         if self.inbox.waiting():
             self.inbox.take_in()
-        if self.finish_running() or self.carry_out_next(min_level):
+        if self.finish_running() or self.carry_out_next(level):
             return True
         if self.writer.phase == "training":
             self.train(until_letter=True)
@@ -165,7 +165,7 @@ class Worker:
             self._retrain(request)
         return running
 
-    def carry_out_next(self, min_level: Level | None = None, among: Collection[str] | None = None) -> bool:
+    def carry_out_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
         """Carry out the first request that waits and was not refused, of `among` if given; False if there is none.
 
         One that lacks approvals goes on waiting, and does not hold up those behind it.
@@ -182,24 +182,24 @@ class Worker:
             return False
         row = waiting[0]
         try:
-            self._check_level_approved(row, min_level)
+            self._check_level_approved(row, level)
             self._tell(f"request {row.request} is being carried out")
-            self._carry_out(row, min_level)
+            self._carry_out(row, level)
         except NotCertifiableError as error:
             self._tell(f"request {row.request} goes on waiting: {error}")
             self.refused[row.request] = error
         return True
 
-    def _check_level_approved(self, row: RequestRow, min_level: Level | None) -> None:
+    def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
         """Where requests are approved, their level is one of the approved terms: no command sets another."""
         approved = least_level(row.terms)
-        if approvals_needed(self.writer) and least_level(row.terms, min_level) != approved:
+        if approvals_needed(self.writer) and least_level(row.terms, level) != approved:
             raise NotCertifiableError(
-                f"request {row.request} was approved at level {approved!r}, and {min_level!r} would be "
+                f"request {row.request} was approved at level {approved!r}, and {level!r} would be "
                 "something else: leave --level out, or file a request with that level"
             )
 
-    def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
+    def _carry_out(self, row: RequestRow, level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""
         if row.records and self._engine_again is None:
             raise NotCertifiableError(
@@ -209,9 +209,9 @@ class Worker:
             self._prepare_records(self.writer, row.terms)
         self._merge_groups()
         view = RunView(self.writer)
-        plan = plan_request(view, row.terms, min_level)
+        plan = plan_request(view, row.terms, level)
         method = method_for(view, plan.terms.method)
-        check_level(plan, min_level)
+        check_level(plan, level)
         if row.status != "planned":
             content = {
                 "request": row.request,

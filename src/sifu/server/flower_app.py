@@ -148,7 +148,7 @@ def serve_on_flower(
     make_blueprint: MakeBlueprint = blueprint,
     patience: Patience | None = None,
     progress: Callable[[Progress], None] | None = None,
-    min_level: Level | None = None,
+    level: Level | None = None,
     tell: Tell = log.info,
     hooks: Hooks = NO_HOOKS,
 ) -> list[str]:
@@ -179,7 +179,7 @@ def serve_on_flower(
         engine,
         linger=settings.linger,
         lock_wait=settings.wait,
-        min_level=min_level,
+        level=level,
         progress=progress,
         tell=tell,
         after_mail=registry.update_keys,

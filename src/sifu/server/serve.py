@@ -31,7 +31,7 @@ def serve(
     *,
     linger: float = 0.0,
     lock_wait: float = 0.0,
-    min_level: Level | None = None,
+    level: Level | None = None,
     progress: ProgressCallback | None = None,
     tell: Tell = log.info,
     after_mail: Callable[[RunWriter], None] | None = None,
@@ -55,7 +55,7 @@ def serve(
         try:
             inbox.take_in()
             while True:
-                if worker.step(min_level):
+                if worker.step(level):
                     idle_since, told = time.monotonic(), False
                 elif time.monotonic() - idle_since >= linger:
                     return worker.done

@@ -26,7 +26,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
     history = recorded.view.record_history
     restored = bool(history.complete or history.older)
-    floor = request.terms.min_level
+    floor = request.terms.level
     if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
         yield f"{name}: level {floor} was asked for, and it was carried out at level {level}"
     if request.terms.method != AUTO:

@@ -52,7 +52,7 @@ class Federation:
             if made.rounds == until:
                 raise StopError
 
-        serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress, min_level="none")
+        serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress, level="none")
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -
     fed.grid.sent.clear()
     embedded = sifu.train(spec, run=tmp_path / "embedded")  # type: ignore[arg-type]
     # Seeded noise certifies nothing; both have to be told that this is meant.
-    embedded.forget([name], "one", method=method, min_level="none")
-    done = fed.serve(min_level="none")
+    embedded.forget([name], "one", method=method, level="none")
+    done = fed.serve(level="none")
     assert done == ["one"]
     assert name not in fed.contacted()
     on_flower, expected = (sifu.open_run(folder) for folder in (fed.run_folder, tmp_path / "embedded"))

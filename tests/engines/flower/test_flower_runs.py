@@ -66,7 +66,7 @@ class Federation:
     def serve(
         self,
         at_round: dict[tuple[str, int], object] | None = None,
-        min_level: Level | None = None,
+        level: Level | None = None,
         patience: Patience = HASTY,
     ) -> list[str]:
         """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
@@ -77,7 +77,7 @@ class Federation:
             if act:
                 act()  # type: ignore[operator]
 
-        return serve_on_flower(self.grid, self.settings, patience=patience, progress=progress, min_level=min_level)
+        return serve_on_flower(self.grid, self.settings, patience=patience, progress=progress, level=level)
 
     def contacted(self) -> set[str]:
         """Who was sent anything since the grid's list was last cleared."""

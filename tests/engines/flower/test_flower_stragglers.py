@@ -116,7 +116,7 @@ def test_closing_early_couples_clients_and_is_an_assumption(tmp_path: Path, wait
     plan = run.plan(["client-003"], method="sifu")
     assert plan.level == level
     run.request(["client-003"], request="leaves", method="sifu")
-    fed.serve(min_level="none")
+    fed.serve(level="none")
     premises = words_of(run.certificate("leaves").body).premises
     schedule = [premise.statement for premise in premises if premise.name == "schedule"]
     assert bool(schedule) == (level == "conditional")
