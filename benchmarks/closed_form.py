@@ -8,7 +8,7 @@ default map. It is trained, and ten clients are forgotten with a certificate: wi
 the sum alone, with a fixed penalty and by cross-validation. Features are computed by the first of these runs; the
 others find them kept (`features.cache`). Seconds of the processor are those of all threads.
 
-The check of one client's statistics is timed by both of its ways (`sifu.theory.closed_form.semi_definite`).
+The check of one client's statistics is timed by both of its ways (`sifu.theory.closed_form.statistics_check`).
 
 The second part has made-up features, ten samples a client, and more clients. Ten of them, whose statistics lie in
 files, are taken out of the sum. The third part keeps the sum alone (256 features, ten samples a client): ten of many
@@ -36,8 +36,8 @@ import numpy as np
 import sifu
 from sifu.data.sources import load
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, statistics_of
-from sifu.theory.closed_form.semi_definite import is_semi_definite
-from sifu.theory.closed_form.statistics import statistics_of_chunks
+from sifu.theory.closed_form.statistics_check import is_semi_definite
+from sifu.theory.closed_form.sums import statistics_of_chunks
 from sifu_paper.provenance import commit, processor
 
 OUTPUTS, SAMPLES, LEAVING = 10, 10, 10

@@ -21,12 +21,12 @@ import torch
 from gpu_rounds import B, random_clients
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet
-from sifu.theory.groups import members_by_group
+from sifu.theory.merging import members_by_group
 from sifu.theory.participation import Participation
 from sifu_paper.provenance import commit
 

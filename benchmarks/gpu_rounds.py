@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from sifu.core.engine import Engine, Position
+from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import PRECISIONS, lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
 from sifu.theory.participation import Participation
-from sifu.theory.retention import crosses_a_level
+from sifu.theory.rollback import crosses_a_level
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 from sifu_paper.provenance import commit
 

@@ -25,7 +25,7 @@ from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation, Strategy
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import local_regularity
-from sifu.theory.retention import crosses_a_level, level_ladder
+from sifu.theory.rollback import crosses_a_level, level_ladder
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Position
-from sifu.core.streaming import RoundsWanted, stream_rounds
+from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.launch.federation import clients_from_spec, engine_from_spec, held_out_from_spec

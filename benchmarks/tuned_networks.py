@@ -50,7 +50,7 @@ from sifu.data.sources import load
 from sifu.theory.closed_form import FixedPoint, Targets, statistics_of, total
 from sifu.theory.closed_form.blocks import Blocks, projection, strike
 from sifu.theory.closed_form.ridge import GRID
-from sifu.theory.groups import members_by_group, merge, move_on
+from sifu.theory.merging import members_by_group, merge, move_on
 
 NORM = 10.0
 TRUNK = "efficientnet_lite0_trunk.npz"

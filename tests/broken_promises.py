@@ -14,7 +14,7 @@ import sifu.record.run_view as run_view
 import sifu.requests.certification as certification
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
-from sifu.core.noise import NormalSource, add_noise
+from sifu.core.randomness import NormalSource, add_noise
 from sifu.store.table_rows import GroupModelRow
 from sifu.theory.closed_form import Statistics
 

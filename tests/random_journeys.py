@@ -30,7 +30,7 @@ import sifu.methods.noised as noised
 from sifu.api.given import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position
-from sifu.core.noise import NormalSource
+from sifu.core.randomness import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.clipping import Clipping

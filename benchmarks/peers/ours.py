@@ -17,7 +17,7 @@ from sifu.launch.federation import engine_from_spec
 from sifu.record.regularities import Regularities
 from sifu.record.training import levels_to_keep
 from sifu.theory.participation import ClientIndices
-from sifu.theory.retention import crosses_a_level, thin
+from sifu.theory.rollback import crosses_a_level, thin
 from sifu.theory.rounding import norm
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 

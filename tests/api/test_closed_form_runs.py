@@ -16,7 +16,7 @@ import independent_verifier
 import sifu
 from forged_runs import rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.guarantee import words_of
 from sifu.core.layout import ModelLayout
 from sifu.data import ClientData

@@ -12,7 +12,7 @@ import pytest
 import independent_verifier
 import sifu
 from run_tools import Command, query, state
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.engines.sim.closed_form import ClosedFormFederation
 from sifu.errors import InputError, RoundRejectedError

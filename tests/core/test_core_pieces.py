@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.core.layout import ModelLayout
-from sifu.core.noise import SystemNormals, add_noise, noise_source
-from sifu.core.randomness import keyed_generator
+from sifu.core.randomness import SystemNormals, add_noise, keyed_generator, noise_source
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError, SifuError
 from sifu.theory.draws import base_key, place_key

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sifu.core import draw_ahead
-from sifu.core.draw_ahead import DrawsAhead
+from sifu.core import round_stream
 from sifu.core.engine import Position
 from sifu.core.round import RoundSetup, draw
+from sifu.core.round_stream import DrawsAhead
 from sifu.theory.draws import Places
 from sifu.theory.participation import Participation
 
@@ -18,8 +18,8 @@ SOME, OTHERS = Places.of(np.arange(300)), Places.of(np.arange(20, 300))
 
 @pytest.fixture(autouse=True)
 def _many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw_ahead, "MANY", 100)
-    monkeypatch.setattr(draw_ahead, "_cores", lambda: 2)
+    monkeypatch.setattr(round_stream, "MANY", 100)
+    monkeypatch.setattr(round_stream, "_cores", lambda: 2)
 
 
 @pytest.mark.parametrize("kind", ["fixed(30)", "poisson(0.1)", "all"])
@@ -52,8 +52,8 @@ def test_a_round_that_follows_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> 
     ahead = DrawsAhead(Participation.parse("fixed(30)"), KEY)
     for number in range(4):
         ahead.draw(RoundSetup(np.zeros(1), Position(0, number), SOME))
-    draw_ahead._helper(draw_ahead.os.getpid()).submit(int).result()  # what was begun has ended
+    round_stream._helper(round_stream.os.getpid()).submit(int).result()  # what was begun has ended
     assert drawn == [Position(0, number) for number in range(5)]
-    monkeypatch.setattr(draw_ahead, "MANY", 301)
+    monkeypatch.setattr(round_stream, "MANY", 301)
     ahead.draw(RoundSetup(np.zeros(1), Position(0, 7), SOME))
     assert len(drawn) == 5

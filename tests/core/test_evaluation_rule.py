@@ -9,8 +9,8 @@ import pytest
 
 import sifu
 from run_tools import small_spec
+from sifu.core.round_stream import is_evaluated
 from sifu.core.spec import Spec, StopSpec
-from sifu.core.streaming import is_evaluated
 from sifu.errors import InputError
 from sifu.record.progress import Progress
 from sifu.store.reader import RunReader

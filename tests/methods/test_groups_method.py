@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.record.progress import Progress
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
-from sifu.theory.groups import members_by_group, merge, move_on
+from sifu.theory.merging import members_by_group, merge, move_on
 
 COUNT, APART, COMMON = 4, 3, 5
 SPEC = small_spec(

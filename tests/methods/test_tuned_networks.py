@@ -19,7 +19,7 @@ from forged_runs import rebuild_chain
 from run_tools import copy_run
 from sifu.api import verify_run
 from sifu.api.start_run import create_run
-from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
@@ -33,7 +33,7 @@ from sifu.store.statistics import read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, fit_head, total
 from sifu.theory.closed_form.blocks import is_struck, strike
-from sifu.theory.groups import group_of
+from sifu.theory.merging import group_of
 
 CLIENTS, GROUPS = 7, 3
 

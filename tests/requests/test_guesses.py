@@ -16,7 +16,7 @@ import pytest
 import independent_verifier
 import sifu
 from folder_values import places_that_differ, values_by_place
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.requests.kept_figures import COUNTS, KEPT_FIGURES, RANDOM, kept_figures
 from sifu.store.files import model_bytes

@@ -16,7 +16,7 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import Command, query, state
 from sifu.api import restore
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.guarantee import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError

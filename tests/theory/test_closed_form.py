@@ -21,14 +21,19 @@ from sifu.theory.closed_form import (
     Targets,
     fit_head,
     penalty,
-    semi_definite,
+    statistics_check,
     statistics_of,
     total,
 )
 from sifu.theory.closed_form.ridge import GRID, gcv_scores, relative_penalty_by_gcv
-from sifu.theory.closed_form.semi_definite import is_semi_definite
-from sifu.theory.closed_form.statistics import exact_blocks, statistics_of_chunks
-from sifu.theory.closed_form.statistics_check import Flaw, HostileStatisticsError, check_statistics, find_flaw
+from sifu.theory.closed_form.statistics_check import (
+    Flaw,
+    HostileStatisticsError,
+    check_statistics,
+    find_flaw,
+    is_semi_definite,
+)
+from sifu.theory.closed_form.sums import exact_blocks, statistics_of_chunks
 
 Floats = NDArray[np.float64]
 FIXED = FixedPoint(features=4, outputs=3)
@@ -288,7 +293,7 @@ def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) ->
     present = np.ix_(np.diagonal(gram) > 0, np.diagonal(gram) > 0)
     assert is_semi_definite(gram, count)
     assert is_semi_definite(gram, WIDE.width)
-    with patch.object(semi_definite, "_has_factor", side_effect=AssertionError("the first way is enough")):
+    with patch.object(statistics_check, "_has_factor", side_effect=AssertionError("the first way is enough")):
         assert is_semi_definite(gram, count)
     assert smallest_eigenvalue(gram[present]) > -TOLERANCE
 

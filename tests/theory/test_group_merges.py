@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.theory.groups import KEY_BYTES, expected_groups_left, group_of, members_by_group, merge, move_on
+from sifu.theory.merging import KEY_BYTES, expected_groups_left, group_of, members_by_group, merge, move_on
 
 NAMES = [f"client-{number:04d}" for number in range(2000)]
 KEY = bytes(range(KEY_BYTES))

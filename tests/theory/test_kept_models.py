@@ -11,8 +11,7 @@ from tiny_federation import part_of, path_of, scalars_of
 
 from sifu.errors import InputError
 from sifu.theory.history import client_curve
-from sifu.theory.retention import crosses_a_level, depths_to_erase, level_ladder, thin
-from sifu.theory.rollback import Exposure, Subject, choose_node
+from sifu.theory.rollback import Exposure, Subject, choose_node, crosses_a_level, depths_to_erase, level_ladder, thin
 from sifu.theory.tracking import SensitivityTracker
 
 LEVELS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8, unique=True).map(sorted)

@@ -13,7 +13,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, fit_head, statistics_of, total
 from sifu.theory.closed_form.blocks import Blocks, is_struck, projection, strike
-from sifu.theory.groups import members_by_group
+from sifu.theory.merging import members_by_group
 
 INPUTS, WIDTH, GROUPS, NORM = 5, 8, 3, 10.0
 BLOCKS = Blocks(frozen=WIDTH, block=4, count=GROUPS)

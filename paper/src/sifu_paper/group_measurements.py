@@ -18,7 +18,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, Position
 from sifu.research.federations import RoundsWanted, StopSpec, Vector, keyed_generator, stream_group_rounds
-from sifu.theory.groups import members_by_group, merge, move_on
+from sifu.theory.merging import members_by_group, merge, move_on
 from sifu.theory.participation import ClientIndices
 from sifu_paper.aligned_models import align
 from sifu_paper.group_trials import TEST_CLIENT, GroupTrial, grouping_key

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sifu.core.closed_form import Trunk
+from sifu.core.closed_form_engine import Trunk
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.dataset import scale_features

@@ -15,7 +15,7 @@ from sifu.api.given import ClientsGiven, ModelGiven, as_clients, as_model, check
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
-from sifu.core.closed_form import TunedEngine, solved_once
+from sifu.core.closed_form_engine import TunedEngine, solved_once
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec

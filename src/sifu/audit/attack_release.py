@@ -21,8 +21,7 @@ from sifu.audit.membership import (
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.core.noise import NormalSource
-from sifu.core.randomness import keyed_generator
+from sifu.core.randomness import NormalSource, keyed_generator
 from sifu.core.spec import Spec
 from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError

@@ -17,7 +17,7 @@ from sifu.audit.empirical import EpsilonBound, epsilon_lower_bound, gaussian_eps
 from sifu.audit.evidence import Evidence, NoiseEdge, Watched
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.core.noise import NormalSource
+from sifu.core.randomness import NormalSource
 from sifu.theory.arrays import Floats
 
 STATISTICS = ("likelihood ratio", "projection", "loss")

@@ -29,8 +29,7 @@ from sifu.audit.evidence import (
 from sifu.audit.exact_releases import ExactAudit, exact_audits
 from sifu.audit.releases import audit_releases
 from sifu.core.engine import Engine
-from sifu.core.noise import NormalSource, SystemNormals
-from sifu.core.randomness import keyed_generator
+from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.record.coupled_replay import NoisedModel

@@ -16,9 +16,8 @@ from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
 from sifu.cli.ways import print_ways, seconds_text, size_text, ways_values
 from sifu.core.ledger import finite_or_text
-from sifu.core.method_info import CLOSED_FORM
+from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count
-from sifu.core.protection import attacker_rate
 from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.guarantee import WORDING
 from sifu.core.ledger import finite_or_text
+from sifu.core.method_info import Protection, attacker_rate
 from sifu.core.premises import Premise
-from sifu.core.protection import Protection, attacker_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sifu.choices import Level, Retention, Scope, Unit
-from sifu.core.method_info import CLOSED_FORM
+from sifu.core.method_info import CLOSED_FORM, Protection
 from sifu.core.premises.sentences import sentence
-from sifu.core.protection import Protection
 
 WORDING = 1
 """Raise it with every change to a sentence of this file or of `premises/sentences.py`."""

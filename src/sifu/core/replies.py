@@ -21,8 +21,7 @@ from typing import Literal
 import numpy as np
 
 from sifu.core.engine import Position, Reason, Rejection
-from sifu.core.layout import ModelLayout, Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.errors import InputError
 from sifu.theory.facts import ClientProfile
 from sifu.theory.rounding import norm_up, up

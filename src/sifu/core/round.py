@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position, Rejection, RoundResult
-from sifu.core.layout import ModelLayout, Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers

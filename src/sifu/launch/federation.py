@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form import solved_once, targets_of
+from sifu.core.closed_form_engine import solved_once, targets_of
 from sifu.core.engine import Engine
 from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules

@@ -33,7 +33,7 @@ from sifu.record.groups import (
     parts_without,
 )
 from sifu.record.run_view import RunView
-from sifu.theory.groups import expected_groups_left
+from sifu.theory.merging import expected_groups_left
 from sifu.theory.rollback import Exposure
 
 

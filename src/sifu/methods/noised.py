@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sifu.core.layout import Vector
-from sifu.core.noise import add_noise, noise_source
 from sifu.core.premises import Premise, collect_premises, grouping_premise
+from sifu.core.randomness import add_noise, noise_source
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.record.run_view import RunView

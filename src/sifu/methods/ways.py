@@ -11,8 +11,7 @@ import numpy as np
 
 from sifu.choices import Level
 from sifu.core.guarantee import what_was_erased
-from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo
-from sifu.core.protection import attacker_rate
+from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo, attacker_rate
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method

@@ -27,8 +27,8 @@ from functools import cached_property
 import numpy as np
 
 from sifu.core.request_terms import RequestTerms
+from sifu.core.round_stream import evaluation_interval
 from sifu.core.spec import LINEAR_KINDS
-from sifu.core.streaming import evaluation_interval
 from sifu.planning.first_training import FirstTraining
 from sifu.planning.measure import Measure, measure_of
 from sifu.planning.prediction import Prediction

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sifu.choices import Level
+from sifu.core.method_info import Protection, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise
-from sifu.core.protection import Protection, delta_of_budget, delta_of_charges
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
 from sifu.planning.units import UnitView

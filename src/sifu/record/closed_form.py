@@ -21,9 +21,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form import MaskedStatisticsEngine, StatisticsEngine
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import Position, Rejection, evaluate_present
-from sifu.core.streaming import StreamedRound
+from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.record.groups import trunks_at_hand, use_trunks
 from sifu.record.interrupts import uninterrupted
@@ -32,7 +32,7 @@ from sifu.record.training import RecordedTraining
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
 from sifu.store.table_rows import GroupModelRow
 from sifu.theory.closed_form import Statistics, fit_head, total
-from sifu.theory.closed_form.statistics import words_at
+from sifu.theory.closed_form.sums import words_at
 
 log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"

@@ -16,13 +16,13 @@ import numpy as np
 
 from sifu.core.engine import Position, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.noise import add_noise, noise_source
+from sifu.core.randomness import add_noise, noise_source
 from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
-from sifu.theory.groups import merge, move_on
 from sifu.theory.history import PathNode
+from sifu.theory.merging import merge, move_on
 from sifu.theory.participation import ClientIndices
 
 

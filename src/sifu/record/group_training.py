@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form import TunedEngine
+from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
+from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, stream_group_rounds
 from sifu.errors import RoundRejectedError
 from sifu.record.groups import (
     groups_to_build,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.closed_form import Trunk, TunedEngine
+from sifu.core.closed_form_engine import Trunk, TunedEngine
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.errors import InputError
@@ -19,8 +19,8 @@ from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.table_rows import GroupModelRow
 from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
-from sifu.theory.groups import members_by_group, merge, move_on
 from sifu.theory.history import PathNode
+from sifu.theory.merging import members_by_group, merge, move_on
 from sifu.theory.regularity import RoundRegularity
 
 REBUILT = {

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from sifu.core.closed_form import StatisticsEngine
+from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.theory.closed_form import FixedPoint, Statistics, total

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from sifu.choices import Unit
-from sifu.core.method_info import method_info
+from sifu.core.method_info import Protection, method_info
 from sifu.core.premises import RateSource, RecordHistory
-from sifu.core.protection import Protection
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.group_rule import number_of_groups

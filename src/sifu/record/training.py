@@ -17,8 +17,7 @@ import numpy as np
 from sifu.core.engine import Engine, Evaluation, Position, evaluate_present
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import Spec, StopSpec
-from sifu.core.streaming import (
+from sifu.core.round_stream import (
     LosesRounds,
     RoundsWanted,
     StreamedRound,
@@ -27,6 +26,7 @@ from sifu.core.streaming import (
     stop_without,
     stream_rounds,
 )
+from sifu.core.spec import Spec, StopSpec
 from sifu.errors import RunDamagedError
 from sifu.record.evaluations import ACTIVE, evaluation_row
 from sifu.record.everyones_psi import remember_psi, track_everyone
@@ -45,7 +45,7 @@ from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import RoundRegularity
-from sifu.theory.retention import crosses_a_level, level_ladder, thin
+from sifu.theory.rollback import crosses_a_level, level_ladder, thin
 from sifu.theory.rounding import norm
 from sifu.theory.tracking import summarise_round
 

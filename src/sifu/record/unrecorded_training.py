@@ -8,8 +8,8 @@ import numpy as np
 
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
+from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, is_evaluated, should_stop, stream_rounds
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.theory.participation import ClientIndices
 

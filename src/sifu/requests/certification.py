@@ -14,9 +14,8 @@ from typing import Any, Literal
 from sifu.choices import Retention
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
 from sifu.core.ledger import NONCE_BYTES, Event
-from sifu.core.method_info import CLOSED_FORM
+from sifu.core.method_info import CLOSED_FORM, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
-from sifu.core.protection import delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
 from sifu.record.groups import is_hit, nodes_always_kept
@@ -26,8 +25,7 @@ from sifu.store.table_rows import RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise
-from sifu.theory.retention import depths_to_erase
-from sifu.theory.rollback import Exposure, Subject, charge
+from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
 
 EventOfRequest = Literal["rolled back", "request done"]
 

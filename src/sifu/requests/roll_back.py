@@ -8,7 +8,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import finite_or_text
-from sifu.core.noise import noise_rounding
+from sifu.core.randomness import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
 from sifu.record.evaluations import evaluation_row

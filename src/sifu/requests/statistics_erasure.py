@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.record.run_view import RunView
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics

@@ -14,11 +14,11 @@ from typing import cast
 import numpy as np
 
 from sifu.choices import Level
-from sifu.core.closed_form import StatisticsEngine
+from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.request_terms import RequestTerms
+from sifu.core.round_stream import should_stop
 from sifu.core.spec import RIDGE, StopSpec
-from sifu.core.streaming import should_stop
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.ways import left_alone, plan_request

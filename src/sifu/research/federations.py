@@ -3,10 +3,10 @@
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.randomness import keyed_generator
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import RIDGE, ModelSpec, StopSpec
 from sifu.core.spec.group_rule import number_of_groups, rounds_apart
 from sifu.core.spec.sections import GroupsSpec
-from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.closed_form import ClosedFormFederation
 from sifu.engines.sim.lanes import lane_engines

@@ -28,7 +28,7 @@ from sifu.store.statistics import STATISTICS
 from sifu.store.timestamps import TIMESTAMPS
 from sifu.store.updates import UPDATES
 from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.groups import KEY_BYTES
+from sifu.theory.merging import KEY_BYTES
 
 STAGING = ".new"
 CREATING = ".creating"

@@ -1,6 +1,6 @@
 """Clients' statistics on disk: one file for each client whose own are kept, and one for the sum a head is solved from.
 
-A file is the canonical form of `sifu.theory.closed_form.statistics` and a salt. The ledger keeps the digest of a file
+A file is the canonical form of `sifu.theory.closed_form.sums` and a salt. The ledger keeps the digest of a file
 for good; the salt lies in the file alone, so once the file is erased its digest does not tell whether a guess of a
 client's data is right. A file is never changed: a sum without a client is a new file with a salt of its own, an event
 names it and drops the old one.

@@ -7,7 +7,7 @@ A round draws its participants, its batches and its dropped units from integers 
 modulo 2^64, with `mix` the finaliser of splitmix64 (Steele, Lea and Flood 2014) and `base` from SHA-256 of seed and
 purpose. Integer arithmetic is exact, so numpy, torch on a GPU and a Triton kernel agree on every score; nothing
 depends on who else takes part, and thousands of clients are drawn for in one vectorised call. This is for
-schedules; noise that protects anyone comes from `sifu.core.noise`.
+schedules; noise that protects anyone comes from `sifu.core.randomness`.
 """
 
 from __future__ import annotations

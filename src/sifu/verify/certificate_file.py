@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from sifu.core.certificate import COMMON_FIELDS, FIELDS, FORMAT, Start
 from sifu.core.ledger import finite_or_text, read_json
-from sifu.core.method_info import CLOSED_FORM, StartsFrom, method_info
+from sifu.core.method_info import CLOSED_FORM, StartsFrom, attacker_rate, delta_of_budget, delta_of_charges, method_info
 from sifu.core.premises import (
     Premise,
     accounting_premise,
@@ -19,7 +19,6 @@ from sifu.core.premises import (
     level_of,
     noise_premise,
 )
-from sifu.core.protection import attacker_rate, delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.certificate import SOLVE_FIELDS, Start
+from sifu.core.method_info import Protection
 from sifu.core.premises import Status
-from sifu.core.protection import Protection
 from sifu.core.request_terms import is_request_id
 from sifu.theory.history import Accounting
 

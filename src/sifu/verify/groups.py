@@ -21,7 +21,7 @@ from sifu.store.lock import is_locked
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.table_rows import GroupModelRow
-from sifu.theory.groups import KEY_BYTES, group_of
+from sifu.theory.merging import KEY_BYTES, group_of
 
 
 def check_groups(reader: RunReader) -> Iterator[str]:

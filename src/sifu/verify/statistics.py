@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import RIDGE
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView

@@ -16,7 +16,7 @@ from test_flower_runs import Federation, new_key
 
 import independent_verifier
 import sifu
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.guarantee import words_of
 from sifu.core.spec import Spec

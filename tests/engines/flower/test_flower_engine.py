@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memory_grid import lost
 
 from sifu.core.engine import Position
-from sifu.core.pieces import ModelPieces
-from sifu.core.streaming import RoundsWanted
+from sifu.core.layout import ModelPieces
+from sifu.core.round_stream import RoundsWanted
 from sifu.engines.flower import averaging
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.blueprint import Patience

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.gpu.conv_plan import in_flight
 from sifu.engines.sim.gpu.device_layout import DeviceLayout

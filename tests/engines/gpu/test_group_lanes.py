@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.gpu import lane_group
 from sifu.engines.sim.gpu.packing import Packing, rounded_up

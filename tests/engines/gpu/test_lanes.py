@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, stream_rounds
 from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.clipping import Clipping
 from sifu.engines.sim.gpu.captured import without_collector

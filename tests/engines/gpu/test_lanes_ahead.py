@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, stream_rounds
 from sifu.engines.sim import LocalTraining, lanes
 from sifu.engines.sim.clipping import Clipping
 from sifu.engines.sim.gpu import lane_group

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.clipping import Clipping
 from sifu.engines.sim.gpu import lane_group

@@ -5,30 +5,34 @@ the operator declares; every certificate says so), `assumed` (so the level is at
 `failed` (so the level is `none`). The level is computed from the premises and from nothing else; nobody can
 write a level down.
 
-`premise` is one premise, `level` what follows from all of them. `noised_release`, `training_noise` and `without_noise`
-collect every premise of one kind of promise; `regularity`, `before_training`, `history` and `noise` state the premises
-that these collect.
+`premise` is one premise and the level that follows from all of them; `promises` collects every premise of one kind of
+promise from those that `conditions` states.
 """
 
-from sifu.core.premises.before_training import RateSource, before_training_premises, preprocessing_premise
-from sifu.core.premises.history import (
+from sifu.core.premises.conditions import (
+    MeasuredRegularity,
+    RateSource,
     RecordHistory,
     accounting_premise,
+    before_training_premises,
+    chosen_noise_premise,
     counterfactual_premise,
     groups_record_premises,
+    noise_premise,
+    preprocessing_premise,
     record_premises,
+    regularity_premise,
 )
-from sifu.core.premises.level import level_of, premises_that_count
-from sifu.core.premises.noise import chosen_noise_premise, noise_premise
-from sifu.core.premises.noised_release import calibration_premise, collect_premises, psi_status
-from sifu.core.premises.premise import Premise, Status
-from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
-from sifu.core.premises.training_noise import training_noise_premises
-from sifu.core.premises.without_noise import (
+from sifu.core.premises.premise import Premise, Status, level_of, premises_that_count
+from sifu.core.premises.promises import (
+    calibration_premise,
     closed_form_premises,
+    collect_premises,
     group_premises,
     grouping_premise,
     heuristic_premise,
+    psi_status,
+    training_noise_premises,
     tuning_premises,
 )
 

@@ -4,8 +4,7 @@
 `parsing` and `ranges` refuse what is wrong by the name of its key; `toml_text` writes the file of `sifu init`.
 """
 
-from sifu.core.spec.run_spec import Spec
+from sifu.core.spec.run_spec import Spec, commented_toml
 from sifu.core.spec.sections import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, ModelSpec, StopSpec
-from sifu.core.spec.toml_text import commented_toml
 
 __all__ = ["IMAGE_FEATURES", "LINEAR_KINDS", "RIDGE", "DataSpec", "ModelSpec", "Spec", "StopSpec", "commented_toml"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sifu.choices import Approval, Calibration, Retention, Scope, Unit
-from sifu.core.noise import NoiseSource
+from sifu.core.randomness import NoiseSource
 from sifu.core.replies import OnRejection
 from sifu.theory.history import Accounting
 

@@ -14,7 +14,7 @@ from sifu.data.feature_maps.networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
-from sifu.theory.closed_form.statistics import statistics_of_chunks
+from sifu.theory.closed_form.sums import statistics_of_chunks
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
 

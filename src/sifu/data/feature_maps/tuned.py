@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import vector_to_parameters
 
-from sifu.core.closed_form import Trunk
+from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
 from sifu.data.feature_maps.base import FeatureMap, Floats
 from sifu.data.feature_maps.networks import NetworkFeatures
 from sifu.errors import InputError
 from sifu.theory.closed_form.blocks import Blocks, projection
-from sifu.theory.groups import merge, move_on
+from sifu.theory.merging import merge, move_on
 
 HEAD_GAIN = math.sqrt(10.0)
 """The last layer learns ten times as fast as the network: its scores are those of weights this much larger."""

@@ -18,8 +18,7 @@ from functools import partial
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from sifu.core.layout import Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelPieces, Vector
 from sifu.core.round import Average
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, root_up, sum_of_squares, up

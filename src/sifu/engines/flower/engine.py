@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, RoundResult
-from sifu.core.layout import ModelLayout, Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import vector_refusal
 from sifu.core.round import RoundSetup, draw, listed, run_round
-from sifu.core.streaming import RoundsWanted, StreamedRound, rounds_one_by_one
+from sifu.core.round_stream import RoundsWanted, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.group_rounds import run_groups_together

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sifu.core.engine import Rejection, RoundResult
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelPieces
 from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, draw, run_round
 from sifu.engines.flower.masked_rounds import MaskedRound, Prepared

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sifu.core.engine import Position
-from sifu.core.layout import ModelLayout, Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sifu.core.closed_form import head_facts, head_layout, head_profile, solved_once, targets_of
+from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, solved_once, targets_of
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import FeatureMap, fixed_point

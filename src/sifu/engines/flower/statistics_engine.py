@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form import MaskedSum
+from sifu.core.closed_form_engine import MaskedSum
 from sifu.core.engine import Position, Reason, Rejection, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.streaming import RoundsWanted, StreamedRound
+from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
 from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.roster import Roster
@@ -35,8 +35,8 @@ from sifu.engines.flower.wire import read_masked
 from sifu.engines.sim.closed_form import checked
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Statistics
-from sifu.theory.closed_form.statistics import words_at
 from sifu.theory.closed_form.statistics_check import find_flaw
+from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
 from sifu.theory.participation import ClientIndices
 

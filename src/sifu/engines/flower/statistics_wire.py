@@ -1,6 +1,6 @@
 """Messages of closed-form heads: statistics in the clear, or masked in two steps.
 
-In the clear a client answers `STATISTICS` with its words (`sifu.theory.closed_form.statistics`). Masked, it computes
+In the clear a client answers `STATISTICS` with its words (`sifu.theory.closed_form.sums`). Masked, it computes
 them at `PREPARE_STATISTICS` and answers with a key for the round, and at `SEND_MASKED_STATISTICS`, given everybody's
 keys, with words that only the sum of all can be read from. Either way it says which feature map it used and how its
 numbers are written, so that nothing else is ever added up.

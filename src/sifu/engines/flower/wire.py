@@ -23,8 +23,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position
-from sifu.core.layout import ModelLayout, Vector
-from sifu.core.pieces import ModelPieces
+from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.facts import ClientProfile

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position
-from sifu.core.noise import NoiseSource, NormalSource, SystemNormals
-from sifu.core.randomness import keyed_generator
+from sifu.core.randomness import NoiseSource, NormalSource, SystemNormals, keyed_generator
 from sifu.core.round import Average
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices

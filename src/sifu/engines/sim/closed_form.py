@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form import head_facts, head_layout, head_profile
+from sifu.core.closed_form_engine import head_facts, head_layout, head_profile
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.data.sample_digests import sample_digest
@@ -21,8 +21,8 @@ from sifu.engines.sim.clients import ClientData
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
-from sifu.theory.closed_form.statistics import statistics_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
+from sifu.theory.closed_form.sums import statistics_of_chunks
 from sifu.theory.facts import IN_PROCESS, ClientProfile
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sifu.core.draw_ahead import DrawsAhead
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.noise import NoiseSource
+from sifu.core.randomness import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
+from sifu.core.round_stream import DrawsAhead
 from sifu.data.sample_digests import sample_digest
 from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.clients import ClientData, check_clients, count_outputs, input_shape

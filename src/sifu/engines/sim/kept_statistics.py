@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec

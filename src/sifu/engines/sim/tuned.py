@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sifu.core.closed_form import Trunk
+from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
 from sifu.data.feature_maps.tuned import TunedFeatures, TunedNetwork
 from sifu.data.federation import ClientData

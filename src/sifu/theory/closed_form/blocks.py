@@ -16,7 +16,7 @@ import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats
-from sifu.theory.closed_form.statistics import Statistics
+from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.draws import base_key, scores
 
 

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form.fixed_point import FixedPoint
-from sifu.theory.closed_form.statistics import Statistics
+from sifu.theory.closed_form.sums import Statistics
 
 GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
 """The values of r that cross-validation chooses from: eight for each factor of ten from 1e-8 to 100."""
@@ -58,7 +58,7 @@ class Head:
 def penalty(statistics: Statistics, relative: float) -> float:
     """lambda = r trace(G) / (2^2a (k + 1)).
 
-    >>> from sifu.theory.closed_form.statistics import statistics_of
+    >>> from sifu.theory.closed_form.sums import statistics_of
     >>> fixed = FixedPoint(features=1, outputs=1)
     >>> penalty(statistics_of(fixed, np.array([[3.0]]), np.array([[1.0]])), 0.1)  # trace 3^2 + 1^2
     0.5
@@ -73,7 +73,7 @@ def penalty(statistics: Statistics, relative: float) -> float:
 def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     """The head of these statistics, with r given or, where it is None, by generalised cross-validation.
 
-    >>> from sifu.theory.closed_form.statistics import statistics_of
+    >>> from sifu.theory.closed_form.sums import statistics_of
     >>> fixed = FixedPoint(features=1, outputs=1)
     >>> data = statistics_of(fixed, np.array([[-1.0], [1.0]]), np.array([[-0.5], [0.5]]))
     >>> fit_head(data, 0.25).weights.round(6)  # slope 0.5 * 2 / (2 + 0.5), and nothing constant

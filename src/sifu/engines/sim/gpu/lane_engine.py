@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import Vector
+from sifu.core.round_stream import RoundsWanted, StreamedRound, is_evaluated
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
 from sifu.engines.sim.engine import SimulatedFederation
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.streaming import is_evaluated
+from sifu.core.round_stream import is_evaluated
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneSource, LaneStream, Program
 from sifu.engines.sim.gpu.packing import rounded_up
 from sifu.engines.sim.gpu.queue import DeviceQueue

@@ -4,14 +4,20 @@ G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, secti
 has no order and no rounding: whatever joined, left or was replaced, the sum is that of the clients that are in it.
 
 Canonical form. `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
-of the line `sifu statistics 1 <FixedPoint.describe()>\\n` in UTF-8 and then the words, little-endian.
+of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
+
+What a head is fitted to: labels and real numbers as targets t, by constants that are part of the spec.
+
+Nothing here is fitted on clients' data. A mean or a scale taken from them would be a trace of whoever leaves.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -220,3 +226,92 @@ def _check_room(largest: int) -> None:
 def _check_same(fixed: FixedPoint, part: Statistics) -> None:
     if part.fixed != fixed:
         raise InputError(f"statistics in [{part.fixed.describe()}] do not belong to [{fixed.describe()}]")
+
+
+Task = Literal["classification", "multi_label", "regression"]
+
+REACH = 8.0
+"""Regression targets may lie this many scales from their shift."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels as targets: one-hot minus 1/C, 0/1 minus `shift`, or (y - shift) / scale.
+
+    `shift` and `scale` are one number for all outputs or one for each; classification ignores them.
+
+    >>> Targets("classification", 4).encode(np.array([2]))
+    array([[-0.25, -0.25,  0.75, -0.25]])
+    >>> Targets("regression", 1, shift=(50.0,), scale=(10.0,)).encode(np.array([65.0]))
+    array([[1.5]])
+    """
+
+    task: Task
+    outputs: int
+    shift: tuple[float, ...] = (0.5,)
+    scale: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "multi_label", "regression"):
+            raise InputError(f"task {self.task!r} is not known: write classification, multi_label or regression")
+        if self.outputs < 1 or (self.task == "classification" and self.outputs < 2):
+            raise InputError(f"{self.task} with {self.outputs} outputs has nothing to tell apart")
+        for name, values in (("shift", self.shift), ("scale", self.scale)):
+            if len(values) not in (1, self.outputs) or not all(math.isfinite(value) for value in values):
+                raise InputError(f"{name} must be one number or {self.outputs}, found {values}")
+        if min(self.scale) <= 0.0:
+            raise InputError(f"every scale must be positive, found {self.scale}")
+        if self.task == "multi_label" and not all(0.0 <= value <= 1.0 for value in self.shift):
+            raise InputError(f"labels are 0 or 1, so their shift lies between, found {self.shift}")
+
+    @property
+    def norm(self) -> float:
+        """The largest length a target can have: `target_norm` of the fixed point."""
+        if self.task == "classification":
+            return 1.0
+        return math.sqrt(self.outputs) * (1.0 if self.task == "multi_label" else REACH)
+
+    def encode(self, labels: Array) -> Floats:
+        """The target of each label: a class number, a row of 0 and 1, or one real number for each output."""
+        if self.task == "classification":
+            return self._one_hot(np.asarray(labels))
+        rows = np.asarray(labels, dtype=np.float64)
+        if rows.ndim == 1 and self.outputs == 1:
+            rows = rows[:, None]
+        if rows.ndim != 2 or rows.shape[1] != self.outputs:
+            raise InputError(f"labels have shape {rows.shape}; {self.outputs} for each sample were expected")
+        if self.task == "multi_label":
+            if not np.all((rows == 0.0) | (rows == 1.0)):
+                raise InputError("labels of a multi-label task must be 0 or 1")
+            return np.subtract(rows, self.shift)
+        targets: Floats = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
+        if not np.all(np.abs(targets) <= REACH):  # False for NaN
+            worst = float(np.max(np.abs(targets)))
+            raise InputError(
+                f"a regression target lies {worst:.3g} scales from the shift, where {REACH:g} is the limit: choose "
+                "shift and scale in the spec so that every plausible value fits"
+            )
+        return targets
+
+    def _one_hot(self, labels: Array) -> Floats:
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise InputError(f"class numbers were expected, one for each sample; found {labels.dtype} {labels.shape}")
+        if labels.size and not (labels.min() >= 0 and labels.max() < self.outputs):
+            raise InputError(
+                f"class numbers run from {labels.min()} to {labels.max()}; 0 to {self.outputs - 1} were expected"
+            )
+        targets = np.full((labels.size, self.outputs), -1.0 / self.outputs)
+        targets[np.arange(labels.size), labels] += 1.0
+        return targets
+
+    def decode(self, predictions: Floats) -> Array:
+        """Predicted targets as labels: the largest class, 0 or 1 for each label, or numbers in their own unit.
+
+        >>> Targets("multi_label", 2).decode(np.array([[0.1, -0.2]]))
+        array([[1, 0]])
+        """
+        if self.task == "classification":
+            return np.asarray(np.argmax(predictions, axis=1))
+        if self.task == "multi_label":
+            return np.asarray(predictions + np.asarray(self.shift) > 0.5, dtype=np.int64)
+        return np.asarray(predictions * np.asarray(self.scale) + np.asarray(self.shift))

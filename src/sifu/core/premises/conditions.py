@@ -1,0 +1,213 @@
+"""The premises one by one: regularity, what came before training, what the record says, and the noise.
+
+Before any round: the initial model, preprocessing, features, hyper-parameters and who the clients are. In the rounds
+and their record: who took part, what was left out, what the theorems do not cover (docs/theory.md, section 12.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sifu.core.ledger import finite_or_text
+from sifu.core.premises.premise import Premise, Status
+from sifu.theory.facts import (
+    AUTHENTICATED,
+    BY_LARGEST_CLIENT,
+    BY_PARTICIPANTS,
+    CLAIMED,
+    DECLARED_FIXED,
+    DRAWN_FROM_SEED,
+    FIXED_CONSTANTS,
+    IN_PROCESS,
+    MADE_BY_OPERATOR,
+    ON_NODES,
+    TrainingFacts,
+    decides_rounds,
+)
+from sifu.theory.history import Accounting
+from sifu.theory.regularity import RegularityClass
+
+RateSource = Literal["given", "others", "forgotten"]
+"""Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it."""
+
+
+def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
+    """What came before any round; these premises matter to every method and level."""
+    return (
+        initial_model_premise(facts),
+        preprocessing_premise(facts),
+        *features_premise(facts),
+        hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
+        *engine_premises(facts),
+    )
+
+
+def engine_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Whether a round follows from its participants' data alone; said only where it is not so by construction."""
+    if facts.engine == BY_PARTICIPANTS:
+        return ()
+    if facts.engine == BY_LARGEST_CLIENT:
+        return (Premise("layout", "assumed"),)
+    return (Premise("engine", "trusted" if facts.engine == ON_NODES else "assumed"),)
+
+
+def initial_model_premise(facts: TrainingFacts) -> Premise:
+    """Whether clients' data can have shaped the model that training starts from."""
+    if facts.initial == DRAWN_FROM_SEED:
+        return Premise("initial model", "met")
+    return Premise("initial model", "trusted" if facts.initial == MADE_BY_OPERATOR else "assumed")
+
+
+def preprocessing_premise(facts: TrainingFacts) -> Premise:
+    """Whether clients' data shaped the preprocessing, which no rollback undoes."""
+    if facts.preprocessing == FIXED_CONSTANTS:
+        return Premise("preprocessing", "met")
+    return Premise("preprocessing", "trusted" if facts.preprocessing == DECLARED_FIXED else "assumed")
+
+
+def features_premise(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Whether clients' data shaped the features that a linear model is put on; said only where there are some."""
+    if not facts.features:
+        return ()
+    status: Status = "trusted" if facts.features_declared else "met"
+    return (Premise("features", status, confidential={"feature_map": facts.features}),)
+
+
+def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -> Premise:
+    """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
+    if shape_from_labels:
+        return Premise("hyper-parameters", "assumed", "labels")
+    status: dict[RateSource, Status] = {"given": "trusted", "others": "met", "forgotten": "assumed"}
+    return Premise("hyper-parameters", status[rate_source], rate_source)
+
+
+def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """How clients on other machines are known; in one process there is nothing to say."""
+    if facts.identity == IN_PROCESS:
+        return ()
+    if facts.identity == AUTHENTICATED:
+        return (Premise("identity", "trusted"),)
+    return (Premise("identity", "assumed", "claimed" if facts.identity == CLAIMED else "unknown"),)
+
+
+@dataclass(frozen=True)
+class RecordHistory:
+    """What happened to the record before a certificate: how often it was restored from a backup that ends with the
+    anchor that was kept elsewhere (`complete`), or from one that may be older than the run was; and how often the
+    operator vouched for events that were written without a signature."""
+
+    complete: int = 0
+    older: int = 0
+    vouched: int = 0
+
+
+UNBROKEN = RecordHistory()
+
+
+def accounting_premise(accounting: Accounting) -> Premise:
+    """Only weights of rounds that happened bound anything."""
+    return Premise("accounting", "met" if accounting == "round" else "failed")
+
+
+def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise:
+    """Whether the same schedule without the client is the law of training without it.
+
+    Clients on machines of their own (`apart`) may be absent or late; that none of them makes another so is not seen.
+    """
+    if not independent:
+        return Premise("counterfactual", "assumed")
+    return Premise("counterfactual", "trusted" if apart else "met")
+
+
+def replies_premise(left_out: int) -> tuple[Premise, ...]:
+    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    if left_out == 0:
+        return ()
+    return (Premise("replies", "assumed", confidential={"replies_left_out": left_out}),)
+
+
+def record_premises(history: RecordHistory) -> tuple[Premise, ...]:
+    """Releases that this record knows nothing of are charged to nobody; said wherever there may be some.
+
+    That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
+    of did not go on: both would then spend the same budget.
+    """
+    if not (history.older or history.complete):
+        return signed_late_premise(history)
+    case = "older" if history.older else "complete"
+    return (Premise("record", "assumed", case), *signed_late_premise(history))
+
+
+def groups_record_premises(history: RecordHistory) -> tuple[Premise, ...]:
+    """A merge spends no budget, so releases that are not counted do not matter to it; who was in a group does.
+
+    docs/theory.md, section 15.2.
+    """
+    if not (history.older or history.complete):
+        return signed_late_premise(history)
+    return (Premise("record", "trusted"), *signed_late_premise(history))
+
+
+def signed_late_premise(history: RecordHistory) -> tuple[Premise, ...]:
+    """Until an event is signed whoever can write to the folder can change it; said only where it happened."""
+    return (Premise("signatures", "trusted"),) if history.vouched else ()
+
+
+def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
+    """What the theorems do not speak of, item by item; what decides whether a round counts has a name of its own."""
+    for what in facts.outside:
+        name = "schedule" if decides_rounds(what) else "outside the theory"
+        yield Premise(name, "assumed", values={"what": what})
+
+
+def noise_premise(noise: str) -> Premise:
+    """Whether nobody can draw the noise again; noise of an unknown source may be noise that somebody knows."""
+    if noise == "system":
+        return Premise("noise", "met")
+    return Premise("noise", "failed", "seeded" if noise == "seeded" else "")
+
+
+def chosen_noise_premise(chosen: bool) -> Premise:
+    """Whether noise on a fresh model was sized by what the forgotten clients had done to another one."""
+    return Premise("noise size", "assumed" if chosen else "trusted")
+
+
+def training_noise_size_premise(counted_rounds: int) -> Premise:
+    """Without a client the average of a round would have noise of another size (docs/theory.md, section 10)."""
+    return Premise("training noise", "met" if counted_rounds == 0 else "failed")
+
+
+@dataclass(frozen=True)
+class MeasuredRegularity:
+    """The regularity class of a run with the figures it was decided on."""
+
+    kind: RegularityClass
+    largest_smoothness: float | None
+    largest_factor: float
+    local_rate: float
+    largest_certified_rate: float | None
+    assumed_factor: float | None = None
+
+
+def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
+    """Which theorem bounds L, and whether what it needs was measured."""
+    if measured.kind == "assumed":
+        return Premise("regularity", "assumed", values={"factor": measured.assumed_factor})
+    if not facts.smooth_model:
+        return Premise("regularity", "assumed", "not smooth")
+    clipped = facts.local_clip > 0.0
+    return Premise(
+        "regularity",
+        "met",
+        "clipped" if clipped else measured.kind,
+        values={"clip": facts.local_clip} if clipped else {},
+        confidential={
+            "largest_beta": finite_or_text(measured.largest_smoothness),
+            "local_rate": measured.local_rate,
+            "largest_P_i": finite_or_text(measured.largest_factor),
+            "largest_certified_rate": finite_or_text(measured.largest_certified_rate),
+        },
+    )
