@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from sifu.report import write_evidence, write_report
+    from sifu.server.loop import ServerLoop
 
 __all__ = [
     "Advice",
@@ -97,6 +98,7 @@ __all__ = [
     "RunBusyError",
     "RunDamagedError",
     "RunStatus",
+    "ServerLoop",
     "SifuError",
     "Spec",
     "TermsGiven",
@@ -132,6 +134,7 @@ _ELSEWHERE = {
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",
     "audit_run": "sifu.audit",
+    "ServerLoop": "sifu.server.loop",
     "write_evidence": "sifu.report",
     "write_report": "sifu.report",
 }

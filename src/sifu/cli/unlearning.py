@@ -113,7 +113,7 @@ def request(
     from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, tell
     from sifu.core.wording import forgotten_words
-    from sifu.launch.federation import FLOWER
+    from sifu.launch.federation import FLOWER, LOOP, way_to_go_on
 
     opened = Run(run)
     _add_records(terms, clients, records, run)
@@ -133,7 +133,8 @@ def request(
     elif status == "done":
         standing = "was carried out already."
     else:
-        way = "flwr run carries it out" if opened.spec.data.name == FLOWER else f"sifu forget {run}"
+        elsewhere = opened.spec.data.name in (FLOWER, LOOP)
+        way = f"{way_to_go_on(opened.spec, 'ready')} carries it out" if elsewhere else f"sifu forget {run}"
         standing = f"is in the ledger. Next: {way}"
     count = len(terms["records"] or ()) if "records" in terms else None
     values = {"request": received, "clients": names, "records": count, "status": status}

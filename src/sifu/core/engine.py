@@ -69,6 +69,16 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class Incident:
+    """Something that went otherwise than asked: of a client, or of a whole round (then without a name)."""
+
+    branch: int
+    round: int
+    client: str
+    what: str
+
+
+@dataclass(frozen=True)
 class RoundResult:
     """One round of FedAvg (eq. 5 of the paper; docs/theory.md, section 2.1) as it happened.
 

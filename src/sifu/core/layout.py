@@ -109,3 +109,15 @@ class ModelPieces:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """One flat vector, which is a copy."""
         return np.concatenate(self.pieces).astype(dtype or self.dtype, copy=False)
+
+
+def model_pieces(arrays: Mapping[str, NDArray[Any]], layout: ModelLayout) -> ModelPieces:
+    """Named arrays as one model; of another type, name or shape, a model that no gate lets through."""
+    ours = [array.dtype for name, array in arrays.items() if name in layout.names]
+    other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
+    if other is not None:
+        return ModelPieces((np.zeros(layout.size, dtype=other),))
+    shapes = [arrays[name].shape if name in arrays else None for name in layout.names]
+    if not shapes or shapes != list(layout.shapes):
+        return ModelPieces((np.zeros(0, dtype=layout.dtype),))
+    return ModelPieces(tuple(arrays[name].reshape(-1) for name in layout.names))

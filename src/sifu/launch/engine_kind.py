@@ -20,6 +20,7 @@ OWN_ENGINES = {
     "sifu.engines.sim.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned.TunedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
+    "sifu.engines.outside.OutsideFederation": ON_NODES,
     "sifu.engines.flower.engine.FlowerFederation": ON_NODES,
     "sifu.engines.flower.statistics_engine.FlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedFlowerStatistics": ON_NODES,

@@ -27,6 +27,8 @@ PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
 FLOWER = "flower"
 """`data.name` of a run whose clients are nodes of Flower and keep their data."""
+LOOP = "server loop"
+"""`data.name` of a run whose clients a program of the operator's own speaks with (`sifu.ServerLoop`)."""
 NPZ, TABLE = "npz", "table"
 OWN_FILES = (NPZ, TABLE)
 """`data.name` of runs on a user's own files."""
@@ -38,6 +40,8 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     """The command that goes on with a run that was interrupted in a phase."""
     if spec.data.name == FLOWER:
         return "flwr run"
+    if spec.data.name == LOOP:
+        return "the program with your sifu.ServerLoop"
     return "sifu train" if phase == "training" else "sifu forget"
 
 
@@ -47,6 +51,11 @@ def carried_out_elsewhere(spec: Spec) -> str:
         return (
             "The clients of this run are nodes of Flower: its server carries the request out by itself, between "
             "rounds, as soon as nothing is missing. If it does not run, start it with flwr run."
+        )
+    if spec.data.name == LOOP:
+        return (
+            "Your own program speaks with the clients of this run: its sifu.ServerLoop carries the request out between "
+            "rounds. If it does not run, start it."
         )
     if spec.data.name == PYTHON or spec.model.kind == "python":
         return (
@@ -81,6 +90,11 @@ def clients_from_spec(
         raise InputError(
             "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
             "server carries them out while it runs, or when it is started again with flwr run"
+        )
+    if data.name == LOOP:
+        raise InputError(
+            "a program of your own speaks with the clients of this run: put requests into it with sifu request; its "
+            "sifu.ServerLoop carries them out while it runs, or when it is started again"
         )
     if dataset is not None:
         pass
@@ -175,7 +189,7 @@ def held_out_rows_from_spec(
     from sifu.data import ClientData, load
 
     data = spec.data
-    if data.name in (PYTHON, FLOWER):
+    if data.name in (PYTHON, FLOWER, LOOP):
         return None
     if dataset is None:
         own = data.name in OWN_FILES
@@ -195,7 +209,7 @@ CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar
 
 def preprocessing_of(spec: Spec) -> str:
     """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
-    if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER):
+    if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER, LOOP):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 

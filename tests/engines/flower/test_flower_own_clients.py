@@ -19,7 +19,8 @@ from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import commented_toml
 from sifu.engines.flower.client import FunctionClient, add_profile, client_app
-from sifu.engines.flower.own import FreshModels, own_blueprint
+from sifu.engines.flower.own import own_blueprint
+from sifu.engines.own_models import FreshModels
 from sifu.errors import InputError
 from sifu.record.rehearsal import REHEARSED
 from sifu.server.flower_app import Settings, serve_on_flower

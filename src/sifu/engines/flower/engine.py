@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Evaluation, Position, RoundResult
+from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import vector_refusal
 from sifu.core.round import RoundSetup, draw, listed, run_round
@@ -27,7 +27,7 @@ from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.group_rounds import run_groups_together
 from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
-from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Incident, Messenger
+from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Messenger
 from sifu.engines.flower.roster import Roster
 from sifu.engines.flower.rounds import OpenRound
 from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
@@ -97,6 +97,11 @@ class FlowerFederation:
     def facts(self) -> TrainingFacts:
         """What every round does, and what is proven about it."""
         return self._round.facts
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether clients evaluate models at all."""
+        return self._messenger.blueprint.evaluates
 
     def record(self, model: Vector) -> ArrayRecord:
         """A model as it travels to the clients."""
@@ -228,7 +233,7 @@ class FlowerFederation:
             if attempt:
                 time.sleep(self._patience.pause)
             evaluation = self._evaluate(model, clients)
-            somebody_may_answer = self._messenger.blueprint.evaluates and self._messenger.may_ask(clients)
+            somebody_may_answer = self.evaluates and self._messenger.may_ask(clients)
             if evaluation.samples.any() or not somebody_may_answer:
                 return evaluation
         raise NobodyAnsweredError(
@@ -265,7 +270,7 @@ class FlowerFederation:
         kind: str,
         read: Callable[[Message], Answer],
     ) -> dict[int, Answer]:
-        if not self._messenger.blueprint.evaluates:
+        if not self.evaluates:
             return {}
         busy = self._messenger.busy()  # with a round: a node answers one message after another
         messages = {

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sifu.core.engine import Position
+from sifu.core.engine import Incident, Position
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
@@ -36,16 +35,6 @@ Answers = tuple[dict[int, Answer], dict[int, str]]
 NOWHERE = Position(0, 0)
 """The position of what belongs to no round, such as an evaluation."""
 EVALUATION = "evaluation: "
-
-
-@dataclass(frozen=True)
-class Incident:
-    """Something that went otherwise than asked: of a client, or of a whole round (then without a name)."""
-
-    branch: int
-    round: int
-    client: str
-    what: str
 
 
 class Messenger:

@@ -23,7 +23,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position
-from sifu.core.layout import ModelLayout, ModelPieces, Vector
+from sifu.core.layout import ModelLayout, ModelPieces, Vector, model_pieces
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.facts import ClientProfile
@@ -276,18 +276,6 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
     """
     arrays, samples = read_arrays(reply, decode=in_place)
     return model_pieces(arrays, layout), samples
-
-
-def model_pieces(arrays: Arrays, layout: ModelLayout) -> ModelPieces:
-    """Named arrays as one model; of another type, name or shape, a model that no gate lets through."""
-    ours = [array.dtype for name, array in arrays.items() if name in layout.names]
-    other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
-    if other is not None:
-        return ModelPieces((np.zeros(layout.size, dtype=other),))
-    shapes = [arrays[name].shape if name in arrays else None for name in layout.names]
-    if not shapes or shapes != list(layout.shapes):
-        return ModelPieces((np.zeros(0, dtype=layout.dtype),))
-    return ModelPieces(tuple(arrays[name].reshape(-1) for name in layout.names))
 
 
 @dataclass(frozen=True)

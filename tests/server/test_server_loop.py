@@ -1,0 +1,217 @@
+"""A server loop of one's own: replies are handed in, and sifu averages, forgets and certifies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+
+TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 1.0]) for number in range(6)}
+SAMPLES = {name: 10 * (place + 1) for place, name in enumerate(TARGETS)}
+Replies = dict[str, object]
+
+
+def spec(**sections: object) -> dict:
+    return {
+        "local": {"rate": 0.5, "steps": 1},
+        "regularity": {"kind": "assumed", "factor": 1.0},
+        "stop": {"max_rounds": 5, "target": 0.0},
+        **sections,
+    }
+
+
+def answers(task: sifu.server.loop.Task) -> Replies:
+    """What honest clients send."""
+    if task.kind == "evaluate":
+        return {
+            name: (SAMPLES[name] // 2, float(np.square(model["w"] - TARGETS[name]).sum()))
+            for name, model in task.models.items()
+        }
+    return {name: {"w": model["w"] + 0.5 * (TARGETS[name] - model["w"])} for name, model in task.models.items()}
+
+
+def loop(folder: Path, given: dict | None = None, samples: dict | None = None, **options: object) -> sifu.ServerLoop:
+    return sifu.ServerLoop(folder, given or spec(), samples or SAMPLES, lambda: {"w": np.zeros(3)}, **options)
+
+
+def run_to_end(
+    folder: Path,
+    given: dict | None = None,
+    change: Callable[[sifu.server.loop.Task, Replies], Replies] = lambda task, replies: replies,
+    **options: object,
+) -> list[sifu.server.loop.Task]:
+    tasks = []
+    with loop(folder, given, **options) as server:
+        while task := server.next():
+            tasks.append(task)
+            server.take(change(task, answers(task)))
+    return tasks
+
+
+def fedavg(names: list[str], rounds: int) -> np.ndarray:
+    """The model of these clients alone, by hand."""
+    model, weights = np.zeros(3), np.array([SAMPLES[name] for name in names], dtype=float)
+    for _ in range(rounds):
+        model = np.average([model + 0.5 * (TARGETS[name] - model) for name in names], axis=0, weights=weights)
+    return model
+
+
+def released(folder: Path) -> np.ndarray:
+    with sifu.open_run(folder).reader() as reader:
+        return reader.load_model(reader.tip)
+
+
+def test_a_client_is_forgotten_as_if_it_never_was(tmp_path: Path) -> None:
+    run_to_end(tmp_path / "run")
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)
+    run = sifu.open_run(tmp_path / "run")
+    run.request(["site-4"], "case-1", method="scratch")
+    tasks = run_to_end(tmp_path / "run")
+    assert all("site-4" not in task.models for task in tasks)
+    (outcome,) = run.outcomes()
+    assert outcome.method == "scratch"
+    assert outcome.level == "conditional"  # clients are known by the names that the program gives them
+    rest = [name for name in TARGETS if name != "site-4"]
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(rest, 5), rtol=1e-12)
+    assert not np.allclose(fedavg(rest, 5), fedavg(list(TARGETS), 5))  # the control: it had shaped the model
+    assert run.verify().holds
+    assert sifu.verify_certificate(tmp_path / "run/certificates/case-1.public.json").holds
+
+
+def test_noise_forgets_too_and_clients_may_evaluate(tmp_path: Path) -> None:
+    tasks = run_to_end(tmp_path / "run", evaluates=True)
+    assert {task.kind for task in tasks} == {"train", "evaluate"}
+    run = sifu.open_run(tmp_path / "run")
+    assert run.status().accuracy == pytest.approx(0.5)
+    run.request(["site-1"], "case-1", method="sifu")
+    run_to_end(tmp_path / "run", evaluates=True)
+    (outcome,) = run.outcomes()
+    assert (outcome.method, outcome.level) == ("sifu", "conditional")
+    assert outcome.sigma > 0.0
+    assert run.verify().holds
+
+
+def test_groups_get_their_own_models_in_one_task(tmp_path: Path) -> None:
+    given = spec(groups={"count": 2, "rounds": 3})
+    tasks = run_to_end(tmp_path / "run", given)
+    assert [len(task.models) for task in tasks] == [6] * 5
+    assert [len({model["w"].tobytes() for model in task.models.values()}) for task in tasks] == [1, 2, 2, 1, 1]
+    run = sifu.open_run(tmp_path / "run")
+    run.request(["site-2"], "case-1")
+    run_to_end(tmp_path / "run", given)
+    assert run.outcomes()[0].method == "groups"
+    assert run.verify().holds
+
+
+BAD: dict[str, object] = {
+    "not finite": {"w": np.array([1.0, np.nan, 0.0])},
+    "wrong shape": {"w": np.zeros(4)},
+    "wrong dtype": {"w": np.zeros(3, dtype=np.float32)},
+    "not an array": "no model",
+    "too large": {"w": np.full(3, 1e13)},
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_what_cannot_be_used_is_refused_and_recorded(tmp_path: Path, reason: str) -> None:
+    given = spec(server={"rejected": "reply"})
+
+    def change(task: sifu.server.loop.Task, replies: Replies) -> Replies:
+        replies.pop("site-5")
+        return {**replies, "site-0": BAD[reason], "a stranger": {"w": np.zeros(3)}}
+
+    run_to_end(tmp_path / "run", given, change)
+    rest = [name for name in TARGETS if name not in ("site-0", "site-5")]
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(rest, 5), rtol=1e-12)
+    run = sifu.open_run(tmp_path / "run")
+    with run.reader() as reader:
+        refused = {(row.client, row.reason) for row in reader.rejections()}
+        incidents = [event.content["incidents"] for event in reader.events() if event.kind == "incidents"]
+    assert refused == {("site-0", reason), ("a stranger", "unknown client")}
+    assert {(item["client"], item["what"]) for items in incidents for item in items} == {
+        ("site-5", "no reply was handed in")
+    }
+    assert run.verify().holds
+
+
+def test_a_refused_reply_stops_the_loop_unless_told_otherwise_and_the_round_is_asked_for_again(tmp_path: Path) -> None:
+    with loop(tmp_path / "run") as server:
+        server.take(answers(server.next()))  # type: ignore[arg-type]
+        task = server.next()
+        with pytest.raises(RoundRejectedError, match="site-0: not finite"):
+            server.take({**answers(task), "site-0": BAD["not finite"]})  # type: ignore[arg-type]
+        assert server.next() is None
+    (first, *_) = run_to_end(tmp_path / "run")
+    assert (first.branch, first.round) == (0, 1)
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)
+
+
+def test_rounds_without_any_reply_end_the_loop_with_a_sentence_and_lose_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NobodyAnsweredError, match="5 rounds in a row were lost"):
+        run_to_end(tmp_path / "run", change=lambda task, replies: replies if task.round < 2 else {})
+    run_to_end(tmp_path / "run")
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)
+    assert sifu.open_run(tmp_path / "run").verify().holds
+
+
+def test_a_request_that_arrives_while_the_loop_runs_is_taken_in_between_two_rounds(tmp_path: Path) -> None:
+    with loop(tmp_path / "run") as server:
+        for _ in range(2):
+            server.take(answers(server.next()))  # type: ignore[arg-type]
+        server.run.request(["site-3"], "case-1", method="scratch")
+        server.take(answers(server.next()))  # type: ignore[arg-type]
+        while task := server.next():
+            assert "site-3" not in task.models
+            server.take(answers(task))
+    assert [outcome.request for outcome in server.run.outcomes()] == ["case-1"]
+    assert server.run.verify().holds
+
+
+def test_a_loop_that_is_left_or_killed_continues_where_it_was(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_server_loop import *
+with loop(Path({str(tmp_path / "run")!r})) as server:
+    while task := server.next():
+        if task.round == 3:
+            os._exit(7)
+        server.take(answers(task))
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 7
+    with loop(tmp_path / "run") as server:
+        task = server.next()
+        assert task is not None
+        assert task is server.next()  # until it is answered
+        server.take(answers(task))
+    run_to_end(tmp_path / "run")
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)
+    run = sifu.open_run(tmp_path / "run")
+    assert run.status().rounds == 5
+    assert run.verify().holds
+
+
+def test_what_a_loop_cannot_do_is_said(tmp_path: Path) -> None:
+    run_to_end(tmp_path / "run")
+    with pytest.raises(InputError, match="clients' data are not those"):
+        loop(tmp_path / "run", samples={**SAMPLES, "site-0": 11})
+    with pytest.raises(InputError, match=r"stop\.max_rounds"):
+        loop(tmp_path / "run", spec(stop={"max_rounds": 6, "target": 0.0}))
+    with loop(tmp_path / "run") as server, pytest.raises(InputError, match="no task is open"):
+        server.take({})
+    with loop(tmp_path / "other") as server:
+        task = server.next()
+        assert task is not None
+        with pytest.raises(ValueError, match="read-only"):
+            task.models["site-0"]["w"][0] = 1.0
+        with pytest.raises(InputError, match="mapping"):
+            server.take([1])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"sifu\.ServerLoop"):
+        sifu.open_run(tmp_path / "run").forget(["site-1"])
