@@ -22,7 +22,7 @@ import torch
 
 from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare, room_to_prepare
 from sifu.engines.sim.networks import CONV_NETS
-from sifu.engines.sim.scripted import scripted
+from sifu.engines.sim.threads import scripted
 
 BATCH, PIECE, STEPS = 20, 10, 40
 

@@ -25,8 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sifu.core.engine import Engine
 from sifu.engines.sim import ModuleModel, SimulatedFederation
-from sifu.engines.sim.gpu.conv_plan import PRECISIONS, WeightForm
-from sifu.engines.sim.gpu.device_layout import DeviceLayout
+from sifu.engines.sim.gpu.conv_plan import PRECISIONS, DeviceLayout, WeightForm
 from sifu.engines.sim.lanes import lane_engines
 from sifu.theory.participation import Participation
 from sifu_paper.provenance import commit

@@ -30,7 +30,7 @@ from sifu.data.dataset import Dataset
 from sifu.data.federation import ClientData
 from sifu.data.hospitals import HOSPITALS
 from sifu.data.sources import load
-from sifu.launch.features import map_of
+from sifu.launch.public_features import map_of
 from sifu_paper.provenance import provenance
 
 

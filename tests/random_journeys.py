@@ -33,7 +33,7 @@ from sifu.core.engine import Engine, Position
 from sifu.core.randomness import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
-from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
 from sifu.launch.federation import engine_from_spec
 from sifu.requests.approvals import NEEDED

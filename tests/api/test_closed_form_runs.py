@@ -227,7 +227,7 @@ def test_other_methods_and_other_models_are_refused(trained: Path, tmp_path: Pat
 
 
 def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sifu.engines.sim.closed_form import ClosedFormFederation
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
     honest = ClosedFormFederation.sent_by
 

@@ -16,7 +16,7 @@ from sifu.core.engine import Position, RoundResult
 from sifu.core.spec import Spec
 from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError
-from sifu.launch.engine_kind import engine_kind
+from sifu.launch.devices import engine_kind
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.theory.facts import BY_PARTICIPANTS, UNKNOWN
 

@@ -14,7 +14,7 @@ import sifu
 from run_tools import Command, query, state
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
-from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.record.closed_form import RecordedSolve
 from sifu.store.reader import RunReader

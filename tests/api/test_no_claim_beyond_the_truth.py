@@ -18,13 +18,13 @@ from independent_verifier import verify
 from run_tools import Command, small_spec
 from sifu.api import verify_certificate
 from sifu.api.backups import restore
-from sifu.audit.client import audit_client
+from sifu.audit.client_audit import audit_client
 from sifu.core.engine import Position
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
-from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import delta_reached

@@ -14,8 +14,8 @@ from random_runs import random_run
 from run_tools import connect, small_spec
 from sifu.audit import AuditOptions, Replays, audit_run, run_controls
 from sifu.audit.controls import DELTA, LEAVING, HalfNoise, carried_out_by, designed_run
-from sifu.audit.evidence import noise_drawn
 from sifu.audit.releases import _likelihood_ratios
+from sifu.audit.replay_evidence import noise_drawn
 from sifu.core.randomness import SystemNormals
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
@@ -71,7 +71,7 @@ def test_half_the_noise_is_seen_in_an_ordinary_run(tmp_path: Path) -> None:
 
 def test_a_changed_model_on_disk_is_not_what_the_rounds_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that quietly does something else than the records say."""
-    from sifu.engines.sim.engine import SimulatedFederation
+    from sifu.engines.sim.simulator import SimulatedFederation
 
     honest = SimulatedFederation.run_round
 

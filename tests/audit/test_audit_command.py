@@ -10,7 +10,7 @@ import pytest
 
 from run_tools import Command, connect, state
 from sifu.audit import AuditOptions, Replays, audit_run
-from sifu.audit.figure import audit_message, draw_audit
+from sifu.audit.audit_report import audit_message, draw_audit
 from sifu.plots.style import figure_bytes
 
 FEW = ("--replays", 2000, "--shadows", 4, "--seed", 1)

@@ -22,7 +22,7 @@ from sifu.data.feature_maps import (
     fixed_point,
 )
 from sifu.data.feature_maps import filter_bank as bank_module
-from sifu.data.feature_maps.base import drawn_normals
+from sifu.data.feature_maps.feature_map import drawn_normals
 from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError
 from sifu.theory.closed_form import Targets, fit_head, total

@@ -16,8 +16,8 @@ import sifu
 from run_tools import Command, numbers_of, run_cli
 from sifu.data import ClientData
 from sifu.data.feature_maps import CachedFeatures, feature_map
-from sifu.data.feature_maps.networks import NetworkFeatures
-from sifu.engines.sim import closed_form
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError
 from sifu.store.reader import RunReader
 
@@ -198,7 +198,7 @@ def test_a_client_beyond_memory_is_computed_in_blocks(monkeypatch: pytest.Monkey
     clients = [ClientData(f"c{k}", generator.normal(size=(700, 3)), generator.integers(0, 2, 700)) for k in range(2)]
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
     fits = sifu.train(spec, run=tmp_path / "fits", clients=clients).status().accuracy
-    monkeypatch.setattr(closed_form, "KEPT_BYTES", 0)
+    monkeypatch.setattr(embedded_heads, "KEPT_BYTES", 0)
     run = sifu.train(spec, run=tmp_path / "does not", clients=clients)
     assert run.status().accuracy == fits
     assert run.engine()._kept == {}  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from run_tools import Command, query
 from sifu.api import restore
 from sifu.core.guarantee import words_of
 from sifu.data import ClientData
-from sifu.data.sample_digests import sample_digest
+from sifu.data.dataset import sample_digest
 from sifu.errors import InputError
 from sifu.launch.federation import engine_from_spec
 from sifu.requests.worker import Worker

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sifu.engines.sim.averaging import average_models
+from sifu.engines.sim.client_updates import average_models
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor

@@ -13,7 +13,7 @@ import sifu
 from forged_runs import add_event, sign_anew
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
-from sifu.audit.client import audit_client
+from sifu.audit.client_audit import audit_client
 from sifu.errors import RunDamagedError
 from sifu.store import keys, witnesses
 from sifu.store.certificate_path import certificate_path

@@ -38,7 +38,7 @@ from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
 from sifu.launch.federation import clients_from_spec, engine_from_spec
-from sifu.launch.held_out import held_out_figures, rows_at_hand
+from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL

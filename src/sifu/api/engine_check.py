@@ -15,7 +15,7 @@ from typing import Any
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
-from sifu.launch.engine_kind import facts_of
+from sifu.launch.devices import facts_of
 from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
@@ -142,7 +142,7 @@ def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
         raise InputError(
             f"{folder} was made with samples that it can tell from others, and this engine does not show those of its "
             f"clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., or give the "
-            "engine an attribute sample_digests (sifu.data.sample_digests)"
+            "engine an attribute sample_digests (sifu.data.dataset)"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.launch.features import with_features
+from sifu.launch.public_features import with_features
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -18,12 +18,12 @@ from sifu.api.given import ModelGiven
 from sifu.core.engine import Engine, LacksData
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
-from sifu.data.sample_digests import sample_digest
-from sifu.engines.sim.kept_statistics import KeptStatistics
+from sifu.data.dataset import sample_digest
+from sifu.engines.sim.embedded_heads import KeptStatistics
 from sifu.errors import InputError, SifuError, SifuWarning
-from sifu.launch.engine_kind import check_repeats
+from sifu.launch.devices import check_repeats
 from sifu.launch.federation import FLOWER, clients_from_spec, engine_from_spec
-from sifu.launch.held_out import held_out_figures, rows_at_hand
+from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.launch.recorded_clients import Arranged, arranged_clients
 from sifu.record.groups import use_trunks_of_head
 from sifu.record.other_world import EngineWithout

@@ -20,11 +20,10 @@ from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
-from sifu.data.sample_digests import sample_digest
+from sifu.data.dataset import sample_digest
 from sifu.errors import InputError
 from sifu.launch.data_warnings import warn_of_data
-from sifu.launch.devices import check_choice, on_device
-from sifu.launch.engine_kind import check_repeats, facts_of
+from sifu.launch.devices import check_choice, check_repeats, facts_of, on_device
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.progress import ProgressCallback

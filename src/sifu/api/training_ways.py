@@ -38,7 +38,7 @@ from sifu.launch.federation import (
     known_outputs,
     preprocessing_of,
 )
-from sifu.launch.held_out import held_out_figures, rows_at_hand
+from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.first_training import FirstTraining
 from sifu.record.run_view import RunView

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sifu.audit.audit_report import AttackAudit, AuditOptions, AuditProgress
-from sifu.audit.evidence import Evidence, Watched
 from sifu.audit.forgetting import WatermarkSuccess, forgetting_audit
 from sifu.audit.membership import (
     MembershipAudit,
@@ -18,6 +17,7 @@ from sifu.audit.membership import (
     loss_attack,
     shadow_scores,
 )
+from sifu.audit.replay_evidence import Evidence, Watched
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info

@@ -1,17 +1,18 @@
-"""The options of an audit, and its results."""
+"""The options of an audit, its results, and what its figure shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sifu.audit.evidence import NodeDistance, NoiseDrawn
-from sifu.audit.exact_releases import ExactAudit
 from sifu.audit.forgetting import ForgettingAudit
 from sifu.audit.membership import MembershipAudit
-from sifu.audit.releases import ReleaseAudit, Replays
+from sifu.audit.releases import ExactAudit, ReleaseAudit, Replays
+from sifu.audit.replay_evidence import NodeDistance, NoiseDrawn
+from sifu.plots import audit_figure as plots
+from sifu.plots.style import counted
 
 AuditProgress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, of how much)."""
@@ -115,3 +116,33 @@ class AuditReport:
         for mapping, release in zip(content["exact"], self.exact, strict=True):
             mapping |= {"same_model": release.same_model, "same_sum": release.same_sum}
         return {"holds": self.holds, **content}
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_audit(report: AuditReport) -> Figure:
+    """True distances beside Psi, and the epsilon that attacks show beside the certified one."""
+    points = [(node.psi, node.distance) for subject in report.subjects for node in subject.nodes]
+    bars = [
+        plots.EpsilonBar(
+            subject.request or "",
+            subject.clients[0] + (f" +{len(subject.clients) - 1}" if len(subject.clients) > 1 else ""),
+            subject.releases.epsilon_certified,
+            subject.releases.epsilon_shown,
+            subject.releases.epsilon_true,
+        )
+        for subject in report.subjects
+        if subject.releases is not None and subject.releases.gaussian_mu > 0.0
+    ]
+    return plots.draw_audit(audit_message(report), points, bars)
+
+
+def audit_message(report: AuditReport) -> str:
+    """What the figure shows, in one sentence."""
+    if report.contradictions:
+        return f"The audit contradicts {counted(len(report.contradictions), 'certified statement')} of this run"
+    if report.observations:
+        return "No certified claim is contradicted; what was not certified does not hold"
+    return "Nothing the audit tried contradicts what was certified"

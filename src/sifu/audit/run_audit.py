@@ -11,7 +11,8 @@ from typing import Any
 from sifu.api.run import Run
 from sifu.audit.attack_release import ReleaseAttack
 from sifu.audit.audit_report import AuditOptions, AuditProgress, AuditReport, SubjectAudit
-from sifu.audit.evidence import (
+from sifu.audit.releases import ExactAudit, audit_releases, exact_audits
+from sifu.audit.replay_evidence import (
     REPLAY_TOLERANCE,
     SLACK,
     Evidence,
@@ -26,8 +27,6 @@ from sifu.audit.evidence import (
     watched_subjects,
     wrong_charges,
 )
-from sifu.audit.exact_releases import ExactAudit, exact_audits
-from sifu.audit.releases import audit_releases
 from sifu.core.engine import Engine
 from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec

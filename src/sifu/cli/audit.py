@@ -160,7 +160,7 @@ def show_audit(report: AuditReport | None, controls: Sequence[Control], output: 
 
 def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
     """The audit as JSON and as a figure (confidential: it shows distances and nodes)."""
-    from sifu.audit.figure import draw_audit
+    from sifu.audit.audit_report import draw_audit
     from sifu.plots.style import figure_bytes
     from sifu.store.files import write_atomically
     from sifu.store.regular_files import private_folder

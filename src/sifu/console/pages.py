@@ -455,7 +455,7 @@ async def figure(request: Request) -> Response:
 
 
 def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
-    from sifu.plots.plan import draw_plan
+    from sifu.plots.psi_figure import draw_plan
     from sifu.plots.style import figure_bytes
 
     if not who.may("see"):

@@ -1,4 +1,4 @@
-"""MNIST and FashionMNIST as published: four idx files, plain or gzipped.
+"""MNIST and FashionMNIST as published (four idx files, plain or gzipped), and scikit-learn's 8x8 digits.
 
 The format (LeCun's page): two zero bytes, the element type, the number of axes, each axis as a big-endian
 32-bit count, then the elements. Both sets use the same file names, so the labels say which one it is.
@@ -7,6 +7,7 @@ The format (LeCun's page): two zero bytes, the element type, the number of axes,
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 
 UNSIGNED_BYTE = 0x08
 LARGEST_FILE = 1 << 30
@@ -108,3 +110,35 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         held = "more" if len(content) > size else str(len(content))
         raise InputError(f"{path} should hold {size} bytes after its header {shape}, found {held}; get it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()
+
+
+SAMPLES = 1797
+TRAIN_SAMPLES = 1600
+
+
+def read_digits() -> Dataset:
+    """The digits as bytes of 0..16, split into 1,600 training and 197 test images, always the same ones."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError("the digits come with scikit-learn, which is not installed: pip install sifu") from error
+    stored = load_digits()
+    images = np.asarray(stored.images)
+    if images.shape != (SAMPLES, 8, 8):
+        raise InputError(f"scikit-learn's digits have shape {images.shape}, not ({SAMPLES}, 8, 8)")
+    order = fixed_order(SAMPLES)
+    train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
+    x, y = images.astype(np.uint8), np.asarray(stored.target).astype(np.int64)
+    return Dataset("digits", x[train], y[train], x[test], y[test], tuple(str(digit) for digit in range(10)))
+
+
+def fixed_order(samples: int) -> Integers:
+    """A permutation that no release of numpy can change: row numbers ordered by their SHA-256.
+
+    >>> fixed_order(5).tolist()
+    [2, 4, 1, 3, 0]
+    """
+    return np.array(
+        sorted(range(samples), key=lambda row: hashlib.sha256(f"sifu digits {row}".encode()).digest()),
+        dtype=np.int64,
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sifu.data import celeba, cifar, hospitals, idx
 from sifu.data.dataset import Dataset
-from sifu.data.digits import read_digits
 from sifu.data.download import Opener, Progress, download_official
+from sifu.data.idx import read_digits
 from sifu.data.npz import read_npz
 from sifu.errors import InputError
 

@@ -17,7 +17,7 @@ from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.waiting import ALL
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
-from sifu.launch.features import map_of, tuned_map, with_features
+from sifu.launch.public_features import map_of, tuned_map, with_features
 from sifu.theory.arrays import Array
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
@@ -226,7 +226,7 @@ def known_outputs(spec: Spec) -> int:
 def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
     """The engine of a head in closed form, and the spec with the one round it takes."""
     from sifu.data.feature_maps import fixed_point
-    from sifu.engines.sim.closed_form import ClosedFormFederation
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
     ridge, outputs = spec.ridge, spec.model.outputs
     columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
@@ -286,8 +286,8 @@ def engine_from_spec(
     are drawn for, where some of a run are left out.
     """
     from sifu.engines.sim import SimulatedFederation, make_model
-    from sifu.engines.sim.clients import count_outputs, input_shape
-    from sifu.engines.sim.clipping import Clipping
+    from sifu.engines.sim.client_updates import Clipping
+    from sifu.engines.sim.embedded_clients import count_outputs, input_shape
     from sifu.engines.sim.objectives import OBJECTIVES
 
     if spec.server.wait != ALL:

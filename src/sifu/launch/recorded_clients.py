@@ -20,8 +20,8 @@ import numpy as np
 from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
-from sifu.launch.features import FeatureData, with_features
 from sifu.launch.federation import TABLE, clients_from_spec, takes_rows
+from sifu.launch.public_features import FeatureData, with_features
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
 from sifu.theory.facts import ClientProfile

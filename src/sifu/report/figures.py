@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sifu.plots.accuracy import accuracy_message, before_after_message, draw_accuracy, draw_before_after
-from sifu.plots.history import draw_history, history_message
-from sifu.plots.psi import draw_psi, psi_message
-from sifu.plots.rounds import draw_rounds, rounds_message
+from sifu.plots.accuracy_figure import accuracy_message, before_after_message, draw_accuracy, draw_before_after
+from sifu.plots.history_figure import draw_history, history_message
+from sifu.plots.psi_figure import draw_psi, psi_message
+from sifu.plots.rounds_figure import draw_rounds, rounds_message
 from sifu.plots.run_data import ReportData
 
 if TYPE_CHECKING:

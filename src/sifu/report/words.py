@@ -7,7 +7,7 @@ from collections import Counter
 
 from sifu.core import wording
 from sifu.core.wording import EXACT_LIMIT, exact_words
-from sifu.plots.rounds import fewer
+from sifu.plots.rounds_figure import fewer
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
 

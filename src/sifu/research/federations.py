@@ -8,7 +8,7 @@ from sifu.core.spec import RIDGE, ModelSpec, StopSpec
 from sifu.core.spec.group_rule import number_of_groups, rounds_apart
 from sifu.core.spec.sections import GroupsSpec
 from sifu.engines.sim import LocalTraining, SimulatedFederation
-from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.lanes import lane_engines
 from sifu.launch.devices import check_choice, on_device, why_no_gpu
 from sifu.launch.federation import (

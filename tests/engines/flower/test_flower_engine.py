@@ -18,7 +18,7 @@ from sifu.engines.flower import averaging
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
-from sifu.engines.sim.averaging import average_models
+from sifu.engines.sim.client_updates import average_models
 from sifu.errors import NobodyAnsweredError, RoundRejectedError
 
 PROBLEMS = {

@@ -13,8 +13,7 @@ from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
 from sifu.engines.sim import LocalTraining
-from sifu.engines.sim.gpu.conv_plan import in_flight
-from sifu.engines.sim.gpu.device_layout import DeviceLayout
+from sifu.engines.sim.gpu.conv_plan import DeviceLayout, in_flight
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import ConvNet, Convolution
 

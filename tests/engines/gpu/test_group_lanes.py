@@ -13,8 +13,7 @@ from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
 from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.gpu import lane_group
-from sifu.engines.sim.gpu.packing import Packing, rounded_up
-from sifu.engines.sim.gpu.schedule import width_for
+from sifu.engines.sim.gpu.schedule import Packing, rounded_up, width_for
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.theory.participation import Participation

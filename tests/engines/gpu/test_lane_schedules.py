@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim.batches import batch_sequence
 from sifu.engines.sim.dropout import dropout_key
-from sifu.engines.sim.gpu.device_layout import ALIGNMENT, DeviceLayout
+from sifu.engines.sim.gpu.conv_plan import ALIGNMENT, DeviceLayout
 from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, draw_schedule, mix
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.theory.draws import base_key, place_key
 from sifu.theory.participation import Participation

@@ -16,9 +16,9 @@ from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_rounds
 from sifu.core.spec import StopSpec
 from sifu.engines.sim import LocalTraining
-from sifu.engines.sim.clipping import Clipping
-from sifu.engines.sim.gpu.captured import without_collector
+from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
+from sifu.engines.sim.gpu.device_queue import without_collector
 from sifu.engines.sim.lanes import lane_engines, slots_for
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import InputError, RoundRejectedError

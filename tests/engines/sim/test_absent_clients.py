@@ -26,7 +26,7 @@ from sifu.engines.sim import (
     client_blocks,
     linear,
 )
-from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.models import Model
 from sifu.theory.participation import Participation
 

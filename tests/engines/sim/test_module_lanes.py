@@ -15,7 +15,7 @@ from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
-from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.gpu import lane_group
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.module_pass import refuse_other_gradients

@@ -15,7 +15,7 @@ from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.cpu_conv import conv_trainer as trainer
 from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
-from sifu.engines.sim.scripted import scripted
+from sifu.engines.sim.threads import scripted
 
 NETWORKS = [
     CONV_NETS["cnn_cifar10"]((3, 19, 18), 4),

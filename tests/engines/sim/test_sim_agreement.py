@@ -156,7 +156,7 @@ def test_models_beyond_the_memory_budget_are_trained_again(make_federation, monk
     federation = make_federation("softmax", participation="poisson(0.8)", batch_size=4)
     start = federation.initial_model(0)
     kept = federation.run_round(start, Position(0, 1), np.arange(5))
-    monkeypatch.setattr("sifu.engines.sim.averaging.KEEP_BYTES", 0)
+    monkeypatch.setattr("sifu.engines.sim.client_updates.KEEP_BYTES", 0)
     again = federation.run_round(start, Position(0, 1), np.arange(5))
     assert kept.model.tobytes() == again.model.tobytes()
     assert kept.drifts.tobytes() == again.drifts.tobytes()

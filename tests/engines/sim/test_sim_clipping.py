@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation
-from sifu.engines.sim.clipping import OUTSIDE, Clipping, clip_rows
+from sifu.engines.sim.client_updates import OUTSIDE, Clipping, clip_rows
 from sifu.errors import RoundRejectedError
 
 EVERYONE = np.arange(6)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation
-from sifu.engines.sim.averaging import TOLERATED_EXCESS, DualUpdates, average
 from sifu.engines.sim.client_blocks import Part, make_block
-from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.client_updates import TOLERATED_EXCESS, DualUpdates, average
+from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.objectives import OBJECTIVES
 
 Extended = np.longdouble

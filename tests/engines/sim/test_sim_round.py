@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sifu.core.engine import Position
-from sifu.engines.sim.batches import batch_sequence
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.errors import InputError, RoundRejectedError
 
 ALL = np.arange(5)
@@ -76,7 +75,7 @@ def test_drifts_are_never_below_the_distance_to_the_exact_mean(dtype, scale):
     """Random models straight into the averaging, at sizes where squares underflow, against extended precision."""
     import torch
 
-    from sifu.engines.sim.averaging import average_models
+    from sifu.engines.sim.client_updates import average_models
 
     if dtype == "float32":
         scale = min(max(scale, 1e-30), 1e30)

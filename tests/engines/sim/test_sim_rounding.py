@@ -9,7 +9,7 @@ import pytest
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation
-from sifu.engines.sim.batches import batch_sequence
+from sifu.engines.sim.local_training import batch_sequence
 from sifu.theory.rounding import norm_up
 
 Extended = np.longdouble

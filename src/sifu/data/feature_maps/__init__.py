@@ -4,11 +4,11 @@
 need it.
 """
 
-from sifu.data.feature_maps.base import FeatureMap
 from sifu.data.feature_maps.build import KINDS, client_statistics, feature_map, fixed_point
 from sifu.data.feature_maps.cache import CachedFeatures
 from sifu.data.feature_maps.convolutions import RandomConvolutions
-from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.data.feature_maps.feature_map import FeatureMap
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 
 __all__ = [

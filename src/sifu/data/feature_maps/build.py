@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import FeatureMap, Floats, Progress
+from sifu.core.allowed_code import demand_consent
+from sifu.core.spec import IMAGE_FEATURES
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.convolutions import RandomConvolutions, options_for
-from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, Progress
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
@@ -92,3 +101,66 @@ def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise InputError(f"images have a shape (channels, height, width), found {shape}")
     return shape[0], shape[1], shape[2]
+
+
+USUAL_COUNT = 512
+"""How many features random_fourier and projection have unless the spec says otherwise."""
+
+
+def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
+    """The map of a section `[features]`, which may come from another machine: nothing that it names is run or written.
+
+    >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
+    512
+    """
+    if features.kind == "module":
+        raise InputError(
+            f"features.module = {features.module!r} is a program: it runs where operator and clients are one, "
+            "and never because a server says so. On Flower let clients map their samples before they hand them over"
+        )
+    options: dict[str, Any] = {"norm": features.norm}
+    if features.kind not in ("none", "pretrained"):
+        options["seed"] = features.seed
+    if features.kind in ("random_fourier", "projection"):
+        options["features"] = features.count or USUAL_COUNT
+    if features.kind == "random_fourier":
+        options["bandwidth"] = features.bandwidth
+    if features.kind in IMAGE_FEATURES and len(shape) == 2:  # images of one channel, without an axis for it
+        shape = (1, *shape)
+    return feature_map(features.kind, shape, **options)
+
+
+def named_module_features(name: str, shape: tuple[int, ...], norm: float) -> NetworkFeatures:
+    """Features through the module that the function returns; its weights and the text of its file are in the digest."""
+    module, source = module_of(name)
+    return NetworkFeatures(module, shape, norm=norm, source=source)
+
+
+def module_of(name: str) -> tuple[Any, str]:
+    """The module that the function returns, and the digest of its file's text.
+
+    The file is looked for where Python looks, and in the current folder; nothing is imported without consent.
+    """
+    import torch
+
+    package, _, function = name.partition(":")
+    if not package or not function:
+        raise InputError(f"features.module = {name!r}: write package.file:function, for example trunk:make")
+    demand_consent(name)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        file = importlib.import_module(package)
+        factory = getattr(file, function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"features.module = {name!r} cannot be found: {error}") from error
+    except Exception as error:
+        raise InputError(f"features.module = {name!r}: importing it failed: {type(error).__name__}: {error}") from error
+    try:
+        module = factory()
+    except Exception as error:
+        raise InputError(f"features.module = {name!r} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"features.module = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
+    text = Path(inspect.getsourcefile(file) or "").read_bytes()
+    return module, hashlib.sha256(text).hexdigest()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import CHUNK, FeatureMap, Floats, Progress
+from sifu.data.feature_maps.feature_map import CHUNK, FeatureMap, Floats, Progress
 
 
 class CachedFeatures(FeatureMap):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.data.dataset import channels_first
-from sifu.data.feature_maps.base import FeatureMap, Floats, check_norm, scaled
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, scaled
 from sifu.data.feature_maps.filter_bank import FilterBank
 from sifu.errors import InputError, UnusableSamplesError
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError
 
 SIDE = 128

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import Floats, drawn_normals
+from sifu.data.feature_maps.feature_map import Floats, drawn_normals
 from sifu.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import (
+from sifu.data.feature_maps.feature_map import (
     FeatureMap,
     Floats,
     check_norm,

@@ -22,8 +22,8 @@ from torch.nn.utils import vector_to_parameters
 
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
-from sifu.data.feature_maps.base import FeatureMap, Floats
-from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError
 from sifu.theory.closed_form.blocks import Blocks, projection
 from sifu.theory.merging import merge, move_on

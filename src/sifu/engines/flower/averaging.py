@@ -4,7 +4,7 @@ Replies are read where they lie, in blocks small enough to stay in the processor
 every client's distance to it added up before the next block is touched. Tracking so costs arithmetic on numbers that
 are at hand, and never a second trip through memory. Blocks are shared out among threads; what they add up to is put
 together in the order of the blocks, so bits do not depend on how many threads there are. The bounds are those of rows
-in `sifu.engines.sim.averaging`.
+in `sifu.engines.sim.client_updates`.
 """
 
 from __future__ import annotations

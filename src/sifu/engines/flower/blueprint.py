@@ -12,7 +12,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.waiting import Wait
 from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
-from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.theory.closed_form import FixedPoint
 from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices

@@ -20,7 +20,7 @@ import numpy as np
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
-from sifu.data.feature_maps.from_spec import specified_map
+from sifu.data.feature_maps.build import specified_map
 from sifu.engines.flower.blueprint import Blueprint
 from sifu.engines.flower.client_features import cached_features
 from sifu.engines.flower.ready_heads import (
@@ -33,8 +33,8 @@ from sifu.engines.flower.ready_heads import (
 )
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
-from sifu.engines.sim.clients import count_outputs, input_shape
-from sifu.engines.sim.clipping import OUTSIDE, Clipping
+from sifu.engines.sim.client_updates import OUTSIDE, Clipping
+from sifu.engines.sim.embedded_clients import count_outputs, input_shape
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.errors import InputError

@@ -14,11 +14,11 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import FeatureMap, fixed_point
-from sifu.data.feature_maps.from_spec import specified_map
+from sifu.data.feature_maps.build import specified_map
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan
 from sifu.engines.flower.wire import WirePlan, WireProfile
-from sifu.engines.sim.clients import ClientData, input_shape
-from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.embedded_clients import ClientData, input_shape
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
 
 FEWEST_CLASSES = 2

@@ -32,7 +32,7 @@ from sifu.engines.flower.statistics_wire import (
     read_statistics_words,
 )
 from sifu.engines.flower.wire import read_masked
-from sifu.engines.sim.closed_form import checked
+from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Statistics
 from sifu.theory.closed_form.statistics_check import find_flaw

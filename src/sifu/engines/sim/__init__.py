@@ -1,10 +1,10 @@
 """The embedded simulator: an engine whose clients live in this process (PyTorch, clients vectorised)."""
 
-from sifu.engines.sim.clients import ClientData
-from sifu.engines.sim.engine import SimulatedFederation, Strategy
+from sifu.engines.sim.embedded_clients import ClientData
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, Model, ModuleModel, make_model
 from sifu.engines.sim.networks import ConvNet, Convolution
+from sifu.engines.sim.simulator import SimulatedFederation, Strategy
 
 __all__ = [
     "ClientData",

@@ -64,7 +64,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.engines.sim.client_blocks import PART_ROWS
-from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
 from sifu.engines.sim.objectives import Objective

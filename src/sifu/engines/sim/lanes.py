@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from sifu.core.replies import ReplyRules
-from sifu.engines.sim.clients import ClientData, count_outputs
-from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.embedded_clients import ClientData, count_outputs
 from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, ModuleModel
 from sifu.engines.sim.networks import ConvNet
+from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 from sifu.theory.participation import Participation
@@ -136,8 +136,8 @@ def _conv_source(
 ) -> LaneSource:
     import torch
 
+    from sifu.engines.sim.gpu.conv_plan import DeviceLayout
     from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
-    from sifu.engines.sim.gpu.device_layout import DeviceLayout
     from sifu.engines.sim.gpu.lane_stream import LaneSource
     from sifu.engines.sim.gpu.schedule import Drawing
 

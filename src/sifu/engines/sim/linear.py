@@ -30,11 +30,10 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.engines.sim.averaging import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
-from sifu.engines.sim.batches import draw_batches
 from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
-from sifu.engines.sim.clients import CheckedClient
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.client_updates import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
+from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.local_training import LocalTraining, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread
 from sifu.engines.sim.whole_batches import WholeBatches

@@ -17,11 +17,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.engines.sim.averaging import average_models
-from sifu.engines.sim.batches import batch_sequence
-from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.dropout import KeyedDropout, dropout_key
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.engines.sim.models import Model, ModuleModel, torch_seed
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError

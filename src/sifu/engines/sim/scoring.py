@@ -9,7 +9,7 @@ import numpy as np
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sifu.engines.sim.client_blocks import groups_of, padded_rows, padded_samples
-from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.objectives import Objective
 from sifu.errors import InputError

@@ -20,10 +20,10 @@ from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
 from sifu.data.feature_maps.tuned import TunedFeatures, TunedNetwork
 from sifu.data.federation import ClientData
-from sifu.engines.sim.closed_form import ClosedFormFederation
-from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
+from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
 

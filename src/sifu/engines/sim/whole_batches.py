@@ -2,7 +2,7 @@
 
 The steps of some clients are one function of torch operations alone. TorchScript runs it without Python's lock, so
 every thread trains clients of its own; where it cannot be compiled, the same function runs as Python, to the same bits
-(`sifu.engines.sim.scripted`). A client's bits depend neither on the number of threads nor on who else takes part.
+(`sifu.engines.sim.threads`). A client's bits depend neither on the number of threads nor on who else takes part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sifu.engines.sim.client_blocks import Block
-from sifu.engines.sim.scripted import scripted
+from sifu.engines.sim.threads import scripted
 from sifu.theory.arrays import Integers
 
 CLIENTS_A_THREAD = 3

@@ -23,9 +23,7 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.engines.sim.averaging import average_models
-from sifu.engines.sim.batches import batch_sequence
-from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.cpu_conv.conv_pass import (
     ConvPass,
     padded_images,
@@ -36,11 +34,11 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
 )
 from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
 from sifu.engines.sim.dropout import dropout_key, kept_units
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.objectives import OBJECTIVES
-from sifu.engines.sim.scripted import scripted
-from sifu.engines.sim.threads import one_thread
+from sifu.engines.sim.threads import one_thread, scripted
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sifu.engines.sim.gpu import convolution_kernels, descent_kernels, linear_kernels, weight_gradient_kernels
 from sifu.engines.sim.gpu.conv_forward import Activations
-from sifu.engines.sim.gpu.conv_plan import ConvPlan, in_flight, power_of_two
-from sifu.engines.sim.gpu.device_layout import ConvolutionPlace
+from sifu.engines.sim.gpu.conv_plan import ConvolutionPlace, ConvPlan, in_flight, power_of_two
 from sifu.engines.sim.local_training import LocalTraining
 
 _BLOCK = 1024

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.captured import CapturedRounds
 from sifu.engines.sim.gpu.conv_backward import ConvBackward
 from sifu.engines.sim.gpu.conv_forward import Activations, ConvForward
-from sifu.engines.sim.gpu.conv_plan import ConvPlan
-from sifu.engines.sim.gpu.device_layout import stored_channels
-from sifu.engines.sim.gpu.packing import Packing
-from sifu.engines.sim.gpu.schedule import Schedule
+from sifu.engines.sim.gpu.conv_plan import ConvPlan, stored_channels
+from sifu.engines.sim.gpu.device_queue import CapturedRounds
+from sifu.engines.sim.gpu.schedule import Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
 

@@ -15,11 +15,11 @@ from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound, is_evaluated
 from sifu.core.spec import StopSpec
-from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
-from sifu.engines.sim.gpu.queue import DeviceQueue
 from sifu.engines.sim.gpu.schedule import slots_for
+from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement

@@ -24,10 +24,17 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.round_stream import is_evaluated
+from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneSource, LaneStream, Program
-from sifu.engines.sim.gpu.packing import rounded_up
-from sifu.engines.sim.gpu.queue import DeviceQueue
-from sifu.engines.sim.gpu.schedule import LaneTables, Schedule, ScheduleDrawer, batches_of, scores, width_for
+from sifu.engines.sim.gpu.schedule import (
+    LaneTables,
+    Schedule,
+    ScheduleDrawer,
+    batches_of,
+    rounded_up,
+    scores,
+    width_for,
+)
 from sifu.theory.draws import base_key
 
 CHUNK = 20

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.spec import StopSpec
-from sifu.engines.sim.gpu.queue import Mark
+from sifu.engines.sim.gpu.device_queue import Mark
 from sifu.engines.sim.gpu.schedule import Drawing, Schedule
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.captured import CapturedRounds
+from sifu.engines.sim.gpu.device_queue import CapturedRounds
 from sifu.engines.sim.gpu.schedule import Schedule
 from sifu.engines.sim.gpu.server_step import end_round
 from sifu.engines.sim.linear import cheaper_between_samples

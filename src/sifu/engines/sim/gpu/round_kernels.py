@@ -1,6 +1,6 @@
 """Triton kernels around the local steps: hand the model out, clip and noise, average, measure.
 
-Slots are packed (`sifu.engines.sim.gpu.packing`): `order` says which of a lane's slots each packed one is, `places`
+Slots are packed (`sifu.engines.sim.gpu.schedule`): `order` says which of a lane's slots each packed one is, `places`
 where a lane's slots went. Sums over parameters are float64, in blocks whose partial sums are added in order: the same
 inputs give the same bits.
 """

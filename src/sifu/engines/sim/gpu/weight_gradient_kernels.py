@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sifu.engines.sim.gpu.convolution_addresses import DEAD, block_offset, load_patch, place_of, sample_of, tap_offset
+from sifu.engines.sim.gpu.convolution_kernels import DEAD, block_offset, load_patch, place_of, sample_of, tap_offset
 from sifu.engines.sim.gpu.descent_kernels import take_step
 
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import head_facts, head_layout, head_profile
+from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, recorded_fixed_point
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
-from sifu.data.sample_digests import sample_digest
-from sifu.engines.sim.clients import ClientData
+from sifu.core.spec import Spec
+from sifu.data.dataset import sample_digest
+from sifu.engines.sim.embedded_clients import ClientData
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
 from sifu.theory.closed_form.sums import statistics_of_chunks
-from sifu.theory.facts import IN_PROCESS, ClientProfile
+from sifu.theory.facts import IN_PROCESS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up
 
@@ -215,3 +216,54 @@ def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position
     except HostileStatisticsError as error:
         return Rejection(position, client.name, "impossible statistics", left_out=True, detail=error.flaw.value)
     return sent
+
+
+class KeptStatistics:
+    """An `Engine`, and a `StatisticsEngine`, of clients as they are recorded: there is nothing to ask them."""
+
+    def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
+        self.clients, self.facts, self.layout = tuple(clients), facts, layout
+        self.fixed = recorded_fixed_point(spec, layout)
+        penalty = spec.ridge.regularisation
+        self.relative_penalty = None if penalty == "auto" else penalty
+        self.absent = frozenset(range(len(self.clients)))
+
+    def initial_model(self, branch: int) -> Vector:
+        """Zeros."""
+        return np.zeros(self.layout.size)
+
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """None of them."""
+        return []
+
+    def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics]]:
+        """Refuse to ask for statistics: those that are kept are never asked for."""
+        for client in clients:
+            raise self._gone(client)
+        return iter(())
+
+    def run_round(
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        *,
+        want_gram: bool = False,
+        want_updates: bool = False,
+    ) -> RoundResult:
+        """A round needs data."""
+        raise self._gone(int(active[0]))
+
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """There are none."""
+        raise self._gone(int(clients[0]))
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """Nobody's samples are there."""
+        count = len(clients)
+        return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
+
+    def _gone(self, client: int) -> InputError:
+        return InputError(f"the data of client {self.clients[client].name!r} are missing, and its statistics not kept")

@@ -24,11 +24,10 @@ from sifu.core.randomness import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
 from sifu.core.round_stream import DrawsAhead
-from sifu.data.sample_digests import sample_digest
-from sifu.engines.sim.averaging import average_models
-from sifu.engines.sim.clients import ClientData, check_clients, count_outputs, input_shape
-from sifu.engines.sim.clipping import OUTSIDE, Clipping
+from sifu.data.dataset import sample_digest
+from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
 from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
+from sifu.engines.sim.embedded_clients import ClientData, check_clients, count_outputs, input_shape
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining

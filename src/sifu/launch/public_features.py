@@ -11,8 +11,8 @@ import numpy as np
 
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec
+from sifu.data.dataset import row_digests
 from sifu.data.federation import ClientData
-from sifu.data.sample_digests import row_digests
 from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
 def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     """The map of a section `[features]` for samples of a shape; a module that it names is a program, and runs."""
     from sifu.data.feature_maps import CachedFeatures
-    from sifu.data.feature_maps.from_spec import specified_map
-    from sifu.data.feature_maps.module_by_name import named_module_features
+    from sifu.data.feature_maps.build import named_module_features, specified_map
 
     if features.kind == "module":
         mapping: FeatureMap = named_module_features(features.module, shape, features.norm)
@@ -51,7 +50,7 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
 def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
     """The map of a section `[features]` whose `count` groups tune the network of `public`, before any group has."""
-    from sifu.data.feature_maps.networks import NetworkFeatures
+    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
     from sifu.data.feature_maps.tuned import TunedFeatures
 
     assert isinstance(public, NetworkFeatures)

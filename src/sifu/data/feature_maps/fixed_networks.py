@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import FeatureMap, Floats, Progress, check_norm
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, Progress, check_norm
 from sifu.errors import InputError, UnusableSamplesError
 
 if TYPE_CHECKING:
