@@ -1273,12 +1273,14 @@ class Verifier:
             "accounting": self.spec["privacy"]["accounting"], "noise_source":
                 self.facts["noise_source"] if request["method"] == "dp" else self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
-            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-3",
+            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-4",
             "start": {"heuristic": "initial", "merge": "merge"}.get(
                 self.nodes[request["noise_node"]]["kind"], "fresh" if request["source_node"] is None else "trained"),
             "keeps_updates": self.spec["keep"]["updates_every"] > 0,
             "keeps_statistics": self.spec["keep"]["statistics"] if request["method"] == "closed_form" else None,
             "records": len(json.loads(request["records"])) or None,
+            "terms": {key: value for key, value in json.loads(request["terms"]).items()
+                      if key not in ("clients", "records")},
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},

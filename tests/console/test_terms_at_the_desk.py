@@ -12,7 +12,7 @@ import sifu
 from independent_verifier import verify as verify_independently
 from run_tools import Command
 from sifu.console.asking import client_names
-from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.request_terms import TERMS, RequestTerms, terms_words
 
 UNUSUAL: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.9, "unit": "joint", "scope": "latest", "calibration": "classical",
@@ -44,9 +44,8 @@ def file_at_every_door(desk: Any, door: str, cli: Command) -> None:
 
 
 @pytest.mark.parametrize("door", ["command line", "python", "api", "form"])
-def test_what_is_filed_at_any_door_is_what_approvers_see_and_what_is_planned(
-    desk: Any, door: str, cli: Command
-) -> None:
+def test_what_is_filed_at_any_door_is_approved_planned_and_certified(desk: Any, door: str, cli: Command) -> None:
+    """The ledger, the API, the plan, the page, both certificates and what people read of them say the same."""
     file_at_every_door(desk, door, cli)
     folder, north = desk.folder / "north", desk.key("north")
     terms = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
@@ -67,6 +66,23 @@ def test_what_is_filed_at_any_door_is_what_approvers_see_and_what_is_planned(
         assert f"<li>{client}</li>" in page
     assert terms.digest("a") in page
     assert "σ</dt><dd>0.9<" in page  # the plan has the noise that was asked for
+
+    for name in ("ann", "bob"):
+        assert desk.approve(name, north, 1).status_code == 200
+    run = sifu.open_run(folder)
+    run.forget(request="a")
+    filed = {name: value for name, value in terms.to_mapping().items() if name not in ("clients", "records")}
+    line = f"Terms asked for: {terms_words(filed)}."
+    for form in ("public", "auditor"):
+        body = run.certificate("a", form).body  # type: ignore[arg-type]
+        assert body["terms"] == filed
+        assert (body["clients"], body["method"], body["sigma"]) == (CLIENTS, terms.method, terms.sigma)
+    assert all(f"{name} {value}" in line for name, value in UNUSUAL.items() if name != "target")
+    page = desk.browser("ann").get(f"/runs/{north}/requests/1").text
+    assert line in page
+    assert line in " ".join(cli("certificate", "show", folder, "a", "--all").out.split())
+    assert run.verify().problems == []
+    assert verify_independently(folder) == []
 
 
 def test_a_harmless_looking_request_shows_what_it_would_cost(desk: Any) -> None:
@@ -271,22 +287,3 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
         assert answer.status_code == 400
         assert "not JSON" in answer.json()["error"]
     assert program.get("/runs/x?page=\u00b2").status_code in (200, 404)
-
-
-def test_the_certificates_state_the_terms_that_were_approved(desk: Any) -> None:
-    """Both forms, and the public record; what is not about the guarantee (rounds, target, release) is in the ledger."""
-    file_at_every_door(desk, "api", None)  # type: ignore[arg-type]
-    run, terms = sifu.open_run(desk.folder / "north"), RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
-    for name in ("ann", "bob"):
-        assert desk.approve(name, desk.key("north"), 1).status_code == 200
-    (outcome,) = run.forget(request="a")
-    assert outcome.method == terms.method
-    for form in ("public", "auditor"):
-        body = run.certificate("a", form).body  # type: ignore[arg-type]
-        for name in ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "retention", "method"):
-            assert body[name] == getattr(terms, name), name
-        assert body["clients"] == CLIENTS
-    (public,) = run.public_record()
-    assert (public.method, public.epsilon, public.delta, public.clients) == ("sifu", 7.5, 0.003, 2)
-    assert run.verify().problems == []
-    assert verify_independently(desk.folder / "north") == []

@@ -22,9 +22,12 @@ from sifu.core.certificate import (
 from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased, words_of
 from sifu.core.ledger import canonical_json
 from sifu.core.premises import Premise
+from sifu.core.request_terms import RequestTerms
 from sifu.core.wording import exact_words, psi_words
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
+ROW = 7_654_321
+"""A row that was to be forgotten, which only the ledger names."""
 
 
 @st.composite
@@ -60,17 +63,19 @@ def facts_with_secrets(draw: st.DrawFn) -> tuple[CertificateFacts, list[str]]:
         method="sifu",
         clients=("client-7",),
         records=draw(st.sampled_from((None, 1, 3))),
-        unit="client",
-        scope=draw(st.sampled_from(("all", "latest"))),
-        epsilon=10.0,
-        delta=0.01,
+        terms=RequestTerms(
+            ("client-7",),
+            10.0,
+            0.01,
+            scope=draw(st.sampled_from(("all", "latest"))),
+            retention=draw(st.sampled_from(("paper", "strict"))),
+            records=(ROW,),
+        ),
         delta_at_most=0.01,
         delta_reached=number(),
-        calibration="exact",
         multiplier=0.35,
         accounting="round",
         participation="all",
-        retention=draw(st.sampled_from(("paper", "strict"))),
         replayed=False,
         keeps_updates=draw(st.booleans()),
         noise="system",
@@ -122,7 +127,7 @@ def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
 def test_the_public_form_holds_no_secret(drawn: tuple[CertificateFacts, list[str]]) -> None:
     facts, secrets = drawn
     assert len(set(secrets)) == len(secrets) == 29
-    assert leaks(public_form(facts), secrets) == []
+    assert leaks(public_form(facts), [*secrets, str(ROW)]) == []
 
 
 @given(facts_with_secrets())
@@ -205,7 +210,7 @@ def test_the_guarantee_is_that_of_the_level(level: str, words: str, drawn: tuple
     facts = dataclasses.replace(drawn[0], level=level)  # type: ignore[arg-type]
     assert words in words_of(public_form(facts)).guarantee
     assert ("all models" in words_of(public_form(facts)).guarantee) is (
-        level in ("proven", "conditional") and facts.scope == "all"
+        level in ("proven", "conditional") and facts.terms.scope == "all"
     )
 
 
@@ -219,8 +224,10 @@ def test_an_infinite_psi_can_be_written_down(drawn: tuple[CertificateFacts, list
 
 @given(facts_with_secrets())
 def test_the_public_form_says_what_stays_on_disk(drawn: tuple[CertificateFacts, list[str]]) -> None:
-    strict = words_of(public_form(dataclasses.replace(drawn[0], retention="strict")))
-    paper = words_of(public_form(dataclasses.replace(drawn[0], retention="paper")))
+    strict, paper = (
+        words_of(public_form(dataclasses.replace(drawn[0], terms=dataclasses.replace(drawn[0].terms, retention=word))))
+        for word in ("strict", "paper")
+    )
     scratch = words_of(public_form(dataclasses.replace(drawn[0], method="scratch", fresh=True)))
     assert strict.remains.startswith("No model")
     assert "may hold the client's part" in paper.remains

@@ -56,6 +56,9 @@ FALSE: dict[str, tuple[str, Change]] = {
         "attacker_true_positive_rate_at_1_percent", lambda b: b | {"attacker_true_positive_rate_at_1_percent": 0.01}
     ),
     "a promise in its own words": ("guarantee", lambda b: b | {"guarantee": "Everything is forgotten."}),
+    "other terms than it was carried out under": ("epsilon", lambda b: b | {"terms": b["terms"] | {"epsilon": 1.0}}),
+    "another method than was asked for": ("method", lambda b: b | {"terms": b["terms"] | {"method": "scratch"}}),
+    "terms that no request has": ("terms", lambda b: b | {"terms": b["terms"] | {"extra": 1}}),
     "a fresh model where there was none": ("start", lambda b: b | {"start": "fresh"}),
     "statistics that a model of rounds has none of": ("keeps_statistics", lambda b: b | {"keeps_statistics": "sum"}),
     "no head": ("ledger", lambda b: b | {"ledger": None}),

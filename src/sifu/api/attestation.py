@@ -23,7 +23,7 @@ from sifu.store.reader import RunReader
 from sifu.verify.envelope import PAYLOAD_TYPE
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "urn:sifu:public-certificate:3"
+PREDICATE_TYPE = "urn:sifu:public-certificate:4"
 
 
 def statement_of(reader: RunReader, request: str, others: Mapping[str, bytes]) -> dict[str, Any]:

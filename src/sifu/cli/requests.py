@@ -13,7 +13,7 @@ from sifu.cli.options import ActorOption, AllOption, Format, FormatOption, Reque
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
-    from sifu.api import PendingRequest, PublicRequest, RequestRecord, RequestStatus, Run
+    from sifu.api import PendingRequest, PublicRequest, RequestRecord, Run
 
 requests = typer.Typer(
     name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
@@ -140,6 +140,7 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, out, print_json
+    from sifu.core.request_terms import terms_words
     from sifu.core.wording import forgotten_words
 
     if format is Format.json:
@@ -158,18 +159,12 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
             out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
             if status.approvals_missing:
                 out.print(f"  waits for {status.approvals_missing} more to approve it")
-            out.print(f"  terms {status.terms_digest[:12]}: {escape(_terms_text(status))}")
+            out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
             for step in record.steps:
                 why = f": {escape(step.reason)}" if step.reason else ""
                 out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
         if not of_run:
             out.print("There are no requests.")
-
-
-def _terms_text(status: RequestStatus) -> str:
-    """Every term of a request but its clients, in a line."""
-    terms = {name: value for name, value in status.terms.to_mapping().items() if name != "clients"}
-    return ", ".join(f"{name} {'default' if value in (None, []) else value}" for name, value in terms.items())
 
 
 certificate = typer.Typer(

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sifu.choices import Calibration, Level, Retention, Scope, Unit
+from sifu.choices import Level
 from sifu.core.guarantee import WORDING
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import Protection, attacker_rate
 from sifu.core.premises import Premise
+from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 
-FORMAT = "sifu-certificate-3"
+FORMAT = "sifu-certificate-4"
+LACKING = {FORMAT: frozenset[str](), "sifu-certificate-3": frozenset(("terms",))}
+"""The formats that can be read, each with the fields of today that it lacks."""
 Start = Literal["fresh", "merge", "initial", "trained"]
 """What training went on from: a fresh model, merged groups, an initial model that updates were replayed on, or a model
 that was trained before."""
@@ -28,8 +31,8 @@ COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
     "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
     "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start", "keeps_updates",
-    "keeps_statistics", "wording", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
-    "premises",
+    "keeps_statistics", "terms", "wording", "commitments", "ledger", "received", "carried_out", "issued", "versions",
+    "form", "premises",
 ))  # fmt: skip
 FIELDS = {
     "public": COMMON_FIELDS,
@@ -40,6 +43,9 @@ FIELDS = {
 }  # fmt: skip
 """What each form says, and nothing else."""
 
+STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
+"""The terms of the request that both forms state as they were filed; clients, and how many records, are fields of
+their own, and which rows they are stays in the ledger."""
 SOLVE_FIELDS = ("sum", "samples")
 """What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
 
@@ -75,17 +81,13 @@ class CertificateFacts:
     clients: tuple[str, ...]
     records: int | None
     """How many records of the one client, None where clients were forgotten whole."""
-    unit: Unit
-    scope: Scope
-    epsilon: float
-    delta: float
+    terms: RequestTerms
+    """As they were filed."""
     delta_at_most: float
     delta_reached: float
-    calibration: Calibration
     multiplier: float
     accounting: Accounting
     participation: str
-    retention: Retention
     noise: str
     noise_std: float
     psi_star: float
@@ -133,6 +135,7 @@ class CertificateFacts:
 
 
 def _common(facts: CertificateFacts) -> dict[str, Any]:
+    terms = facts.terms
     return {
         "format": FORMAT,
         "run": facts.run,
@@ -143,12 +146,13 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "level": facts.level,
         "protection": facts.protection,
         "untouched": facts.untouched,
-        "unit": facts.unit,
-        "scope": facts.scope,
-        "epsilon": facts.epsilon,
-        "delta": facts.delta,
+        "terms": {name: value for name, value in terms.to_mapping().items() if name in STATED_TERMS},
+        "unit": terms.unit,
+        "scope": terms.scope,
+        "epsilon": terms.epsilon,
+        "delta": terms.delta,
         "delta_at_most": facts.delta_at_most,
-        "calibration": facts.calibration,
+        "calibration": terms.calibration,
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
         "sigma": facts.noise_std,
@@ -156,7 +160,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
         "accounting": facts.accounting,
         "participation": facts.participation,
-        "retention": facts.retention,
+        "retention": terms.retention,
         "start": facts.start,
         "keeps_updates": facts.keeps_updates,
         "keeps_statistics": facts.statistics,

@@ -166,6 +166,19 @@ TERMS: tuple[str, ...] = tuple(field.name for field in fields(RequestTerms))
 """The names of all terms, clients first."""
 
 
+def terms_words(terms: Mapping[str, Any]) -> str:
+    """Terms in a line, as forms and commands name them; whom a request forgets is said elsewhere.
+
+    >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
+    'epsilon 10, target default, release now'
+    """
+
+    def word(value: Any) -> str:
+        return "default" if value in (None, []) else f"{value:g}" if isinstance(value, float) else str(value)
+
+    return ", ".join(f"{name} {word(terms[name])}" for name in TERMS[1:] if name in terms)
+
+
 def parse_sigma(sigma: Any) -> Any:
     """A sigma written as a text: auto, or a number. Anything else is left to the checks of `RequestTerms`."""
     if not isinstance(sigma, str) or sigma == "auto":

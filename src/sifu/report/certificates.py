@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sifu.core.guarantee import COUNTERFACTUAL, CertificateWords, words_of
+from sifu.core.request_terms import terms_words
 from sifu.core.wording import forgotten_words
 from sifu.plots.run_data import Request
 from sifu.plots.style import counted
@@ -98,7 +99,7 @@ def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, objec
         ("Accounting", body.get("accounting", "")),
         ("Participation", body.get("participation", "")),
         ("Compared with", COUNTERFACTUAL),
-        ("Unit, scope, retention", f"{request.unit}, {request.scope}, {body.get('retention', '')}"),
+        ("Terms asked for", terms_words(body.get("terms", {}))),
         ("Noise drawn from", body.get("noise_source", "")),
         ("Nodes: gone back to, noised, final", _joined(body, ", ", "node", "noise_node", "final_node")),
         ("Rounds", rounds_words(request)),

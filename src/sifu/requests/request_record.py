@@ -17,7 +17,15 @@ from typing import Any, get_args
 from sifu.choices import Decision
 from sifu.core.guarantee import words_of
 from sifu.core.method_info import CLOSED_FORM, method_info
-from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
+from sifu.core.request_terms import terms_words
+from sifu.core.wording import (
+    attacker_words,
+    exact_words,
+    forgotten_words,
+    start_of,
+    what_was_done,
+    whom_words,
+)
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.requests.approvals import APPROVED, approvals_of
@@ -216,6 +224,8 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
         lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
     lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in words.not_covered]
+    if "terms" in body:
+        lines.append(f"Terms asked for: {terms_words(body['terms'])}.")
     return lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from sifu.core.certificate import COMMON_FIELDS, FIELDS, FORMAT, Start
+from sifu.core.certificate import COMMON_FIELDS, FIELDS, FORMAT, LACKING, Start
 from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import CLOSED_FORM, StartsFrom, attacker_rate, delta_of_budget, delta_of_charges, method_info
 from sifu.core.premises import (
@@ -19,6 +19,7 @@ from sifu.core.premises import (
     level_of,
     noise_premise,
 )
+from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds
@@ -76,7 +77,7 @@ def verify_certificate(
         raise InputError(
             f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
         ) from error
-    if kind != FORMAT:
+    if not isinstance(kind, str) or kind not in LACKING:
         raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
     result.content = {"body": body} if enveloped else content
     result.public_key = str(content.get("public_key", ""))
@@ -114,8 +115,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     form = body["form"]
-    if form not in FIELDS or set(body) != FIELDS[form]:
-        strange = sorted(set(body) ^ FIELDS.get(form, COMMON_FIELDS))
+    strange = sorted(set(body) ^ (FIELDS.get(form, COMMON_FIELDS) - LACKING[body["format"]]))
+    if form not in FIELDS or strange:
         yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
         return
     wrong = list(wrong_types(body))
@@ -123,6 +124,7 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
         yield from wrong
         return
     yield from _check_head(body, public_key)
+    yield from _check_terms(body)
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
     exact, info = body["untouched"], method_info(body["method"])
     protection = info.protection
@@ -172,6 +174,21 @@ def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     times = [body["received"], body["carried_out"], ledger["time"], body["issued"]]
     if times != sorted(times):
         yield f"received, carried out, last event and issued are out of order: {', '.join(times)}"
+
+
+def _check_terms(body: dict[str, Any]) -> Iterator[str]:
+    """What was carried out is what was asked for."""
+    if "terms" not in body:
+        return
+    terms = RequestTerms.from_mapping(body["terms"] | {"clients": body["clients"]})
+    asked_for = {
+        name: getattr(terms, name) for name in ("epsilon", "delta", "unit", "scope", "calibration", "retention")
+    }
+    asked_for |= {} if terms.method == AUTO else {"method": terms.method}
+    asked_for |= {} if terms.sigma == "auto" or not body["sigma"] else {"sigma": terms.sigma}
+    for name, value in asked_for.items():
+        if not agree(body[name], value):
+            yield f"{name} says {body[name]!r}, the terms asked for {value!r}"
 
 
 def _check_premises(body: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
-from sifu.core.certificate import SOLVE_FIELDS, Start
+from sifu.core.certificate import SOLVE_FIELDS, STATED_TERMS, Start
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
@@ -125,6 +125,7 @@ TYPES: dict[str, Check] = {
     "solve": _or_null(_object(**{name: SOLVE[name] for name in SOLVE_FIELDS})),
     "start": _of(Start),
     "subjects": SUBJECTS,
+    "terms": lambda value: isinstance(value, dict) and value.keys() == set(STATED_TERMS),
     "training_noise": _or_null(
         _object(clip=_figure, noise=_figure, epsilon_one_round=_figure, epsilon_composed=_figure_or_infinite)
     ),

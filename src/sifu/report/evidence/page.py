@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sifu.core.guarantee import words_of
 from sifu.core.method_info import method_info
+from sifu.core.request_terms import terms_words
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.report.words import LEVEL_WORDS
 from sifu.store.checkpoints import Checkpoint
@@ -43,6 +44,7 @@ def render_evidence(
             float(body["sigma"]),
             whom_words(len(body["clients"]), body["records"]),
         ),
+        terms=terms_words(body.get("terms", {})),
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
         words=words_of(body),
