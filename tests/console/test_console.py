@@ -23,6 +23,8 @@ from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 
 PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
+OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
+"""Pages over all runs."""
 
 
 def wait_for_jobs(desk: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
@@ -128,6 +130,13 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("GET", "/runs/SOUTH/requests/5/figure.svg", {}, {"ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/report", {}, {"eve", "otto"}),
     ("GET", "/", {}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/requests", {}, {"rita", "ann", "eve", "otto"}),
+    ("POST", "/requests", {"text": "client"}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/requests.csv", {}, {"rita", "ann", "eve", "otto"}),
+    ("POST", "/requests.csv", {"text": "client"}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/overview", {}, {"ann", "eve", "otto"}),
+    ("GET", "/people", {}, {"eve", "otto"}),
+    ("GET", "/trail", {}, {"eve", "otto"}),
     ("GET", "/runs/SOUTH", {}, {"rita", "ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/requests/1/evidence", {}, {"eve", "otto"}),
     ("POST", "/runs/SOUTH/requests", {"clients": "client-008", "request": "form"}, {"rita", "otto"}),
@@ -145,11 +154,11 @@ OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
 
 
 def test_the_table_of_roles_names_every_route() -> None:
-    from sifu.console import json_api, pages, streaming
+    from sifu.console import finding, json_api, pages, streaming
 
     routes = {
         (method, route.path)
-        for route in (*pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
+        for route in (*pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
         for method in (route.methods or set()) - {"HEAD"}
     }
     tested = {(method, re.sub(r"/requests/\d", "/requests/N", path)) for method, path, _, _ in MATRIX}
@@ -282,7 +291,7 @@ def test_every_answer_has_the_headers_that_protect_it(desk: Any) -> None:
 
 def test_no_page_needs_anything_from_elsewhere_or_inline(desk: Any) -> None:
     south, eve = desk.key("south"), desk.browser("eve")
-    for path in ("/", *(f"/runs/{south}{page}" for page in PAGES[:4])):
+    for path in (*OVER_ALL, *(f"/runs/{south}{page}" for page in PAGES[:4])):
         page = eve.get(path).text
         assert "http://" not in page
         assert "https://" not in page
@@ -320,8 +329,9 @@ def test_hostile_names_are_text_everywhere(hostile_desk: Any) -> None:
     key, otto = run["run"], hostile_desk.browser("otto")
     pages = [
         otto.get(path).text
-        for path in ("/", *(f"/runs/{key}{page}" for page in PAGES[:4]), f"/runs/{key}/requests/2", "/runs/<b>x")
+        for path in (*OVER_ALL, *(f"/runs/{key}{page}" for page in PAGES[:4]), f"/runs/{key}/requests/2", "/runs/<b>x")
     ]
+    pages.append(otto.send("/requests", text="<b>x").text)
     pages.append(otto.send(f"/runs/{key}/requests", clients=f"{HOSTILE}2", plan="1").text)
     pages.append(otto.send(f"/runs/{key}/requests", clients="<b>nobody</b>", request="x").text)
     pages.append(otto.send(f"/runs/{key}/requests", clients="other-4", request="<b>id</b>").text)
@@ -469,14 +479,14 @@ def test_overdue_requests_come_first(desk: Any, monkeypatch: pytest.MonkeyPatch)
 
     from sifu.requests import deadlines
 
-    north, otto = desk.key("north"), desk.program("otto")
-    for name, client, days in (("later", "client-001", 9), ("soon", "client-002", 1)):
-        body = {"clients": [client], "request": name, "deadline_days": days}
-        assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
     original = deadlines._days_left
     monkeypatch.setattr(
         deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
     )
+    north, otto = desk.key("north"), desk.program("otto")
+    for name, client, days in (("later", "client-001", 9), ("soon", "client-002", 1)):
+        body = {"clients": [client], "request": name, "deadline_days": days}
+        assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
     pending = otto.get("/api/v1/pending").json()["requests"]
     assert [(row["request"], row["overdue"]) for row in pending][:2] == [("soon", True), ("later", False)]
     home = desk.browser("eve").get("/").text

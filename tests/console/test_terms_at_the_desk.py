@@ -222,7 +222,7 @@ def test_one_word_for_each_state(desk: Any) -> None:
         pages = [rita.get("/").text, rita.get(f"/runs/{north}").text, otto.get(f"/runs/{north}/requests/1").text]
         for page in [*pages, otto.get("/").text]:
             assert f">{api}</span>" in page
-        assert [row["status"] for row in pending if row["request"] == "a"] == [api]
+        assert [row["state"] for row in pending if row["request"] == "a"] == [api]
         return {api}
 
     assert states() == {"waiting for approval"}

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sifu.console import json_api, pages, streaming
+from sifu.console import finding, json_api, pages, streaming
 from sifu.console.asking import Console
 from sifu.console.desk import Desk
 from sifu.console.security import PROBES, Guard, RateLimit, TooLargeError, TooSlowError
@@ -64,7 +64,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
     probes = [Route(path, _probe) for path in PROBES]
-    routes = [*probes, *pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
+    routes = [*probes, *pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
     handlers = {TooLargeError: _too_large, TooSlowError: _too_slow}
     app = Starlette(routes=routes, lifespan=watching, exception_handlers=handlers)
     app.state.console = console

@@ -14,13 +14,12 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus, find_runs
-from sifu.api.finding_runs import in_order_of_deadlines
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
@@ -135,6 +134,48 @@ class NumberedRequest:
     state: str
     """Where it stands, in one of the words of `RequestStatus.state`, or `failed`."""
 
+    @property
+    def finished(self) -> str:
+        """When it was settled, also by a refusal."""
+        return self.record.steps[-1].time if self.state in SETTLED else ""
+
+
+@dataclass(frozen=True)
+class RequestLine:
+    """A request as lists show it, of whichever run; its number is None while it waits in an inbox."""
+
+    run: str
+    name: str
+    number: int | None
+    request: str
+    state: str
+    level: str | None
+    deadline: str
+    overdue: bool
+    """Not settled by its deadline, or settled after it."""
+    received: str
+    finished: str
+    clients: tuple[str, ...]
+    method: str
+    filed_by: str
+
+    @staticmethod
+    def of(run: RunAtDesk, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
+        """The line of a request in the ledger, or of one in the inbox, of which less is said."""
+        nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
+        theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
+        return RequestLine(**nothing | theirs | {"run": run.key, "name": run.name} | ours)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in SETTLED
+
+    def urgency(self) -> tuple[Any, ...]:
+        """What a list is ordered by."""
+        latest_first = tuple(-ord(letter) for letter in self.finished or self.received)
+        return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)
+
 
 class Desk:
     """Everything that the console shows and does."""
@@ -169,12 +210,12 @@ class Desk:
 
     def runs(self, who: Token) -> list[RunAtDesk]:
         """The runs that somebody sees."""
-        self._demand(who, "see own")
+        self.demand(who, "see own")
         return sorted(self.every_run().values(), key=lambda run: run.name)
 
     def find(self, who: Token, key: str) -> RunAtDesk:
         """A run by its key."""
-        self._demand(who, "see own")
+        self.demand(who, "see own")
         run = self.every_run().get(key)
         if run is None:
             raise UnknownError("there is no such run here")
@@ -182,12 +223,12 @@ class Desk:
 
     def live(self, who: Token, key: str) -> Live:
         """What a run does now."""
-        self._demand(who, "see")
+        self.demand(who, "see")
         return self.find(who, key).live()
 
     def status(self, who: Token, key: str) -> RunStatus:
         """Everything that is known of a run."""
-        self._demand(who, "see")
+        self.demand(who, "see")
         run = self.find(who, key)
         status: RunStatus = run.remembered("status", run.run.status)
         return status
@@ -220,6 +261,8 @@ class Desk:
     def posted(self, who: Token, key: str) -> list[PendingRequest]:
         """Requests that wait in the inbox of a run and are not in its ledger yet."""
         run = self.find(who, key)
+        if not letters(run.folder):
+            return []
         with run.lock, run.run.reader() as reader:
             waiting = [row for row in pending_requests(reader, _now()) if row.status == POSTED]
         if who.may("see"):
@@ -227,28 +270,22 @@ class Desk:
         own = {letter.id for letter in letters(run.folder) if _is_own(who, str((letter.content or {}).get("actor")))}
         return [row for row in waiting if row.request in own]
 
-    def pending(self, who: Token) -> list[tuple[RunAtDesk, int | None, PendingRequest]]:
-        """What waits in all runs, overdue first, each with its number unless it is still in an inbox."""
-        self._demand(who, "see")
-        by_folder = {str(run.folder): run for run in self.runs(who)}
-        waiting: list[PendingRequest] = []
-        numbered: dict[tuple[str, str], NumberedRequest] = {}
-        for run in by_folder.values():
-            with suppress(SifuError):  # a run that cannot be read is named on the list of runs
-                with run.lock, run.run.reader() as reader:
-                    of_run = pending_requests(reader, _now())
-                numbered |= {(str(run.folder), row.record.status.request): row for row in self.requests(who, run.key)}
-                waiting += of_run
-        shown: list[tuple[RunAtDesk, int | None, PendingRequest]] = []
-        for request in in_order_of_deadlines(waiting):
-            row = numbered.get((request.run, request.request))
-            state = "received" if row is None else row.state
-            shown.append((by_folder[request.run], None if row is None else row.number, replace(request, status=state)))
-        return shown
+    def lines(self, who: Token, key: str | None = None) -> list[RequestLine]:
+        """The requests of all runs that somebody sees, or of one run: what is overdue first, then by deadline; what is
+        settled comes last, the latest first."""
+        lines: list[RequestLine] = []
+        for run in self.runs(who) if key is None else [self.find(who, key)]:
+            with suppress(SifuError) if key is None else nullcontext():  # the list of runs names what cannot be read
+                of_run = [
+                    RequestLine.of(run, row.record.status, state=row.state, number=row.number, finished=row.finished)
+                    for row in self.requests(who, run.key)
+                ]
+                lines += of_run + [RequestLine.of(run, row, state="received") for row in self.posted(who, run.key)]
+        return sorted(lines, key=RequestLine.urgency)
 
     def plan(self, who: Token, key: str, clients: Sequence[str], terms: TermsGiven) -> Plan:
         """What a request would do; where its method is left to `auto`, with every way side by side."""
-        self._demand(who, "see")
+        self.demand(who, "see")
         run = self.find(who, key)
         plan: Plan = run.remembered(
             ("plan", tuple(clients), json.dumps(terms, sort_keys=True)), lambda: run.run.plan(clients, **terms)
@@ -257,7 +294,7 @@ class Desk:
 
     def plan_of(self, who: Token, key: str, number: int) -> Plan:
         """What a waiting request would do, planned from exactly the terms that it was filed with."""
-        self._demand(who, "see")
+        self.demand(who, "see")
         run, request = self.find(who, key), self.request(who, key, number).record.status.request
         plan: Plan = run.remembered(("plan of", request), lambda: run.run.plan_of(request))
         return plan
@@ -266,7 +303,7 @@ class Desk:
         self, who: Token, key: str, clients: Sequence[str], request: str | None, deadline_days: int, terms: TermsGiven
     ) -> str:
         """Put a request into the ledger or the inbox of its run; the same id with the same terms changes nothing."""
-        self._demand(who, "file")
+        self.demand(who, "file")
         run = self.find(who, key)
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
@@ -330,13 +367,13 @@ class Desk:
         rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
         if decision == "withdrawn":
             if not who.may("withdraw"):
-                self._demand(who, "withdraw own")
+                self.demand(who, "withdraw own")
                 own = {numbered.record.status.request for numbered in self.requests(who, key)}
                 own |= {row.request for row in self.posted(who, key)}
                 if request not in own:
                     raise UnknownError("there is no such request here")
         elif decision in rights:
-            self._demand(who, rights[decision])
+            self.demand(who, rights[decision])
         else:
             raise InputError(f"a decision is approved, verified, refused or withdrawn, found {decision[:40]!r}")
         if decision == "approved" and not terms:
@@ -348,7 +385,7 @@ class Desk:
 
     def carry_out(self, who: Token, key: str, request: str) -> Job:
         """Start to carry a request out, in a process of its own."""
-        self._demand(who, "carry out")
+        self.demand(who, "carry out")
         run = self.find(who, key)
         record = next((row for row in self.requests(who, key) if row.record.status.request == request), None)
         if record is None:
@@ -369,19 +406,19 @@ class Desk:
 
     def verify(self, who: Token, key: str) -> Job:
         """Start to verify a run, in a process of its own."""
-        self._demand(who, "examine")
+        self.demand(who, "examine")
         run = self.find(who, key)
         return self.jobs.start("verify", key, ["verify", str(run.folder)], who.name)
 
     def write_report(self, who: Token, key: str) -> Job:
         """Start to write the report of a run, in a process of its own."""
-        self._demand(who, "examine")
+        self.demand(who, "examine")
         run = self.find(who, key)
         return self.jobs.start("report", key, ["report", str(run.folder)], who.name)
 
     def report(self, who: Token, key: str) -> bytes:
         """The page of the report, as it was last written."""
-        self._demand(who, "examine")
+        self.demand(who, "examine")
         path = self.find(who, key).folder / "report" / "index.html"
         try:
             return path.read_bytes()
@@ -392,7 +429,7 @@ class Desk:
         """The name and the bytes of the evidence of a request; the run is verified for it."""
         from sifu.report.evidence import evidence_bytes
 
-        self._demand(who, "examine")
+        self.demand(who, "examine")
         request = self.request(who, key, number).record.status.request
         return f"evidence-{request}.zip", evidence_bytes(self.find(who, key).folder, request)
 
@@ -401,21 +438,32 @@ class Desk:
         request = self.request(who, key, number).record.status.request
         return self.find(who, key).run.certificate(request).to_mapping()
 
-    def trail(self, who: Token, key: str, page: int, size: int = 100) -> tuple[list[dict[str, Any]], int]:
-        """A page of the ledger, the latest first: what happened when by whom; and how many events there are."""
-        self._demand(who, "examine")
-        with self.find(who, key).run.reader() as reader:
-            seq, _ = reader.last_event()
-            rows = reader.query(
-                "SELECT seq, time, kind, payload, hash, signature IS NOT NULL FROM events ORDER BY seq DESC "
-                "LIMIT ? OFFSET ?",
-                (size, size * max(0, page - 1)),
-            )
-        return [_event(*row) for row in rows], seq
+    def trail(
+        self, who: Token, key: str | None, kind: str, page: int, size: int = 100
+    ) -> tuple[list[dict[str, Any]], int]:
+        """A page of the ledger of a run, or of all, the latest first: what happened when by whom, and the number of
+        events; `kind` leaves only events whose kind begins like it."""
+        self.demand(who, "examine")
+        events: list[dict[str, Any]] = []
+        count = 0
+        for run in self.runs(who) if key is None else [self.find(who, key)]:
+            with suppress(SifuError) if key is None else nullcontext(), run.run.reader() as reader:
+                of_kind = (len(kind), kind)
+                ((number,),) = reader.query("SELECT COUNT(*) FROM events WHERE substr(kind, 1, ?) = ?", of_kind)
+                rows = reader.query(
+                    "SELECT seq, time, kind, payload, hash, signature IS NOT NULL FROM events "
+                    "WHERE substr(kind, 1, ?) = ? ORDER BY seq DESC LIMIT ?",
+                    (*of_kind, size * page),
+                )
+                numbers = {row.record.status.request: row.number for row in self.requests(who, run.key)}
+                count += number
+                events += [_event(run, numbers, *row) for row in rows]
+        events.sort(key=lambda event: (event["time"], event["seq"]), reverse=True)
+        return events[size * (page - 1) : size * page], count
 
     def last_verification(self, who: Token, key: str) -> dict[str, Any] | None:
         """What the last verification found, if this console ever verified the run."""
-        self._demand(who, "see")
+        self.demand(who, "see")
         return self.verifications().get(key)
 
     def verifications(self) -> dict[str, dict[str, Any]]:
@@ -441,7 +489,8 @@ class Desk:
                 content = self.verifications() | {job.run: verification}
                 write_atomically(self.state / VERIFICATIONS, json.dumps(content, indent=1).encode())
 
-    def _demand(self, who: Token, right: Right) -> None:
+    def demand(self, who: Token, right: Right) -> None:
+        """Refuse what somebody's roles do not allow."""
         if not who.may(right):
             raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
 
@@ -462,14 +511,19 @@ def _check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
         raise NotAllowedError("level none guarantees nothing: ask an operator")
 
 
-def _event(seq: int, time_: str, kind: str, payload: str, digest: bytes, signed: int) -> dict[str, Any]:
+def _event(
+    run: RunAtDesk, numbers: dict[str, int], seq: int, time_: str, kind: str, payload: str, digest: bytes, signed: int
+) -> dict[str, Any]:
     content = json.loads(payload)
     request = content.get("request", "")
+    name = request.get("request", "") if isinstance(request, dict) else str(request)
     return {
+        "run": run,
+        "number": numbers.get(name),
         "seq": seq,
         "time": time_,
         "kind": kind,
-        "request": request.get("request", "") if isinstance(request, dict) else str(request),
+        "request": name,
         "actor": str(content.get("actor", "")),
         "reason": str(content.get("reason", "")),
         "hash": bytes(digest).hex(),

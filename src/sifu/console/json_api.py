@@ -24,7 +24,7 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
-from sifu.console.desk import Desk, NotAllowedError, NumberedRequest, RunAtDesk
+from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
 from sifu.console.metrics import render_metrics
 from sifu.console.openapi import openapi_document
 from sifu.console.tokens import Token
@@ -190,17 +190,15 @@ async def evidence(request: Request) -> Response:
 async def pending(request: Request) -> Response:
     """What waits in all runs, overdue first."""
     who, desk = visitor_of(request).token, console_of(request).desk
-    waiting = await work(desk.pending, who)
-    listed = [row.to_mapping() | {"run": run.key, "name": run.name, "number": number} for run, number, row in waiting]
-    return _json({"requests": listed})
+    desk.demand(who, "see")
+    return _json({"requests": [asdict(line) for line in await work(desk.lines, who) if not line.settled]})
 
 
 @answering
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus; needs a token that may examine."""
     console, who = console_of(request), visitor_of(request).token
-    if not who.may("examine"):
-        raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
+    console.desk.demand(who, "examine")
     return PlainTextResponse(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4")
 
 

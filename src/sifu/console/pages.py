@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +24,7 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
-from sifu.console.desk import SETTLED, Desk, RunAtDesk
+from sifu.console.desk import Desk, RunAtDesk
 from sifu.console.rendering import render
 from sifu.console.roles import TERMS_OF_REQUESTERS
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
@@ -36,14 +35,14 @@ from sifu.core.spec import Spec
 from sifu.core.wording import psi_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
-from sifu.report.words import LEVEL_WORDS
 from sifu.requests.given_terms import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.store.actor import same_person
 
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100
-EVENTS_PER_PAGE = 100
+MOST_LINES = 200
+"""Requests on the first page; the list of requests has all."""
 MOST_PICKED = 2000
 """Clients that the picker of the form offers; others are typed."""
 FILE_POLICY = (
@@ -68,7 +67,7 @@ def page(handler: Handler) -> Handler:
             if request.method == "POST" and visitor and visitor.session and status_code(error) in (400, 409):
                 visitor.session.notes.append(("bad", str(error)))
                 return RedirectResponse(_way_back(request), 303)
-            return _page("error.html", visitor, code=status_code(error), sentence=str(error))
+            return show("error.html", visitor, code=status_code(error), sentence=str(error))
 
     answer.__name__ = handler.__name__
     return answer
@@ -80,7 +79,8 @@ def _way_back(request: Request) -> str:
     return f"/runs/{quote(str(run))}" if run else "/"
 
 
-def _page(template: str, visitor: Visitor | None, code: int = 200, **values: Any) -> HTMLResponse:
+def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any) -> HTMLResponse:
+    """A page for a visitor, with what is to be said to them."""
     session = visitor.session if visitor else None
     text = render(
         template,
@@ -94,7 +94,7 @@ def _page(template: str, visitor: Visitor | None, code: int = 200, **values: Any
 
 async def show_login(request: Request) -> Response:
     """The door."""
-    return _page("login.html", None, wrong=False)
+    return show("login.html", None, wrong=False)
 
 
 @page
@@ -103,11 +103,11 @@ async def log_in(request: Request) -> Response:
     console = console_of(request)
     address = request.client.host if request.client else "unknown"
     if not console.logins.allows(address):
-        return _page("error.html", None, code=429, sentence="too many attempts: wait a minute")
+        return show("error.html", None, code=429, sentence="too many attempts: wait a minute")
     fields = await read_form(request)
     session = await work(console.sessions.begin, fields.get("token", ""))
     if session is None:
-        return _page("login.html", None, code=401, wrong=True)
+        return show("login.html", None, code=401, wrong=True)
     response = RedirectResponse("/", 303)
     response.set_cookie(
         COOKIE,
@@ -137,28 +137,22 @@ async def home(request: Request) -> Response:
     """All runs, and what waits in them."""
     visitor, desk = visitor_of(request), console_of(request).desk
     runs = await work(_with_live, desk, visitor.token)
-    pending = await work(desk.pending, visitor.token) if visitor.token.may("see") else []
-    own = [] if visitor.token.may("see") else await work(_own_requests, desk, visitor.token)
-    return _page("home.html", visitor, runs=runs, pending=pending, own=own)
+    lines = await work(desk.lines, visitor.token)
+    if visitor.token.may("see"):
+        lines = [line for line in lines if not line.settled]
+    return show("home.html", visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
 
 
 def _with_live(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any, str]]:
-    return [(run, *_read(run.live)) for run in desk.runs(who)] if who.may("see") else []
+    """Every run with what it does now, or the sentence that says why it cannot be read: it hides no other."""
 
+    def read(run: RunAtDesk) -> tuple[Any, str]:
+        try:
+            return run.live() if who.may("see") else None, ""
+        except SifuError as error:
+            return None, str(error)
 
-def _own_requests(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
-    def of_run(key: str) -> tuple[Any, Any]:
-        return desk.requests(who, key), desk.posted(who, key)
-
-    return [(run, _read(partial(of_run, run.key))[0] or ([], [])) for run in desk.runs(who)]
-
-
-def _read(work: Callable[[], Any]) -> tuple[Any, str]:
-    """A result, or the sentence that says why there is none: a run that cannot be read hides no other."""
-    try:
-        return work(), ""
-    except SifuError as error:
-        return None, str(error)
+    return [(run, *read(run)) for run in desk.runs(who)]
 
 
 @page
@@ -167,7 +161,7 @@ async def show_run(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     number = request.query_params.get("forget", "")
     chosen = int(number) if number.isdecimal() and len(number) < 8 else None
-    return _page("run.html", visitor, **await work(_run_values, desk, visitor.token, key, chosen))
+    return show("run.html", visitor, **await work(_run_values, desk, visitor.token, key, chosen))
 
 
 def _run_values(desk: Desk, who: Token, key: str, chosen: int | None = None) -> dict[str, Any]:
@@ -179,8 +173,7 @@ def _run_values(desk: Desk, who: Token, key: str, chosen: int | None = None) -> 
         "run": run,
         "live": desk.live(who, key) if may_see else None,
         "spec": spec,
-        "requests": sorted(desk.requests(who, key), key=_urgency),
-        "posted": desk.posted(who, key),
+        "lines": desk.lines(who, key),
         "verified": desk.last_verification(who, key) if may_see else None,
         "jobs": desk.jobs.of_run(key)[:5] if may_see else [],
         "has_report": (run.folder / "report" / "index.html").is_file(),
@@ -201,23 +194,16 @@ def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
         return [(client.name, index in active, index) for index, client in enumerate(view.clients)]
 
 
-def _urgency(numbered: Any) -> tuple[Any, ...]:
-    """What is overdue and not done first, then what waits by deadline, then the latest that are settled."""
-    status = numbered.record.status
-    settled = numbered.state in SETTLED
-    return (settled, status.deadline if not settled else "", -numbered.number)
-
-
 @page
 async def show_clients(request: Request) -> Response:
     """The clients of a run, a page of them, the most influential first."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    number = _page_number(request)
+    number = page_number(request.query_params.get("page", ""))
     status = await work(desk.status, visitor.token, key)
     numbered = enumerate(status.clients)
     clients = sorted(numbered, key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
     first = (number - 1) * CLIENTS_PER_PAGE
-    return _page(
+    return show(
         "clients.html",
         visitor,
         run=desk.find(visitor.token, key),
@@ -230,19 +216,8 @@ async def show_clients(request: Request) -> Response:
     )
 
 
-@page
-async def show_trail(request: Request) -> Response:
-    """The audit trail: every event of the ledger, the latest first."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    number = _page_number(request)
-    events, count = await work(desk.trail, visitor.token, key, number, EVENTS_PER_PAGE)
-    pages = -(-count // EVENTS_PER_PAGE)
-    run = desk.find(visitor.token, key)
-    return _page("trail.html", visitor, run=run, events=events, count=count, page=number, pages=pages)
-
-
-def _page_number(request: Request) -> int:
-    text = request.query_params.get("page", "1")
+def page_number(text: str) -> int:
+    """The page of a list that was asked for."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
 
 
@@ -266,7 +241,7 @@ async def show_request(request: Request) -> Response:
             pass
     body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
     answer = _certificate_words(body) if body else None
-    return _page(
+    return show(
         "request.html",
         visitor,
         run=run,
@@ -281,7 +256,6 @@ async def show_request(request: Request) -> Response:
         terms=shown_terms(status.terms, spec),
         answer=answer,
         body=body,
-        level_words=LEVEL_WORDS,
         live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
         jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:1],
         own=same_person(visitor.token.name) == same_person(status.filed_by),
@@ -351,7 +325,7 @@ async def file_request(request: Request) -> Response:
             terms["method"] = AUTO
             plan = await work(desk.plan, visitor.token, key, clients, terms)
             run = desk.find(visitor.token, key)
-            return _page("ways.html", visitor, run=run, plan=plan, clients=clients, fields=fields)
+            return show("ways.html", visitor, run=run, plan=plan, clients=clients, fields=fields)
         name = fields.get("request", "").strip() or None
         if fields.get("release") == "now" and visitor.token.may("set terms"):
             _check_confirmed(fields, "releasing a model before it has healed")
@@ -359,7 +333,7 @@ async def file_request(request: Request) -> Response:
     except (InputError, NotCertifiableError) as error:
         values = await work(_run_values, desk, visitor.token, key)
         values |= {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
-        return _page("run.html", visitor, code=status_code(error), **values)
+        return show("run.html", visitor, code=status_code(error), **values)
     _note(visitor, f"Request {filed} was filed.")
     return RedirectResponse(_way_back(request), 303)
 
@@ -498,7 +472,6 @@ ROUTES = [
     Route("/", home),
     Route("/runs/{run}", show_run),
     Route("/runs/{run}/clients", show_clients),
-    Route("/runs/{run}/trail", show_trail),
     Route("/runs/{run}/report", show_report, methods=["GET"]),
     Route("/runs/{run}/report", write_report, methods=["POST"]),
     Route("/runs/{run}/verify", verify, methods=["POST"]),

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from sifu.choices import terms_on_offer
 from sifu.core.wording import attacker_words
 from sifu.planning.ways import Way
-from sifu.report.words import moment
+from sifu.report.words import LEVEL_WORDS, moment
 from sifu.version import __version__
 
 
@@ -26,6 +26,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
+    environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
     return environment

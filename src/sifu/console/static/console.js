@@ -114,6 +114,11 @@ if (document.body.dataset.poll) {
   setInterval(() => refresh(null).catch(() => {}), 1000 * Number(document.body.dataset.poll));
 }
 
+for (const button of document.querySelectorAll("[data-print]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => window.print());
+}
+
 for (const note of document.querySelectorAll(".note.good")) setTimeout(() => note.remove(), 12000);
 
 for (const picker of document.querySelectorAll(".picker")) {
