@@ -164,7 +164,14 @@ async def show_trail(request: Request) -> Response:
     events, count = await work(desk.trail, visitor.token, key, kind, number, EVENTS_PER_PAGE)
     run = desk.find(visitor.token, key) if key else None
     pages = -(-count // EVENTS_PER_PAGE)
-    values = {"events": events, "count": count, "page": number, "pages": pages, "kind": kind, "kinds": KINDS}
+    values: dict[str, Any] = {
+        "events": events,
+        "count": count,
+        "page": number,
+        "pages": pages,
+        "kind": kind,
+        "kinds": KINDS,
+    }
     return show("trail.html", visitor, run=run, **values)
 
 
