@@ -315,7 +315,12 @@ class Verifier:
                 self.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
                 self.at_solve[recorded["last"]] = (sorted(moment["models"]), moment["gone"])
                 trunks = payload["solve"].get("trunks", [])
-                same_networks = all(row["trunks"] == trunks for row in payload.get("statistics", []))
+                parts = self.spec["features"].get("tune", "none") == "blocks"
+                same_networks = all(
+                    row["trunks"] == trunks
+                    or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(trunks))
+                    for row in payload.get("statistics", [])
+                )
                 self.check(same_networks, f"{at}: statistics are through other networks than the head")
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
@@ -769,9 +774,14 @@ class Verifier:
         norms = f"norm={float(self.spec['features']['norm'])!r} target_norm={reach[ridge['task']]!r}"
         bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
         heading = f"sifu statistics 1 {bits} {norms}\n".encode()
-        words, whole = {}, None
+        words, whole, samples_of = {}, None, {}
         tuned, places = self.spec["features"].get("tune", "none"), self.block_places(k)
-        self.check(len({row["trunks"] for row in listed.values()}) <= 1, "statistics are through different networks")
+        nodes = {trunk for row in listed.values() for trunk in json.loads(row["trunks"]) if trunk in self.groups}
+        of_groups = {self.groups[node]["grp"] for node in nodes}
+        lists = {row["trunks"] for row in listed.values()} if tuned != "blocks" else {""}
+        alike = len(of_groups) == len(nodes) and len(lists) <= 1
+        self.check(alike, "statistics are through different networks")
+        public = [*range(k - sum(len(own) for own in places.values())), k]
         for file, row in listed.items():
             trunks = json.loads(row["trunks"])
             self.check(tuned != "none" or not trunks, f"statistics/{file}: there are no networks of groups")
@@ -780,26 +790,55 @@ class Verifier:
                 self.check(there, f"statistics/{file}: the network of node {trunk} is not there")
             data, clients = (self.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
             self.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
-            self.check(data.startswith(heading), f"statistics/{file}: it is written otherwise than the spec says")
             self.check(not forgotten & set(clients), f"statistics/{file} holds a forgotten client")
-            numbers = np.frombuffer(data[len(heading) : -32], "<i8")  # the last 32 bytes are the salt
-            self.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
-            samples = [sum(self.clients[c]["samples"] for c in clients), int(numbers[-2])]
-            self.agree(f"statistics/{file}: samples", [row["samples"]] * 2, samples)
-            if tuned == "blocks":
-                there = {self.groups[trunk]["grp"] for trunk in trunks if trunk in self.groups}
-                square, height = np.zeros((k + 1, k + 1), dtype=np.int64), (k + 1) * (k + 2) // 2
-                square[np.tril_indices(k + 1)] = numbers[:height]
+            counted = sum(self.clients[c]["samples"] for c in clients)
+            through = [self.groups[trunk]["grp"] for trunk in trunks if trunk in self.groups]
+            is_sum = file.endswith(".sum.statistics")
+            part = "-".join(map(str, through)) or "public"
+            named = f"{row['node']}.{clients[0]}{f'.{part}' if tuned == 'blocks' else ''}.statistics"
+            self.check(is_sum or file == named, f"statistics/{file} is not named as its part is")
+            start = heading[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else heading
+            self.check(data.startswith(start), f"statistics/{file}: it is written otherwise than the spec says")
+            numbers = np.frombuffer(data[len(start) : -32], "<i8")  # the last 32 bytes are the salt
+            square, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
+            if is_sum or tuned != "blocks":
+                self.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
+                square[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
+                cross, there = numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs), set(through)
                 struck = sorted(place for group, own in places.items() if group not in there for place in own)
-                held = square[struck].any() or square[:, struck].any()
-                held = held or numbers[height:-2].reshape(k + 1, outputs)[struck].any()
+                held = square[struck].any() or square[:, struck].any() or cross[struck].any()
                 self.check(not held, f"statistics/{file}: a block without a network is not zero")
-            if file.endswith(".sum.statistics"):
+                self.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))
+            else:
+                # Section 5b: a file has the numbers that went through the networks it names, and no other.
+                high = np.array([*places[through[-1]]] if through else public)
+                low = np.array([*places[through[0]]] if len(through) == 2 else public if through else [], dtype=int)
+                rows, columns = np.tril_indices(len(high) if len(through) < 2 else 0)
+                beside, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
+                square[np.ix_(high, low)] = beside.reshape(high.size, low.size)
+                square[np.ix_(low, high)] = square[np.ix_(high, low)].T
+                square[high[rows], high[columns]] = square[high[columns], high[rows]] = corner
+                rest = numbers[beside.size + corner.size : None if through else -2]
+                cross[high if len(through) < 2 else []] = rest.reshape(-1, outputs)
+            totals = numbers[-2:] if is_sum or not (tuned == "blocks" and through) else np.zeros(2, dtype=np.int64)
+            self.agree(f"statistics/{file}: of so many samples", row["samples"], counted)
+            numbers = np.concatenate([square[np.tril_indices(k + 1)], cross.ravel(), totals])
+            if is_sum:
                 self.check(whole is None, "there are two sums")
                 whole = (row, clients, numbers)
-            else:
-                self.check(len(clients) == 1 and clients[0] not in words, f"statistics/{file} is not of one client")
-                words[clients[0]] = numbers
+                continue
+            own = samples_of.setdefault(clients[0], set()) if len(clients) == 1 else {part}
+            fresh = part not in own and (tuned == "blocks" or not own)
+            self.check(len(clients) == 1 and fresh, f"statistics/{file} is not of one client")
+            own.add(part)
+            words[clients[0]] = words[clients[0]] + numbers if clients[0] in words else numbers
+        count = len(of_groups)
+        needed = 1 + count + count * (count - 1) // 2 if tuned == "blocks" else 1
+        for client, own in samples_of.items():
+            if len(own) < needed:
+                incomplete = whole is not None and client in whole[1]
+                self.check(not incomplete, f"parts of the statistics of client {client} are not there")
+                words.pop(client)
         tip = self.nodes[int(self.run["tip"])]
         if whole is None or tip["kind"] != "round":
             return
@@ -882,18 +921,22 @@ class Verifier:
     def check_struck_statistics(
         self, request: Row, own: set[int], stored: dict[str, list], trunks: dict[str, list], erased: set[int]
     ) -> None:
-        """Section 5b: of blocks everyone's statistics are left without the struck ones, of a merge nothing is."""
-        single = {clients[0] for file, clients in stored.items() if not file.endswith(".sum.statistics")}
-        wanted = []
+        """Section 5b: of blocks the sum is left without the struck ones, of a merge nothing is."""
+        wanted, merge = [], self.spec["features"]["tune"] == "merge"
         for file, clients in stored.items():
-            left, is_sum = [n for n in trunks[file] if n not in erased], file.endswith(".sum.statistics")
-            leaving = set(clients) & own
-            changed = leaving or left != trunks[file]
-            possible = leaving <= single if is_sum else not leaving
-            if changed and possible and set(clients) - own:
-                wanted.append([is_sum, sorted(set(clients) - own), left])
-        if self.spec["features"]["tune"] == "merge" and any(erased & set(nodes) for nodes in trunks.values()):
-            wanted = []
+            if not file.endswith(".sum.statistics"):
+                continue
+            left, leaving = [n for n in trunks[file] if n not in erased], set(clients) & own
+            files = dict.fromkeys(leaving, 0)
+            for part, of in stored.items():
+                through = trunks[part] == trunks[file] if merge else set(trunks[part]) <= set(trunks[file])
+                if of[0] in files and through and not part.endswith(".sum.statistics"):
+                    files[of[0]] += 1
+            count = len(trunks[file])
+            needed = 1 if merge else 1 + count + count * (count - 1) // 2
+            possible = all(number == needed for number in files.values()) and not (merge and left != trunks[file])
+            if (leaving or left != trunks[file]) and possible and set(clients) - own:
+                wanted.append([True, sorted(set(clients) - own), left])
         written = self.rolled[request["request"]]["payload"].get("statistics", [])
         stated = [[row["file"].endswith(".sum.statistics"), row["clients"], row["trunks"]] for row in written]
         self.agree(f"request {request['request']}: statistics left", sorted(stated), sorted(wanted))

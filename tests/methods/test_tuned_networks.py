@@ -28,11 +28,12 @@ from sifu.record import group_training
 from sifu.record.groups import trunks_at_hand, use_trunks
 from sifu.requests import statistics_erasure
 from sifu.requests.kept_figures import RANDOM
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics import read_part, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, fit_head, total
-from sifu.theory.closed_form.blocks import is_struck, strike
+from sifu.theory.closed_form.blocks import Part, is_struck, parts_through, strike, words_of_part
 from sifu.theory.merging import group_of
 
 CLIENTS, GROUPS = 7, 3
@@ -156,23 +157,59 @@ def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path
 
 
 def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own: Path) -> None:
-    before = {row.file: row for row in RunReader(own).statistics().values()}
-    open_own(own).forget(["client-003"], "gone", retention="strict")
     with RunReader(own) as reader:
-        fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
-        hit, blocks = groups_of(own, ["client-003"]), blocks_of(own)
+        before = reader.statistics()
+    open_own(own).forget(["client-003"], "gone", retention="strict")
+    (hit,) = groups_of(own, ["client-003"])
+    with RunReader(own) as reader:
         rows = reader.statistics()
-        assert not before.keys() & rows.keys()
-        assert all(is_struck(read_statistics(own, row, fixed), blocks, group) for row in rows.values() for group in hit)
-        assert not hit & {row.grp for row in trunks_at_hand(reader)}
+        assert hit not in {row.grp for row in trunks_at_hand(reader)}
     assert {path.name for path in (own / "statistics").iterdir()} == rows.keys()
+    assert is_struck(whole_sum(own), blocks_of(own), hit)
+    # What did not go through that network stays as it was: no client's file is written again.
+    clean = {f for f, row in before.items() if not row.is_sum and hit not in (row.part or ()) and row.clients != (3,)}
+    assert {file for file, row in rows.items() if not row.is_sum} == clean
+    assert all(rows[file] == before[file] for file in clean)
+
+
+def test_a_part_holds_no_number_that_went_through_another_network(trained: Path, tmp_path: Path) -> None:
+    """Two federations whose group 0 has other data: every part that does not name it has the same words."""
+    clients, key = clients_of(), RunReader(trained).value("group_key")
+    other = [
+        replace(client, y=np.zeros_like(client.y)) if group_of(bytes.fromhex(key), client.name, GROUPS) == 0 else client
+        for client in clients
+    ]
+    sifu.train(spec_of(), run=tmp_path / "other", clients=other)
+    stays = next(n for n, client in enumerate(clients) if client is other[n])
+    words: list[dict[Part | None, bytes]] = []
+    for folder in (trained, tmp_path / "other"):
+        with RunReader(folder) as reader:
+            rows = [row for row in reader.statistics().values() if row.clients == (stays,) and not row.is_sum]
+            fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
+        words.append({row.part: read_part(folder, row, fixed).tobytes() for row in rows})
+    assert words[0].keys() == set(parts_through(range(GROUPS)))
+    assert {part for part in words[0] if words[0][part] != words[1][part]} == {(0,), (0, 1), (0, 2)}
 
 
 def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_path: Path) -> None:
     run = open_own(own)
     run.forget(["client-003"], "gone")
+    with RunReader(own) as reader:
+        before = {file: row for file, row in reader.statistics().items() if not row.is_sum}
     assert run.rebuild() == 1
     check(own)
+    (hit,) = groups_of(own, ["client-003"])
+    with RunReader(own) as reader:
+        rows = {file: row for file, row in reader.statistics().items() if not row.is_sum}
+        solve = next(event.content["solve"] for event in reversed(reader.events()) if "solve" in event.content)
+        fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
+    # Its rows and columns alone are sent; what is at hand stays as it is.
+    came = {file: row for file, row in rows.items() if file not in before}
+    assert all(rows[file] == before[file] for file in before)
+    assert came
+    assert all(hit in (row.part or ()) for row in came.values())
+    sent = sum(words_of_part(fixed, blocks_of(own), part) for part in parts_through(range(GROUPS)) if hit in part)
+    assert (solve["asked"], solve["bytes_sent"]) == (CLIENTS - 1, 8 * sent * (CLIENTS - 1))
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), ["client-003"]))
     # Nothing but the place of its rounds tells a rebuilt network from one that never held the client.
@@ -262,12 +299,7 @@ def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path
 
 
 def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = statistics_erasure.read_statistics
-
-    def forgetful(folder: Path, row: Any, fixed: Any) -> Statistics:
-        return Statistics.nobody(fixed) if row.clients == (3,) else real(folder, row, fixed)
-
-    monkeypatch.setattr(statistics_erasure, "read_statistics", forgetful)
+    monkeypatch.setattr(OwnStatistics, "read", lambda self, *arguments: Statistics.nobody(self.fixed))
     open_own(own).forget(["client-003"], "gone")
     assert any("sum" in problem or "samples" in problem for problem in verify_run(own).problems)
     assert independent_verifier.verify(own) != []
@@ -374,10 +406,13 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
     sifu.restore(backup, restored, certificates=[certificate])
     check(restored)
     with RunReader(restored) as reader:
-        assert not reader.statistics()  # all of them went through the network that held the client
+        (hit,) = groups_of(restored, ["client-003"])
+        kept = reader.statistics().values()
+        assert kept
+        assert not any(row.is_sum or hit in (row.part or ()) or 3 in row.clients for row in kept)
         assert not groups_of(restored, ["client-003"]) & {row.grp for row in trunks_at_hand(reader)}
     (outcome,) = open_own(restored).forget()
-    assert (outcome.level, outcome.cost.rounds) == ("exact", 1)
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert whole_sum(restored) == whole_sum(own)
     check(restored)
 

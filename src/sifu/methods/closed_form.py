@@ -18,7 +18,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.scratch import Scratch
 from sifu.planning.group_healing import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.record.groups import REBUILT, is_hit, members_now, models_at_hand, trunks_at_hand
+from sifu.record.groups import REBUILT, is_hit, members_now, models_at_hand, own_statistics, trunks_at_hand
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import Exposure
 
@@ -60,11 +60,9 @@ class ClosedForm(Scratch):
 
     def _rounds(self, view: RunView, networks_hit: int) -> int:
         """Rounds of communication: none where everyone's statistics are at hand and can be struck."""
-        trunks = tuple(row.node for row in trunks_at_hand(view.reader)) if view.spec.is_tuned else ()
         if networks_hit and view.spec.features.tune == "merge":
             return 1
-        own = {row.clients[0] for row in view.reader.statistics().values() if not row.is_sum and row.trunks == trunks}
-        return 0 if set(view.active.tolist()) <= own else 1
+        return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1
 
     def _network_notes(self, view: RunView, hit: Sequence[int]) -> tuple[str, ...]:
         if not view.spec.is_tuned:

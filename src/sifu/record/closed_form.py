@@ -6,7 +6,8 @@ clients. Where only the sum is kept, everyone is asked again as soon as somebody
 when somebody came. Whoever does not answer is absent from the head, and is in the next one that it answers for.
 
 Where groups tune the network, statistics are those of features through the networks at hand (docs/theory.md, section
-15.5). Those of other networks are of no use: a rebuilt group's comes with one round of statistics of everyone.
+15.5). Those of other networks are of no use: a merge with a rebuilt network takes one round of statistics of everyone.
+Of blocks only the parts that went through the rebuilt network are asked for; the others are at hand.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, recorded_blocks
 from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
@@ -29,9 +30,11 @@ from sifu.record.groups import trunks_at_hand, use_trunks
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.training import RecordedTraining
+from sifu.store.own_statistics import OwnStatistics, can_be_used
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
 from sifu.store.table_rows import GroupModelRow
 from sifu.theory.closed_form import Statistics, fit_head, total
+from sifu.theory.closed_form.blocks import Blocks, Part
 from sifu.theory.closed_form.sums import words_at
 
 log = logging.getLogger(__name__)
@@ -42,10 +45,11 @@ HELD_BYTES = 1 << 29
 
 @dataclass
 class _Gathered:
-    """What a solve asked for: rows of files written, how many clients sent some, who was refused, who was absent."""
+    """What a solve asked for: rows of files written, how many clients sent how much, who was refused or absent."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     clients_asked: int = 0
+    words_sent: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     absent: set[int] = field(default_factory=set)
 
@@ -130,6 +134,18 @@ class RecordedSolve(RecordedTraining):
         """Whether statistics are of features through the networks at hand, all of them and no other."""
         return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
 
+    def _is_of_use(self, row: StatisticsRow) -> bool:
+        """Whether a file is part of the next sum: a sum of blocks may grow by those of networks that came back."""
+        nodes = [trunk.node for trunk in self._trunk_rows]
+        grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
+        return grows or can_be_used(row, nodes)
+
+    @cached_property
+    def _blocks(self) -> Blocks | None:
+        """Where the blocks of groups lie, if features have some."""
+        spec = self.view.spec
+        return recorded_blocks(spec, self.writer.layout) if spec.features.tune == "blocks" else None
+
     def lacks_networks(self) -> bool:
         """Whether the current head stands on other networks than those that are at hand."""
         rows = self.writer.statistics().values()
@@ -139,10 +155,11 @@ class RecordedSolve(RecordedTraining):
         engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
         use_trunks(self.engine, self.writer, self._trunk_rows)
         trunks = tuple(trunk.node for trunk in self._trunk_rows)
-        stored = [row for row in everything if self._is_through(row)]
-        whole = next((row for row in stored if row.is_sum), None)
+        networks = {trunk.grp: trunk.node for trunk in self._trunk_rows}
+        own = OwnStatistics.among(everything, engine.fixed, self._blocks, networks)
+        whole = next((row for row in everything if row.is_sum and self._is_of_use(row)), None)
         gathered, seed = _Gathered(), self.writer.salt_seed()
-        statistics = self._sum(stored, whole, gathered)
+        statistics = self._sum(own, whole, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         left_out = refused | gathered.absent
         taken = np.array([client for client in self.active.tolist() if client not in left_out], dtype=np.int64)
@@ -164,14 +181,14 @@ class RecordedSolve(RecordedTraining):
             gathered.rows.append(row)
             if whole is not None:
                 self._pending.dropped_statistics.append(whole.file)
-        self._pending.dropped_statistics += sorted(row.file for row in everything if not self._is_through(row))
+        self._pending.dropped_statistics += sorted(row.file for row in everything if not self._is_of_use(row))
         self._pending.statistics = gathered.rows
         self._pending.solve = {
             "sum": digest,
             "samples": statistics.samples,
             "relative_penalty": head.relative_penalty,
             "asked": gathered.clients_asked,
-            "bytes_sent": 8 * words_at(engine.fixed) * gathered.clients_asked,
+            "bytes_sent": 8 * gathered.words_sent,
         }
         if self.view.spec.is_tuned:
             self._pending.solve["trunks"] = list(trunks)
@@ -202,23 +219,30 @@ class RecordedSolve(RecordedTraining):
             and read_statistics(self.writer.folder, whole, statistics.fixed) == statistics
         )
 
-    def _sum(self, stored: list[StatisticsRow], whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
+    def _sum(self, own: OwnStatistics, whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
         """The statistics of the active clients together."""
         engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
-        own = {row.clients[0]: row for row in stored if not row.is_sum}
         if isinstance(engine, MaskedStatisticsEngine):
             return self._masked_sum(engine, whole, wanted, gathered)
-        there = set(whole.clients) if whole is not None else set()
-        leaving = there - wanted
-        if leaving - own.keys():  # a sum cannot be rid of statistics that nobody has
-            whole, there, leaving = None, set(), set()
-        parts = self._parts(sorted(wanted - there), own, gathered)
         if whole is None:
-            return total(engine.fixed, parts)
+            return total(engine.fixed, self._parts(sorted(wanted), own, own.parts(), gathered))
+        groups = [group for group, node in own.networks.items() if node in whole.trunks]
+        kept, there = own.parts(groups), set(whole.clients)
         result = read_statistics(self.writer.folder, whole, engine.fixed)
+        came_back = tuple(part for part in own.parts() if part not in kept)
+        if came_back:
+            result = result + total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
+        refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
+        leaving = there - wanted | there & (gathered.absent | refused)
+        if any(own.lacking(client, kept) for client in leaving):
+            # A sum cannot be rid of statistics that nobody has: everyone is asked for theirs.
+            gathered.rows.clear()
+            gathered.rejections.clear()
+            gathered.absent.clear()
+            return self._sum(own, None, gathered)
         for client in sorted(leaving):
-            result = result - read_statistics(self.writer.folder, own[client], engine.fixed)
-        for part in parts:
+            result = result - own.read(self.writer.folder, client, kept)
+        for part in self._parts(sorted(wanted - there), own, own.parts(), gathered):
             result = result + part
         return result
 
@@ -234,6 +258,7 @@ class RecordedSolve(RecordedTraining):
                 return read_statistics(self.writer.folder, whole, statistics.fixed)
         result = engine.collect_sum(sorted(wanted), self._position)
         gathered.clients_asked = result.sent
+        gathered.words_sent = result.sent * words_at(statistics.fixed)
         for rejection in result.rejections:
             self._refuse(rejection, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in result.rejections}
@@ -261,35 +286,37 @@ class RecordedSolve(RecordedTraining):
         founders = len(self.view.clients) - len(self.writer.joined())
         return client >= founders and not self.writer.participation([client]).clients.size
 
-    def _parts(self, clients: list[int], own: dict[int, StatisticsRow], gathered: _Gathered) -> Iterator[Statistics]:
-        """Statistics of clients one by one, from disk where they are kept, or asked for and written."""
+    def _parts(
+        self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
+    ) -> Iterator[Statistics]:
+        """Parts of clients' statistics one by one, from disk where they are kept, or asked for and written."""
         engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
-        for client in clients:
-            if client in own:
-                yield read_statistics(self.writer.folder, own[client], engine.fixed)
         keeps = self.view.spec.keep.statistics == "clients"
-        without_file = [client for client in clients if client not in own]
+        lacking = {client: own.lacking(client, parts) if keeps else tuple(parts) for client in clients}
+        for client in clients:
+            if not lacking[client]:
+                yield own.read(self.writer.folder, client, parts)
+        incomplete = [client for client in clients if lacking[client]]
         held = self.held or {}
-        to_ask = [client for client in without_file if client not in held]
-        at_hand = ((client, held.pop(client)) for client in without_file if client in held)
+        to_ask = [client for client in incomplete if client not in held]
+        at_hand = ((client, held.pop(client)) for client in incomplete if client in held)
         for client, sent in itertools.chain(at_hand, engine.collect(to_ask, self._position)):
             if sent is None:
                 gathered.absent.add(client)
                 continue
             gathered.clients_asked += 1
+            gathered.words_sent += own.words(lacking[client])
             if self._progress:
-                told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(without_file), "client")
+                told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client")
                 self._progress(told)
             if isinstance(sent, Rejection):
                 self._refuse(sent, gathered)
                 continue
             if keeps:
-                trunks = [trunk.node for trunk in self._trunk_rows]
-                row = write_statistics(
-                    self.writer.folder, self._next, [client], sent, is_sum=False, seed=seed, trunks=trunks
-                )
-                gathered.rows.append(row)
-            yield sent
+                gathered.rows += own.write(self.writer.folder, self._next, client, sent, lacking[client], seed)
+            result = own.only(sent, lacking[client])
+            at_disk = tuple(part for part in parts if part not in lacking[client])
+            yield result + own.read(self.writer.folder, client, at_disk) if at_disk else result
 
 
 def _refusal(rejection: Rejection) -> RoundRejectedError:

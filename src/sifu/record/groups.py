@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.closed_form_engine import Trunk, TunedEngine
+from sifu.core.closed_form_engine import Trunk, TunedEngine, recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.errors import InputError
 from sifu.record.run_view import RunView
 from sifu.store.history_rows import NodeRow, ParticipationRows
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.table_rows import GroupModelRow
 from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
@@ -80,6 +81,15 @@ def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
         use_trunks(engine, reader, [row for row in trunks_at_hand(reader) if row.node in wanted])
+
+
+def own_statistics(view: RunView) -> OwnStatistics:
+    """The clients' own statistics of features through the networks at hand."""
+    spec, layout = view.spec, view.reader.layout
+    blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
+    networks = {row.grp: row.node for row in trunks_at_hand(view.reader)} if spec.is_tuned else {}
+    rows = view.reader.statistics().values()
+    return OwnStatistics.among(rows, recorded_fixed_point(spec, layout), blocks, networks)
 
 
 def members_now(view: RunView) -> list[list[int]]:

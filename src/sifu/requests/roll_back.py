@@ -18,7 +18,7 @@ from sifu.record.groups import merge_rows
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
-from sifu.requests.statistics_erasure import statistics_to_erase, write_statistics_left
+from sifu.requests.statistics_erasure import statistics_to_erase, write_sum_left
 from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.history_rows import NodeRow
@@ -58,7 +58,7 @@ class RollBack:
         gone = {client for subject in self.plan.subjects for client in subject.clients}
         networks = self.erased_models & set(self.writer.group_models()) if self.view.spec.is_tuned else set()
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
-        statistics = write_statistics_left(self.writer, self.view, gone, networks, self.noise_node)
+        statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
         with uninterrupted():
             self.writer.record(
                 "rolled back",

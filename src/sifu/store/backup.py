@@ -39,7 +39,7 @@ MANIFEST = "manifest.json"
 NAME = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}|{re.escape(SALTS_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
-    rf"|{STATISTICS}/\d{{1,12}}\.(?:\d{{1,12}}|sum)\.statistics"
+    rf"|{STATISTICS}/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
 )
 FOLDERS = ("models", UPDATES, STATISTICS, CERTIFICATES, TIMESTAMPS)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -66,15 +66,22 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or leave it as it was."""
-    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-    with room_to_write(path):
-        try:
-            write_durably(temporary, content)
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    sync_folder(path.parent)
+    write_all_atomically({path: content})
+
+
+def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
+    """Replace files of one folder, each of them or none of it; the folder is synced once."""
+    for path, content in contents.items():
+        temporary = path.with_name(TEMPORARY_PREFIX + path.name)
+        with room_to_write(path):
+            try:
+                write_durably(temporary, content)
+                os.replace(temporary, path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+    for folder in {path.parent for path in contents}:
+        sync_folder(folder)
 
 
 def append_line(path: Path, line: bytes) -> None:

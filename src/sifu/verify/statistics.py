@@ -15,12 +15,13 @@ from sifu.core.spec import RIDGE
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, solves
-from sifu.requests.statistics_erasure import statistics_left, statistics_to_erase
+from sifu.requests.statistics_erasure import statistics_to_erase, sum_left
 from sifu.store.lock import is_locked
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics import StatisticsRow, read_statistics
-from sifu.theory.closed_form import FixedPoint, Statistics, total
+from sifu.theory.closed_form import Statistics, total
 from sifu.theory.closed_form.blocks import Blocks, is_struck
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
@@ -37,30 +38,46 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
         return
     if is_locked(reader.folder):
         return  # its writer may erase a file that is about to be read
-    fixed = recorded_fixed_point(view.spec, reader.layout)
     yield from _check_solves(reader, view)
     yield from _check_rows(view, rows)
+    fixed, groups = recorded_fixed_point(view.spec, reader.layout), reader.group_models()
     blocks = recorded_blocks(view.spec, reader.layout) if view.spec.features.tune == "blocks" else None
-    own, whole = {}, None
-    for row in rows:
-        try:
-            # One client's at a time: all of them together may be more than memory holds.
-            statistics = read_statistics(reader.folder, row, fixed)
-        except RunDamagedError as error:
-            yield f"statistics: {error}"
-            return
-        if blocks is not None:
-            yield from _check_struck(reader, blocks, row, statistics)
-        if row.is_sum:
-            whole = (row, statistics)
-        else:
-            own[row.clients[0]] = row
-            if statistics.samples != view.clients[row.clients[0]].samples:
-                yield f"statistics: {row.file} counts other samples than its client has"
-    if whole is not None:
-        if set(whole[0].clients) <= own.keys():
-            yield from _check_sum(reader, fixed, whole, own)
-        yield from _check_head(reader, view, whole)
+    nodes = dict.fromkeys(node for row in sorted(rows, key=lambda row: not row.is_sum) for node in row.trunks)
+    networks = {groups[node].grp: node for node in nodes if node in groups}
+    own = OwnStatistics.among(rows, fixed, blocks, networks)
+    whole = next((row for row in rows if row.is_sum), None)
+    problems: list[str] = []
+    try:
+        # One client's at a time: all of them together may be more than memory holds.
+        result = total(fixed, _summed(reader, view, own, set(whole.clients) if whole else set(), problems))
+        statistics = None if whole is None else read_statistics(reader.folder, whole, fixed)
+    except RunDamagedError as error:
+        yield f"statistics: {error}"
+        return
+    yield from problems
+    if whole is None or statistics is None:
+        return
+    if blocks is not None:
+        yield from _check_struck(reader, blocks, whole, statistics)
+    if set(whole.clients) <= own.complete and result != statistics:
+        yield f"statistics: {whole.file} is not the sum of the statistics of its clients"
+    yield from _check_head(reader, view, (whole, statistics))
+
+
+def _summed(
+    reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
+) -> Iterator[Statistics]:
+    """The statistics of every client that has some, read and checked; those of `clients` are handed on to be added."""
+    parts = own.parts()
+    for client, rows in own.rows.items():
+        lacking = own.lacking(client, parts)
+        if lacking and client in clients:
+            problems.append(f"statistics: {len(lacking)} parts of those of {view.clients[client].name} are not there")
+        statistics = own.read(reader.folder, client, rows)
+        if any(row.samples != view.clients[client].samples for row in rows.values()):
+            problems.append(f"statistics: {next(iter(rows.values())).file} counts other samples than its client has")
+        if client in clients:
+            yield statistics
 
 
 def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
@@ -75,8 +92,15 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
             yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
         if not view.spec.is_tuned and row.trunks:
             yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
-    own = [row.clients for row in rows if not row.is_sum]
-    if len({row.trunks for row in rows}) > 1:
+    own = [(row.clients, row.part) for row in rows if not row.is_sum]
+    groups, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
+    for row in rows:
+        part = tuple(groups[node].grp for node in row.trunks if node in groups)
+        if row.part != (None if row.is_sum or not in_parts else part):
+            yield f"statistics: {row.file} is named after other networks of groups than its features went through"
+    nodes = {node for row in rows for node in row.trunks if node in groups}
+    different = len({groups[node].grp for node in nodes}) < len(nodes)
+    if different or (not in_parts and len({row.trunks for row in rows}) > 1):
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
@@ -126,16 +150,6 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         samples = sum(view.clients[client].samples for client in taken)
         if recorded[last]["samples"] != samples:
             yield f"statistics: node {last} was solved from {recorded[last]['samples']} samples, not {samples}"
-
-
-def _check_sum(
-    reader: RunReader, fixed: FixedPoint, whole: tuple[StatisticsRow, Statistics], own: dict[int, StatisticsRow]
-) -> Iterator[str]:
-    """The sum is that of the clients' own statistics, to the bit."""
-    row, statistics = whole
-    parts = (read_statistics(reader.folder, own[client], fixed) for client in row.clients)
-    if total(fixed, parts) != statistics:
-        yield f"statistics: {row.file} is not the sum of the statistics of its clients"
 
 
 def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, Statistics]) -> Iterator[str]:
@@ -188,11 +202,11 @@ def check_statistics_erased(recorded: RecordedRequest, tables: Tables, content: 
     networks = {node for node in content.get("dropped_models", []) if (node,) in tables["group_models"]}
     if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
         yield f"{name}: other statistics were erased than those that hold the forgotten clients"
-    left = statistics_left(stored, gone, networks, features)
-    expected = sorted((row.made_of.is_sum, row.clients, row.trunks) for row in left)
-    written = sorted(
+    left = sum_left(stored, gone, networks, features)
+    expected = [] if left is None else [(True, left.clients, left.trunks)]
+    written = [
         (row["file"].endswith(".sum.statistics"), tuple(row["clients"]), tuple(row["trunks"]))
         for row in content.get("statistics", [])
-    )
+    ]
     if written != expected:
         yield f"{name}: the statistics that were written are not those that are left of those who stay"

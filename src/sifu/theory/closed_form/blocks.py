@@ -8,16 +8,21 @@ Phi^, and so are its rows and columns of G and its rows of H: striking a block m
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats
+from sifu.theory.arrays import Floats, Integers
+from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.draws import base_key, scores
+
+Part = tuple[int, ...]
+"""A part of (G, H, n, q) by the groups whose networks it went through: none, one, or two in ascending order."""
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,91 @@ def is_struck(statistics: Statistics, blocks: Blocks, group: int) -> bool:
     columns = blocks.columns(group)
     parts = (statistics.gram[columns, :], statistics.gram[:, columns], statistics.cross[columns])
     return not any(bool(np.any(part)) for part in parts)
+
+
+def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
+    """The parts that statistics through the networks of `groups` have: striking a group drops those that name it.
+
+    >>> parts_through([0, 2])
+    ((), (0,), (2,), (0, 2))
+    """
+    ordered = sorted(groups)
+    return ((), *((group,) for group in ordered), *itertools.combinations(ordered, 2))
+
+
+def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
+    """How many words a part has; all of them together have as many as the statistics.
+
+    >>> fixed, blocks = FixedPoint(features=8, outputs=2), Blocks(frozen=4, block=2, count=2)
+    >>> [words_of_part(fixed, blocks, part) for part in parts_through([0, 1])]
+    [27, 17, 17, 4]
+    """
+    public, block = blocks.frozen + 1, blocks.block
+    if not part:
+        return public * (public + 1) // 2 + public * fixed.outputs + 2
+    return block * (public + fixed.outputs) + block * (block + 1) // 2 if len(part) == 1 else block * block
+
+
+def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
+    """The words of one part: no number that went through the network of another group is among them.
+
+    () has the lower triangle of G and the rows of H of the public features and the constant, n and q; (g,) the rows of
+    block g in the columns of those, its lower triangle and its rows of H; (g, h) the rows of h in the columns of g.
+    """
+    gram, cross = statistics.gram, statistics.cross
+    if len(part) == 2:
+        return gram[blocks.columns(part[1]), blocks.columns(part[0])].ravel()
+    public = _public(blocks)
+    if not part:
+        triangle = gram[np.ix_(public, public)][np.tril_indices(public.size)]
+        return np.concatenate([triangle, cross[public].ravel(), [statistics.samples, statistics.target_energy]])
+    rows = gram[blocks.columns(part[0])]
+    triangle = rows[:, blocks.columns(part[0])][np.tril_indices(blocks.block)]
+    return np.concatenate([rows[:, public].ravel(), triangle, cross[blocks.columns(part[0])].ravel()])
+
+
+def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) -> Statistics:
+    """The statistics whose parts these are; what is in none of them is zero.
+
+    >>> from sifu.theory.closed_form import statistics_of
+    >>> fixed, blocks = FixedPoint(features=3, outputs=1), Blocks(frozen=1, block=1, count=2)
+    >>> data = statistics_of(fixed, np.array([[1.0, 2.0, 3.0]]), np.array([[1.0]]))
+    >>> left = {part: cut(data, blocks, part) for part in parts_through([1])}
+    >>> joined(fixed, blocks, left) == strike(data, blocks, [0])
+    True
+    """
+    gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
+    cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
+    samples, energy, public = 0, 0, _public(blocks)
+    for part, words in parts.items():
+        if words.size != words_of_part(fixed, blocks, part):
+            raise InputError(
+                f"part {part} of statistics has {words.size} words, not {words_of_part(fixed, blocks, part)}"
+            )
+        if not part:
+            split = public.size * (public.size + 1) // 2
+            gram[np.ix_(public, public)] = _symmetric(public.size, words[:split])
+            cross[public] = words[split:-2].reshape(public.size, fixed.outputs)
+            samples, energy = int(words[-2]), int(words[-1])
+            continue
+        own, block = blocks.columns(part[0]), blocks.block
+        if len(part) == 2:
+            rows = words.reshape(block, block)
+            gram[blocks.columns(part[1]), own], gram[own, blocks.columns(part[1])] = rows, rows.T
+            continue
+        beside, split = block * public.size, block * public.size + block * (block + 1) // 2
+        gram[own, public], gram[public, own] = (rows := words[:beside].reshape(block, public.size)), rows.T
+        gram[own, own] = _symmetric(block, words[beside:split])
+        cross[own] = words[split:].reshape(block, fixed.outputs)
+    return Statistics(fixed, gram, cross, samples, energy)
+
+
+def _public(blocks: Blocks) -> Integers:
+    """The places of the public network's features and of the constant."""
+    return np.append(np.arange(blocks.frozen), blocks.features)
+
+
+def _symmetric(size: int, triangle: Integers) -> Integers:
+    lower = np.zeros((size, size), dtype=np.int64)
+    lower[np.tril_indices(size)] = triangle
+    return lower + np.tril(lower, -1).T
