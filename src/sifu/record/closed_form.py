@@ -7,7 +7,7 @@ when somebody came. Whoever does not answer is absent from the head, and is in t
 
 Where groups tune the network, statistics are those of features through the networks at hand (docs/theory.md, section
 15.5). Those of other networks are of no use: a merge with a rebuilt network takes one round of statistics of everyone.
-Of blocks only the parts that went through the rebuilt network are asked for; the others are at hand.
+Of blocks only the parts that went through the rebuilt network are asked for; the others are kept.
 """
 
 from __future__ import annotations

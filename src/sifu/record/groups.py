@@ -84,7 +84,7 @@ def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
 
 
 def own_statistics(view: RunView) -> OwnStatistics:
-    """The clients' own statistics of features through the networks at hand."""
+    """The clients' own statistics of features through the networks that are there."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
     networks = {row.grp: row.node for row in trunks_at_hand(view.reader)} if spec.is_tuned else {}

@@ -44,7 +44,7 @@ def sum_left(
 ) -> SumLeft | None:
     """What takes the place of the sum if it is erased: the sum without those who left and without struck blocks.
 
-    A sum is made without a client by subtraction, so the client's own statistics must be at hand, all parts of them.
+    A sum is made without a client by subtraction, so all parts of the client's own statistics must be there.
     """
     rows = list(stored)
     whole = next((row for row in rows if row.is_sum), None)

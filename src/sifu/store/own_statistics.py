@@ -45,7 +45,7 @@ class OwnStatistics:
         return WHOLE if self.blocks is None else parts_through(self.networks if groups is None else groups)
 
     def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """Those of `parts` that are not at hand."""
+        """Those of `parts` that are not kept."""
         own = self.rows.get(client, {})
         return tuple(part for part in parts if part not in own)
 
