@@ -183,9 +183,9 @@ def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) ->
             rows = words.reshape(block, block)
             gram[blocks.columns(part[1]), own], gram[own, blocks.columns(part[1])] = rows, rows.T
             continue
-        beside, split = block * public.size, block * public.size + block * (block + 1) // 2
-        gram[own, public], gram[public, own] = (rows := words[:beside].reshape(block, public.size)), rows.T
-        gram[own, own] = _symmetric(block, words[beside:split])
+        first, split = block * public.size, block * public.size + block * (block + 1) // 2
+        gram[own, public], gram[public, own] = (rows := words[:first].reshape(block, public.size)), rows.T
+        gram[own, own] = _symmetric(block, words[first:split])
         cross[own] = words[split:].reshape(block, fixed.outputs)
     return Statistics(fixed, gram, cross, samples, energy)
 
