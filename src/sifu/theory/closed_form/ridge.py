@@ -133,9 +133,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
     if samples < 1:
         raise InputError("nobody is left: cross-validation needs the statistics of at least one sample")
     gram, cross = _scaled(statistics)
-    live = np.flatnonzero(
-        np.diagonal(gram)
-    )  # features that are zero in every sample, as struck blocks are, cost nothing
+    live = np.flatnonzero(np.diagonal(gram))  # without features that are zero in every sample, as struck blocks are
     if live.size < fixed.width:
         gram, cross = gram[np.ix_(live, live)], cross[live]
     energy = math.ldexp(statistics.target_energy, -2 * fixed.target_bits)
