@@ -37,10 +37,10 @@ from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
-from sifu.methods.ways import plan_request
+from sifu.methods.request_plan import plan_request
 from sifu.planning.plan import Plan
+from sifu.record.other_world import retrain_unrecorded
 from sifu.record.run_view import RunView
-from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.given_terms import make_terms
 from sifu_paper.provenance import commit
 

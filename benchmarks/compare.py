@@ -148,7 +148,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             measured[place] = judge(measured[place], plain, setting)
     peaks: list[dict[str, float]] = []
     for repeat in range(chosen.repeats):
-        peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py"), "--peaks"]))
+        peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py")]))
         for name in chosen.workloads:
             # Another one goes first each time, so that nobody always follows the same neighbour.
             turn = repeat % len(contestants)

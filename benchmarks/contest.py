@@ -1,4 +1,4 @@
-"""What all contestants share: the networks, the stopwatch that also checks their work, and their command line.
+"""What all contestants share: the stopwatch that also checks their work, and their command line.
 
 A contestant is a script with a function `run(workload, watch, threads)` that trains round after round and calls
 `watch.round_done(parameters)` after each until it returns False. It prints one line of JSON. numpy and torch only.
@@ -21,56 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from workloads import Setting, Workload, read
+from workloads import Setting, Workload, network, read
 
 Parameters = Callable[[], Sequence[Any]]
 WARM_UP, LEAST_ROUNDS = 3, 3
-
-
-class Softmax(nn.Module):
-    """Softmax regression; counts the samples it is trained on."""
-
-    seen = 0
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(features, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
-        type(self).seen += len(x)
-        return self.linear(x)
-
-
-class ConvNet(nn.Module):
-    """The CIFAR-10 network of the paper; counts the samples it is trained on."""
-
-    seen = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
-        self.hidden, self.scores = nn.Linear(1024, 64), nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
-        type(self).seen += len(x)
-        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
-        x = functional.relu(self.conv3(x)).flatten(1)
-        return self.scores(functional.relu(self.hidden(x)))
-
-
-def network(setting: Setting, *, seed: int = 0) -> nn.Module:
-    """The network of a setting: A starts from zeros, B at random."""
-    if setting.name == "A":
-        module = Softmax(setting.shape[0])
-        for parameter in module.parameters():
-            nn.init.zeros_(parameter)
-        return module
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ConvNet()
 
 
 def load(module: nn.Module, parameters: Sequence[Any]) -> nn.Module:

@@ -42,10 +42,10 @@ from sifu.api import Run, open_run, train
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.launch.federation import engine_from_spec
-from sifu.methods.noised import noised_model
+from sifu.methods.base import noised_model
 from sifu.planning.plan import Plan
+from sifu.record.other_world import retrain_unrecorded
 from sifu.record.run_view import RunView
-from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu_paper.provenance import commit
 
 GRID = 12

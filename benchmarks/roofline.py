@@ -1,12 +1,10 @@
 """What the hardware would allow: operations and bytes of a round against measured sgemm and memory speed.
 
-python benchmarks/roofline.py            print the peaks, and the roofline of the last results
-python benchmarks/roofline.py --peaks    measure the peaks only, one line of JSON
+python benchmarks/roofline.py    measure the peaks, one line of JSON; `summary.py` prints the roofline
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -112,18 +110,5 @@ def peaks() -> dict[str, float]:
     return {"sgemm_flops": flops, "bytes_a_second": 3 * 4 * a.numel() / seconds}
 
 
-def main() -> None:
-    """Print the peaks, or the roofline of the last results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peaks", action="store_true", help="measure the peaks only")
-    if parser.parse_args().peaks:
-        print(json.dumps(peaks()))
-        return
-    from summary import machines, read_results, results_of, roofline_rows, show
-
-    for machine in machines():
-        show(f"Roofline of {machine}", *roofline_rows(read_results(results_of(machine))))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(peaks()))

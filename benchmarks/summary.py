@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from environments import ROOT
+from roofline import WORK
+from workloads import SETTINGS
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -133,8 +135,6 @@ def headline_rows(results: Results) -> tuple[list[str], Rows]:
 
 def roofline_rows(results: Results) -> tuple[list[str], Rows]:
     """Operations and bytes of a round, the rounds a second they allow at most, and how near the fastest of ours is."""
-    from roofline import WORK
-
     heads = ["workload", "form", "GFLOP", "MB", "FLOP/byte", "limit", "rounds/s at most", "ours of it"]
     rows: Rows = []
     if not results.peaks:
@@ -222,8 +222,6 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _title(workload: str) -> str:
-    from workloads import SETTINGS
-
     return SETTINGS[workload].title
 
 

@@ -1,6 +1,6 @@
 """The two workloads of the comparison, and the file each contestant reads: data, first model, who takes part when.
 
-Only numpy is needed to read a workload; making one needs sifu and torch. Every contestant gets the same file, so
+numpy and torch are enough to read a workload; making one needs sifu. Every contestant gets the same file, so
 they start from the same model, see the same samples and train the same clients in the same rounds.
 """
 
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 SCHEDULED_ROUNDS = 1000
 SEED = 2024
@@ -91,10 +94,54 @@ class Workload:
         return [int(client) for client in self.schedule[round_number % len(self.schedule)]]
 
 
+class Softmax(nn.Module):
+    """Softmax regression; counts the samples it is trained on."""
+
+    seen = 0
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        type(self).seen += len(x)
+        return self.linear(x)
+
+
+class ConvNet(nn.Module):
+    """The CIFAR-10 network of the paper; counts the samples it is trained on."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
+        self.hidden, self.scores = nn.Linear(1024, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        type(self).seen += len(x)
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.conv3(x)).flatten(1)
+        return self.scores(functional.relu(self.hidden(x)))
+
+
+def network(setting: Setting, *, seed: int = 0) -> nn.Module:
+    """The network of a setting: A starts from zeros, B at random."""
+    if setting.name == "A":
+        module = Softmax(setting.shape[0])
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+        return module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ConvNet()
+
+
 def make(setting: Setting, folder: str | None = None) -> Workload:
     """Real data from `folder` (or where sifu looks for them), synthetic data of the same shape otherwise."""
-    from contest import network
-
     from sifu.errors import InputError
 
     generator = np.random.default_rng(SEED)

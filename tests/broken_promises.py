@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import sifu.methods.base as noised
 import sifu.methods.groups as groups_method
-import sifu.methods.noised as noised
 import sifu.record.run_view as run_view
 import sifu.requests.certification as certification
 from claims_against_truth import Findings

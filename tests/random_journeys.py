@@ -26,7 +26,7 @@ import numpy as np
 from torch import nn
 
 import sifu
-import sifu.methods.noised as noised
+import sifu.methods.base as noised
 from sifu.api.given import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position

@@ -96,11 +96,11 @@ def test_groups_are_replayed_in_both_worlds(tmp_path: Path) -> None:
 
 def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a merge that keeps the model of the client's own group."""
-    from sifu.record import groups
+    from sifu.record import group_state
 
     spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "never"}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")
-    monkeypatch.setattr(groups, "is_hit", lambda row, clients: False)
+    monkeypatch.setattr(group_state, "is_hit", lambda row, clients: False)
     run.forget(["client-001"], method="groups")
     monkeypatch.undo()
     report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from contest import ConvNet
 from roofline import ACTIVATIONS, WORK
 from summary import PAGE, Measured, Results, headline_rows, read_results, results_of
 from torch.utils.flop_counter import FlopCounterMode
-from workloads import B
+from workloads import B, ConvNet
 
 
 def medians(machine: str, workload: str) -> dict[str, float]:

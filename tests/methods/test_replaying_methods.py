@@ -18,7 +18,7 @@ from run_tools import copy_run, files_of, query, scalars, sigma_for, small_spec,
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods import stored_updates as replay
 from sifu.methods.registry import METHODS
-from sifu.record.progress import Progress
+from sifu.record.training import Progress
 from sifu.theory.history import ActivePath
 
 REPLAYING = ("fed_eraser", "fed_accum")
@@ -138,10 +138,10 @@ def test_the_oracle_tells_a_wrong_method_apart(tmp_path: Path, change: str, monk
     if change == "weights of everyone":
         right = replay.move
         monkeypatch.setattr(
-            "sifu.methods.fed_eraser.move", lambda view, model, updates: 0.8 * right(view, model, updates)
+            "sifu.methods.stored_updates.move", lambda view, model, updates: 0.8 * right(view, model, updates)
         )
     if change == "the client stays":
-        monkeypatch.setattr("sifu.methods.fed_eraser.clients_gone", lambda view, terms: set())
+        monkeypatch.setattr("sifu.methods.stored_updates.clients_gone", lambda view, terms: set())
     if change == "the client stays":
         run.forget(["c1"], method="fed_eraser")
         # The verifier needs no oracle for this one.

@@ -25,7 +25,7 @@ from sifu.data.federation import ClientData
 from sifu.errors import InputError
 from sifu.launch.federation import engine_from_spec
 from sifu.record import group_training
-from sifu.record.groups import trunks_at_hand, use_trunks
+from sifu.record.group_state import trunks_at_hand, use_trunks
 from sifu.requests import statistics_erasure
 from sifu.requests.kept_figures import RANDOM
 from sifu.store.own_statistics import OwnStatistics

@@ -16,10 +16,9 @@ from run_tools import copy_run, small_spec
 from sifu.core.engine import Position
 from sifu.planning.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
 from sifu.planning.learning_curve import ErrorCurve, LearningCurve
-from sifu.planning.measure import rise_of_loss
-from sifu.record.evaluations import ACTIVE
+from sifu.planning.measure import rise_of_loss, rises_of_loss
 from sifu.record.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
-from sifu.record.run_view import RunView
+from sifu.record.run_view import ACTIVE, RunView
 
 SPEC = small_spec(
     data={"clients": 40, "samples_per_client": 10}, local={"steps": 5}, stop={"target": 0.93, "max_rounds": 300}
@@ -88,7 +87,7 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
 def rise_of(folder: Path, sigma: float) -> float:
     """The rise of the loss by noise of a size, as a forecast of the run knows it."""
     view = RunView(sifu.open_run(folder).reader())
-    return rise_of_loss(Forecast(view).first, view.parameters, sigma)
+    return rise_of_loss(rises_of_loss(Forecast(view).first), sigma)
 
 
 def test_a_rehearsal_measures_the_trace_of_the_hessian() -> None:
@@ -134,10 +133,15 @@ def without_rows(run: Path, folder: Path, subset: str) -> Path:
     return folder
 
 
-def test_without_a_rehearsal_there_is_a_formula(trained: Path, tmp_path: Path) -> None:
+def test_without_a_rehearsal_there_is_no_prediction_of_noise(trained: Path, tmp_path: Path) -> None:
     folder = without_rows(trained, tmp_path / "unrehearsed", "noise:%")
-    assert rise_of(folder, 0.05) == pytest.approx(rise_of(trained, 0.05), rel=1.0)
-    assert rise_of(folder, 0.1) == pytest.approx(4.0 * rise_of(folder, 0.05))
+    without = Forecast(RunView(sifu.open_run(without_rows(folder, tmp_path / "bare", "healing:%")).reader()))
+    rehearsed = Forecast(RunView(sifu.open_run(trained).reader()))
+    tip = rehearsed.view.path.tip
+    assert rehearsed.expected(tip, 0.05) < math.inf
+    assert without.predict(tip, 0.05) is None
+    assert without.expected(tip, 0.05) == math.inf
+    assert without.expected(0, 0.0) < math.inf  # without noise the recorded curve is enough
 
 
 @pytest.mark.parametrize("rounds_rehearsed", [True, False])

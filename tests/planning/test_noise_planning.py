@@ -17,9 +17,8 @@ from run_tools import copy_run, small_spec, state
 from sifu.api.advice import advise
 from sifu.core.spec import Spec
 from sifu.planning.budgets import influence
-from sifu.planning.forecast import Forecast
+from sifu.planning.forecast import Forecast, Prediction
 from sifu.planning.noise_choice import SIGMA_LADDER, on_ladder
-from sifu.planning.prediction import Prediction
 from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import is_allowed

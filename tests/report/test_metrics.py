@@ -16,7 +16,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, small_spec
 from sifu.errors import InputError
-from sifu.record.evaluations import ACTIVE
+from sifu.record.run_view import ACTIVE
 from sifu.report.metrics import MetricsLog, write_metrics
 from sifu.report.metrics.files import crc32c
 from sifu.report.metrics.mlflow_log import MlflowLog
@@ -196,12 +196,12 @@ def test_mlflow_gets_everything_once(trained_run: Path, tmp_path: Path, monkeypa
 def test_without_a_terminal_long_work_says_a_line_from_time_to_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sifu.cli import progress
-    from sifu.record.progress import Progress
+    from sifu.cli import output
+    from sifu.record.training import Progress
 
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.RoundsProgress(quiet=True) as bar:
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    with output.RoundsProgress(quiet=True) as bar:
         for number in range(1, 91):
             now[0] = float(number)
             bar(Progress("training", number, 0.5, 0.95, 1000))

@@ -13,8 +13,7 @@ import pytest
 
 import sifu
 from run_tools import scalars, small_spec
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress
+from sifu.record.training import Progress, uninterrupted
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),

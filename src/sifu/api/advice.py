@@ -42,8 +42,8 @@ from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
-from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback
 from sifu.store.client_accuracy import read_held_out
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation

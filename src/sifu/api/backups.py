@@ -10,8 +10,8 @@ from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, RunDamagedError
-from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
 from sifu.requests.erasure import forgetting_models
 from sifu.requests.statistics_erasure import statistics_to_erase
 from sifu.store import keys

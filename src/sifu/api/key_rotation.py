@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
-from sifu.record.interrupts import uninterrupted
+from sifu.record.training import uninterrupted
 from sifu.store import keys
 from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, unsigned_tail
 from sifu.store.clock import CLOCK_SET

@@ -26,10 +26,9 @@ from sifu.core.spec import RIDGE
 from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.launch.federation import way_to_go_on
 from sifu.launch.recorded_clients import clients_of_file, files_of_joined
-from sifu.record.closed_form import RecordedSolve
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import ProgressCallback
+from sifu.record.closed_form_round import RecordedSolve
 from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback, uninterrupted
 from sifu.requests.copies_elsewhere import note_export
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker

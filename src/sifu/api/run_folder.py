@@ -25,7 +25,7 @@ from sifu.launch.devices import check_repeats
 from sifu.launch.federation import FLOWER, clients_from_spec, engine_from_spec
 from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.launch.recorded_clients import Arranged, arranged_clients
-from sifu.record.groups import use_trunks_of_head
+from sifu.record.group_state import use_trunks_of_head
 from sifu.record.other_world import EngineWithout
 from sifu.record.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out

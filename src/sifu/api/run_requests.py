@@ -18,11 +18,11 @@ from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.launch.federation import TABLE
 from sifu.launch.recorded_clients import rows_of_identities
-from sifu.methods.ways import plan_request
+from sifu.methods.request_plan import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
-from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback
 from sifu.requests.approvals import approvals_needed, check_approved, unapproved
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
 from sifu.requests.given_terms import check_level, make_terms

@@ -26,8 +26,8 @@ from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, check_repeats, facts_of, on_device
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
-from sifu.record.progress import ProgressCallback
 from sifu.record.regularities import Regularities
+from sifu.record.training import ProgressCallback
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter

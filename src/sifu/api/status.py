@@ -20,10 +20,9 @@ from sifu.core.spec import RIDGE
 from sifu.core.waiting import LATE
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
-from sifu.record.evaluations import ACTIVE
 from sifu.record.everyones_psi import track_everyone, with_earlier_names
-from sifu.record.groups import has_groups, members_now, models_at_hand
-from sifu.record.run_view import RunView
+from sifu.record.group_state import has_groups, members_now, models_at_hand
+from sifu.record.run_view import ACTIVE, RunView
 from sifu.requests.approvals import Approvals, approvals_of, unapproved
 from sifu.requests.cost import Cost, cost_of
 from sifu.requests.deadlines import deadline_of, is_overdue

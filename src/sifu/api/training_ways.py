@@ -40,7 +40,7 @@ from sifu.launch.federation import (
 )
 from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
-from sifu.planning.first_training import FirstTraining
+from sifu.planning.learning_curve import FirstTraining
 from sifu.record.run_view import RunView
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS

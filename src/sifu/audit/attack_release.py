@@ -27,8 +27,8 @@ from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.launch.recorded_clients import arranged_clients
+from sifu.record.other_world import retrain_unrecorded
 from sifu.record.run_view import RunView
-from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.certification import RecordedRequest
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders

@@ -25,8 +25,7 @@ from sifu.audit.releases import Replays
 from sifu.audit.run_audit import audit_run
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.noised import noised_model
+from sifu.methods.base import Method, Start, noised_model
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan

@@ -23,8 +23,7 @@ from sifu.audit import (
     audit_run,
     run_controls,
 )
-from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
-from sifu.cli.progress import ShownBar
+from sifu.cli.output import ShownBar, err, level_text, names_text, number, out, percent, print_json, table
 from sifu.core.ledger import plain_values
 from sifu.errors import InputError
 from sifu.store.database import DATABASE

@@ -9,9 +9,8 @@ from typing import Any
 
 from sifu.api import Outcome, train
 from sifu.cli.commands import outcome_values, outcomes_table
-from sifu.cli.output import out, percent, print_json
+from sifu.cli.output import RoundsProgress, out, percent, print_json
 from sifu.cli.plans import print_plan
-from sifu.cli.progress import RoundsProgress
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 

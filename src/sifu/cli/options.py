@@ -1,14 +1,18 @@
-"""Options that several commands share."""
+"""Options that several commands share, the terms of a request among them."""
 
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Device, Precision
+from sifu.choices import Device, Precision, SigmaChoice, Term, terms_on_offer
+from sifu.errors import InputError
 
 
 class Format(enum.StrEnum):
@@ -45,3 +49,117 @@ DeviceOption = Annotated[
     Device, typer.Option("--device", help="Where to compute; auto takes a GPU where there is one and it pays.")
 ]
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precision of networks on a GPU.")]
+
+
+def _parse_sigma(text: str) -> Any:
+    from sifu.core.request_terms import parse_sigma
+
+    return parse_sigma(text)
+
+
+def _complete_method(start: str) -> list[str]:
+    from sifu.core.method_info import METHOD_INFOS
+
+    return [name for name in ("auto", *METHOD_INFOS) if name.startswith(start)]
+
+
+def _option(name: str, kind: Any, about: Term) -> Any:
+    flag = f"--{name.replace('_', '-')}"
+    if kind is SigmaChoice:
+        return Annotated[str | None, typer.Option(flag, help=about.help, metavar="auto|X", parser=_parse_sigma)]
+    return Annotated[
+        kind | None,
+        typer.Option(
+            flag,
+            help=about.help,
+            show_default=about.default or True,
+            autocompletion=_complete_method if name == "method" else None,
+        ),
+    ]
+
+
+TERM_OPTIONS: dict[str, Any] = {
+    name: _option(name, term.kind, term.about) for name, term in terms_on_offer().items() if name != "records"
+}
+"""An option for each term: one that is not given is None, and the run's spec decides. Records come in a file."""
+
+
+def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
+    """Put the options of a request's terms in the place of the command's parameter `terms`.
+
+    The command is called with a `TermsGiven` that holds only the terms that were given.
+    """
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if parameter.name == "terms":
+            parameters += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                for name, annotation in TERM_OPTIONS.items()
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def with_terms(**values: Any) -> None:
+        given = {name: values.pop(name) for name in TERM_OPTIONS}
+        command(terms={name: value for name, value in given.items() if value is not None}, **values)
+
+    with_terms.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_terms.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_terms
+
+
+def flags(terms: Any) -> str:
+    """The options by which terms were given: `--epsilon, --max-rounds`."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in terms)
+
+
+def client_names(clients: str) -> list[str]:
+    """The names in `--clients A,B`."""
+    return [name.strip() for name in clients.split(",") if name.strip()]
+
+
+RecordsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--records",
+        help="Only these records of the one client, which stays: A,B,... or a text file with one per line. Each is an "
+        "identity where the spec has data.id, else a row number counted from 0 in the data of this client.",
+        metavar="FILE|A,B",
+    ),
+]
+
+
+def read_records(text: str, by_identity: bool) -> list[int | str]:
+    """The records that `--records` names; which of them the client has is checked against the run.
+
+    >>> read_records("P0001,P0002", by_identity=True), read_records("3,5", by_identity=False)
+    (['P0001', 'P0002'], [3, 5])
+    """
+    path = Path(text)
+    entries = _lines(path) if path.is_file() else [(f"{entry!r}", entry) for entry in text.split(",")]
+    records = [_record(where, entry.strip(), by_identity) for where, entry in entries if entry.strip()]
+    if not records:
+        raise InputError(f"--records {text[:80]!r} names no record: write one per line in a file, or A,B,...")
+    return records
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a text file: write one record per line") from error
+    return [(f"line {number} of {path}", line.partition("#")[0]) for number, line in enumerate(lines, start=1)]
+
+
+def _record(where: str, entry: str, by_identity: bool) -> int | str:
+    if by_identity:
+        return entry
+    if not (entry.isascii() and entry.isdecimal() and len(entry) < 16):
+        raise InputError(
+            f"{where} is {entry[:40]!r}, which is not a row number counted from 0. Identities need a column for them "
+            "(data.id of the spec); a file of that name does not exist"
+        )
+    return int(entry)

@@ -14,7 +14,7 @@ from rich.table import Table
 from sifu.api import Advice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
-from sifu.cli.ways import print_ways, seconds_text, size_text, ways_values
+from sifu.cli.ways_table import print_ways, seconds_text, size_text, ways_values
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count

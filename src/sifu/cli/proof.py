@@ -1,4 +1,4 @@
-"""`sifu verify|audit|client-audit`: recompute what was certified, and try to break it."""
+"""`sifu verify|audit|client-audit|evidence`: recompute what was certified, try to break it, hand it over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import AllOption, DataOption, Format, FormatOption, PublicKeyOption, note_run
+from sifu.cli.options import (
+    AllOption,
+    DataOption,
+    Format,
+    FormatOption,
+    PublicKeyOption,
+    RequestArgument,
+    RunArgument,
+    note_run,
+)
 from sifu.errors import InputError, VerificationError
 
 SHORT_NOTES = 3
@@ -172,3 +181,25 @@ def client_audit(
 
     as_json = format is Format.json
     audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, witness or [], as_json)
+
+
+def evidence(
+    run: RunArgument,
+    request: RequestArgument,
+    output: Annotated[Path, typer.Option("--out", "--output", help="The zip file to write.", metavar="FILE.zip")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write the evidence of a finished request into one file to hand over; needs the key. Exit code 3 if it is wrong.
+
+    The public certificate, a signed statement, signed heads of the ledger, a page to print, and all that is needed to
+    check it again without you. Nothing of other clients, no private key. The run is verified first.
+    """
+    from sifu.cli.output import tell
+    from sifu.report import write_evidence
+
+    path = write_evidence(run, request, output)
+    tell(
+        format,
+        {"evidence": str(path), "request": request},
+        f"Wrote {path}. It may be handed out: it holds nothing of other clients and no private key.",
+    )

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
     AllOption,
     DataOption,
@@ -19,6 +18,7 @@ from sifu.cli.options import (
     SetOption,
     note_run,
 )
+from sifu.cli.training_metrics import MetricsOption, warn
 from sifu.errors import InputError
 
 
@@ -104,7 +104,7 @@ def train(
     from sifu.api import load_spec
     from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
-    from sifu.cli.progress import RoundsProgress
+    from sifu.cli.output import RoundsProgress
     from sifu.record.run_view import RunView
     from sifu.report.metrics import MetricsLog
 
@@ -137,8 +137,7 @@ def rebuild(
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.api import open_run
-    from sifu.cli.output import tell
-    from sifu.cli.progress import RoundsProgress
+    from sifu.cli.output import RoundsProgress, tell
 
     with RoundsProgress(quiet=format is Format.json) as progress:
         count = open_run(run, data_folder=data, device=device).rebuild(progress)
@@ -163,8 +162,7 @@ def join(
     interruption.
     """
     from sifu.api import open_run
-    from sifu.cli.output import names_text, tell
-    from sifu.cli.progress import RoundsProgress
+    from sifu.cli.output import RoundsProgress, names_text, tell
 
     with RoundsProgress(quiet=format is Format.json) as progress:
         joined = open_run(run, data_folder=data).join(progress, file=file, name=client)

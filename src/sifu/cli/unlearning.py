@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from sifu.choices import TermsGiven
-from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
     ActorOption,
     AllOption,
@@ -17,11 +16,15 @@ from sifu.cli.options import (
     Format,
     FormatOption,
     PrecisionOption,
+    RecordsOption,
     RunArgument,
     SetOption,
+    client_names,
+    flags,
+    read_records,
+    takes_terms,
 )
-from sifu.cli.records_file import RecordsOption, read_records
-from sifu.cli.terms import client_names, flags, takes_terms
+from sifu.cli.training_metrics import MetricsOption, warn
 from sifu.errors import InputError
 
 ClientsOption = Annotated[
@@ -42,8 +45,8 @@ def advise(
     """
     from sifu.api import load_spec
     from sifu.api.advice import advise as advice_for
+    from sifu.cli.output import RoundsProgress
     from sifu.cli.plans import show_advice
-    from sifu.cli.progress import RoundsProgress
 
     if spec.is_dir():
         raise InputError(f"{spec} is a folder: sifu advise takes a spec, from before training (sifu init writes one)")
@@ -167,7 +170,7 @@ def forget(
     """
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
-    from sifu.cli.progress import RoundsProgress
+    from sifu.cli.output import RoundsProgress
     from sifu.report.metrics import MetricsLog
 
     _add_records(terms, clients, records, run)

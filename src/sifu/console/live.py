@@ -11,8 +11,8 @@ from typing import Any
 
 from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
-from sifu.record.evaluations import ACTIVE
-from sifu.record.progress import expected_rounds
+from sifu.record.run_view import ACTIVE
+from sifu.record.training import expected_rounds
 from sifu.requests.deadlines import pending_requests
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.known_keys import check_known_key

@@ -18,11 +18,11 @@ from sifu.core.premises import Premise, before_training_premises, group_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Method, Start
-from sifu.methods.plans import plan_from
+from sifu.methods.plan_parts import plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.group_healing import predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.record.groups import (
+from sifu.record.group_state import (
     REBUILT,
     are_apart,
     has_groups,

@@ -15,8 +15,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, chosen_noise_premise
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Start
-from sifu.methods.noised import noised_model
+from sifu.methods.base import Start, noised_model
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan

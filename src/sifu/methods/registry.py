@@ -8,14 +8,13 @@ from sifu.errors import InputError
 from sifu.methods.base import Method
 from sifu.methods.closed_form import ClosedForm
 from sifu.methods.dp import Dp
-from sifu.methods.fed_accum import FedAccum
-from sifu.methods.fed_eraser import FedEraser
 from sifu.methods.fine_tuning import FineTuning
 from sifu.methods.groups import Groups
 from sifu.methods.last import Last
 from sifu.methods.noisy_scratch import NoisyScratch
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
+from sifu.methods.stored_updates import FedAccum, FedEraser
 from sifu.record.run_view import RunView
 
 METHODS: dict[str, type[Method]] = {

@@ -11,7 +11,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, level_of, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
-from sifu.methods.plans import plan_from
+from sifu.methods.plan_parts import plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.record.run_view import RunView

@@ -14,15 +14,12 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.noised import noised_model, planned_charges
-from sifu.methods.plans import plan_from
+from sifu.methods.base import Method, Start, noised_model, planned_charges
+from sifu.methods.plan_parts import plan_from
 from sifu.planning.budgets import budget_lines, outlook
-from sifu.planning.forecast import Forecast
+from sifu.planning.forecast import Forecast, Prediction, predicted_rounds
 from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
-from sifu.planning.plan import Plan
-from sifu.planning.prediction import Prediction, predicted_rounds
-from sifu.planning.units import both_units
+from sifu.planning.plan import Plan, both_units
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Choice, choose_node, largest_psi

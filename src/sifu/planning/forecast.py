@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -29,12 +30,50 @@ import numpy as np
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import evaluation_interval
 from sifu.core.spec import LINEAR_KINDS
-from sifu.planning.first_training import FirstTraining
+from sifu.planning.learning_curve import FirstTraining
 from sifu.planning.measure import Measure, measure_of
-from sifu.planning.prediction import Prediction
 from sifu.record.run_view import RunView
 from sifu.store.client_accuracy import read_standing
 from sifu.theory.arrays import Floats
+
+TAIL = 0.1
+"""The interval of a prediction leaves out this share of its own quantiles on either side."""
+LEAST_WIDTH = 1.2
+"""The interval reaches at least this factor either way: other clients, perhaps another initial model."""
+LARGEST = 1e9
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Rounds to the target, and an interval around them."""
+
+    rounds: int
+    low: int
+    high: int
+
+    @staticmethod
+    def of(times: Floats) -> Prediction:
+        """From equally likely times; one round more or less is always possible."""
+        mean, low, high = (
+            min(float(value), LARGEST)
+            for value in (times.mean(), np.quantile(times, TAIL), np.quantile(times, 1.0 - TAIL))
+        )
+        return Prediction(
+            max(1, round(mean)),
+            max(1, math.floor(min(low, mean / LEAST_WIDTH) - 0.5)),
+            math.ceil(max(high, mean * LEAST_WIDTH) + 0.5),
+        )
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """From the lowest to the highest."""
+        return self.low, self.high
+
+
+def predicted_rounds(prediction: Prediction | None) -> int | None:
+    """The rounds of a prediction, if there is one."""
+    return None if prediction is None else prediction.rounds
+
 
 LUCK = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
 """Equally likely quantiles of f - 1, in standard deviations."""
@@ -70,7 +109,7 @@ class Forecast:
         """What is followed until it falls to its target; None where nothing falls."""
         model, regularity = self.view.spec.model.kind, self.view.spec.regularity.kind
         linear = model in LINEAR_KINDS or (model == "python" and regularity == "measured")
-        return measure_of(self.first, self._target, self.view.parameters, linear)
+        return measure_of(self.first, self._target, linear)
 
     @cached_property
     def _ahead(self) -> Floats:

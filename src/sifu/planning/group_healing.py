@@ -16,8 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from sifu.planning.forecast import Forecast
-from sifu.planning.prediction import Prediction
+from sifu.planning.forecast import Forecast, Prediction
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 

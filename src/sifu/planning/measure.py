@@ -8,9 +8,7 @@ that did not answer alike, regression) is followed by its loss, more roughly:
 
 with F(k) the share of a disturbance that k rounds of the first training leave (`LearningCurve.left`), and rise the
 rehearsed rise of the loss; past T, on a model of c rounds, T / c times that, as margins grow. Where nothing was
-rehearsed at all, a law fitted to digits (docs/noise.md) stands in for the rise:
-
-    rise(sigma) = 0.15 (650 / d)^0.65 (f(0) - floor) sigma^2 d / ||theta_T - theta_0||^2.
+rehearsed there is no prediction.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.planning.first_training import FirstTraining
+from sifu.planning.learning_curve import FirstTraining
 from sifu.planning.noise_healing import Healing
 from sifu.record.rehearsal import healed_noise
 from sifu.theory.arrays import Floats
@@ -34,7 +32,6 @@ SPREAD_OF_LAW = 0.3
 """How far the harm of a run's own noise lies off the law, whatever the size: added to that of luck in squares."""
 SPREAD_UNREHEARSED = 0.7
 """The same, whatever the size, where no rounds were rehearsed."""
-RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,11 @@ class Measure:
     spread: Callable[[float], float]
 
 
-def measure_of(first: FirstTraining, target: float, parameters: int, linear: bool) -> Measure | None:
-    """Wrong predictions where rounds were rehearsed, else the loss; None where the loss does not fall."""
+def measure_of(first: FirstTraining, target: float, linear: bool) -> Measure | None:
+    """Wrong predictions where rounds were rehearsed, else the loss; None where neither tells anything."""
     if first.losses is None:
         return None
-    return _measure_of_errors(first, target, linear) or _measure_of_loss(first, parameters)
+    return _measure_of_errors(first, target, linear) or _measure_of_loss(first)
 
 
 def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Measure | None:
@@ -90,29 +87,28 @@ def _healing(first: FirstTraining, linear: bool) -> Healing | None:
     return Healing.of(healed_noise(first.evaluations), rises, samples, first.losses, linear)
 
 
-def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:
-    curve = first.losses
-    if curve is None:
+def _measure_of_loss(first: FirstTraining) -> Measure | None:
+    curve, rises = first.losses, rises_of_loss(first)
+    if curve is None or not rises:
         return None
 
     def harm(noise_std: float, rounds: Floats, position: Floats) -> Floats:
         past_end = np.minimum(1.0, first.length / np.maximum(position - rounds, 1.0))
-        return rise_of_loss(first, parameters, noise_std) * HARM_OF_LOSS * curve.left(rounds) * past_end
+        return rise_of_loss(rises, noise_std) * HARM_OF_LOSS * curve.left(rounds) * past_end
 
     return Measure(False, 0.0, curve.loss, float(curve.loss(first.length)), harm, lambda _: SPREAD_UNREHEARSED)
 
 
-def rise_of_loss(first: FirstTraining, parameters: int, noise_std: float) -> float:
-    """How much noise of this size raises the loss before anything heals: rehearsed, else by the law above."""
+def rises_of_loss(first: FirstTraining) -> dict[float, float]:
+    """How much noise of each rehearsed size raised the loss before anything healed, where it did."""
+    rises = {size: noised.loss - plain.loss for size, (noised, plain) in first.rehearsed.items()}
+    return {size: rise for size, rise in sorted(rises.items()) if rise > 0.0}
+
+
+def rise_of_loss(rises: dict[float, float], noise_std: float) -> float:
+    """The rise of the loss at any size: between the rehearsed ones by its ratio to sigma^2, in logarithms."""
     if noise_std == 0.0:
         return 0.0
-    rises = {size: noised.loss - plain.loss for size, (noised, plain) in first.rehearsed.items()}
-    pairs = sorted((math.log(size), math.log(rise / size**2)) for size, rise in rises.items() if rise > 0.0)
-    if pairs:
-        sizes, ratios = zip(*pairs, strict=True)
-        return float(np.exp(np.interp(math.log(noise_std), sizes, ratios))) * noise_std**2
-    if first.distance <= 0.0:
-        return math.inf
-    gain = first.losses.gain if first.losses else 1.0
-    share = RISE_UNMEASURED * math.pow(RISE_PARAMETERS / parameters, RISE_EXPONENT)
-    return share * gain * noise_std**2 * parameters / first.distance**2
+    sizes = [math.log(size) for size in rises]
+    ratios = [math.log(rise / size**2) for size, rise in rises.items()]
+    return float(np.exp(np.interp(math.log(noise_std), sizes, ratios))) * noise_std**2

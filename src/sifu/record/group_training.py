@@ -22,7 +22,7 @@ from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_group_rounds
 from sifu.core.spec import StopSpec
 from sifu.errors import RoundRejectedError
-from sifu.record.groups import (
+from sifu.record.group_state import (
     groups_to_build,
     members_now,
     merge_rows,
@@ -31,9 +31,8 @@ from sifu.record.groups import (
     parts_without,
     refuse_small_groups,
 )
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.record.training import Progress, ProgressCallback, uninterrupted
 from sifu.store.history_rows import NodeRow
 from sifu.store.new_rows import NewModel, NewRows
 from sifu.store.writer import RunWriter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -11,24 +12,38 @@ from typing import Any
 import numpy as np
 
 from sifu.choices import Unit
+from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.group_rule import number_of_groups
-from sifu.errors import InputError
-from sifu.record.evaluations import ACTIVE
+from sifu.errors import InputError, RoundRejectedError
 from sifu.record.regularities import Regularities
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import RunReader, readable
 from sifu.store.remainders import chain_of, check_rows, names_now
-from sifu.store.table_rows import ModelRow, RequestRow
+from sifu.store.table_rows import EvaluationRow, ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.facts import TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
+
+ACTIVE = "active"
+"""The subset of clients that evaluations for the stop rule are made on."""
+
+
+def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
+    """An evaluation as it is recorded; one that is not finite is refused."""
+    if not math.isfinite(evaluation.loss):
+        raise RoundRejectedError(
+            f"the loss on {subset} clients is {evaluation.loss}: training diverged, lower local.rate; "
+            "the last good state stays"
+        )
+    return EvaluationRow(node, subset, int(evaluation.samples.sum()), evaluation.accuracy, evaluation.loss)
+
 
 MOST_EXPOSURES = 20_000
 """Subjects whose Psi is kept in memory: everyone forgotten so far, and everyone that plans were made for."""

@@ -7,9 +7,13 @@ kill takes with it are run again bit for bit, and the ledger ends up the same.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,12 +32,9 @@ from sifu.core.round_stream import (
 )
 from sifu.core.spec import Spec, StopSpec
 from sifu.errors import RunDamagedError
-from sifu.record.evaluations import ACTIVE, evaluation_row
 from sifu.record.everyones_psi import remember_psi, track_everyone
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.rehearsal import rehearse
-from sifu.record.run_view import RunView
+from sifu.record.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.new_rows import NewModel, NewRows
@@ -48,6 +49,58 @@ from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import crosses_a_level, level_ladder, thin
 from sifu.theory.rounding import norm
 from sifu.theory.tracking import summarise_round
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows."""
+
+    phase: str
+    rounds: int
+    accuracy: float
+    target: float
+    max_rounds: int
+    unit: str = "round"
+    """What is counted: rounds, or clients that send their statistics."""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
+    """Rounds to the target if the error keeps falling as it did over the last half of (round, accuracy) that were seen.
+
+    >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
+    10
+    """
+    if target <= 0 or len(seen) < 4:
+        return most
+    then, now = seen[len(seen) // 2], seen[-1]
+    error_then, error_now, goal = 1 - then[1], 1 - now[1], max(1 - target, 1e-6)
+    if error_now <= goal or error_now >= error_then:
+        return min(most, rounds + 1) if error_now <= goal else most
+    speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
+    return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
+
+    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])
+
 
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256

@@ -11,7 +11,7 @@ import numpy as np
 
 from sifu.core.method_info import method_info
 from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
-from sifu.record.groups import has_groups, models_at_hand, parts_without
+from sifu.record.group_state import has_groups, models_at_hand, parts_without
 from sifu.record.run_view import RunView
 from sifu.report.psi import psi_panel
 from sifu.store.client_accuracy import read_held_out

@@ -18,7 +18,7 @@ from sifu.core.method_info import CLOSED_FORM, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
-from sifu.record.groups import is_hit, nodes_always_kept
+from sifu.record.group_state import is_hit, nodes_always_kept
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow

@@ -25,8 +25,8 @@ from sifu.core.identity import (
     with_new_key,
 )
 from sifu.errors import InputError, RunBusyError
-from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError
-from sifu.record.groups import is_hit
-from sifu.record.interrupts import uninterrupted
+from sifu.record.group_state import is_hit
 from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
 from sifu.requests.copies_elsewhere import copies_elsewhere
 from sifu.requests.kept_figures import KeptFigure, kept_figures
 from sifu.store.keys import KEY_FILE

@@ -8,9 +8,8 @@ import numpy as np
 
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.engine import Engine, evaluate_present
-from sifu.record.evaluations import evaluation_row
-from sifu.record.interrupts import uninterrupted
-from sifu.record.run_view import RunView
+from sifu.record.run_view import RunView, evaluation_row
+from sifu.record.training import uninterrupted
 from sifu.requests.certification import RecordedRequest, committed_model, payload_of_request
 from sifu.store import keys
 from sifu.store.actor import actor_name

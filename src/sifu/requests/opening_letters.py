@@ -10,8 +10,8 @@ from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
-from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
 from sifu.requests.client_list import change_clients
 from sifu.requests.deadlines import DEADLINE_DAYS
 from sifu.requests.given_terms import check_retention

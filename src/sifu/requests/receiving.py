@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
-from sifu.methods.ways import check_method
-from sifu.record.interrupts import uninterrupted
+from sifu.methods.request_plan import check_method
 from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
 from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
 from sifu.store.actor import actor_name
 from sifu.store.writer import RunWriter

@@ -11,12 +11,11 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.randomness import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
-from sifu.record.evaluations import evaluation_row
 from sifu.record.everyones_psi import track_everyone
+from sifu.record.group_state import merge_rows
 from sifu.record.group_training import LARGEST_PSI
-from sifu.record.groups import merge_rows
-from sifu.record.interrupts import uninterrupted
-from sifu.record.run_view import RunView
+from sifu.record.run_view import RunView, evaluation_row
+from sifu.record.training import uninterrupted
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
 from sifu.requests.statistics_erasure import statistics_to_erase, write_sum_left
 from sifu.store.actor import actor_name

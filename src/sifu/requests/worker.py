@@ -21,17 +21,14 @@ from sifu.core.round_stream import should_stop
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
-from sifu.methods.ways import left_alone, plan_request
+from sifu.methods.request_plan import left_alone, plan_request
 from sifu.planning.ways import least_level
-from sifu.record.closed_form import RecordedSolve
-from sifu.record.evaluations import ACTIVE
+from sifu.record.closed_form_round import RecordedSolve
+from sifu.record.group_state import are_apart, groups_to_build, has_groups, use_trunks_of_head
 from sifu.record.group_training import GroupTraining, record_first_merge
-from sifu.record.groups import are_apart, groups_to_build, has_groups, use_trunks_of_head
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import ProgressCallback
-from sifu.record.run_view import RunView
-from sifu.record.training import RecordedTraining
-from sifu.record.unrecorded_training import retrain_unrecorded
+from sifu.record.other_world import retrain_unrecorded
+from sifu.record.run_view import ACTIVE, RunView
+from sifu.record.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.given_terms import check_level

@@ -2,8 +2,7 @@
 
 from sifu.cli.main import run_app
 from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption
-from sifu.cli.output import err, out, print_json, table, tell
-from sifu.cli.progress import ShownBar, duration
+from sifu.cli.output import ShownBar, duration, err, out, print_json, table, tell
 
 __all__ = [
     "DataOption",

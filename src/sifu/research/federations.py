@@ -19,7 +19,7 @@ from sifu.launch.federation import (
     preprocessing_of,
     takes_rows,
 )
-from sifu.record.progress import Progress, ProgressCallback
+from sifu.record.training import Progress, ProgressCallback
 from sifu.requests.certification import solves
 from sifu.store.files import room_to_write, sync_folder, write_atomically
 from sifu.store.reader import RunReader

@@ -33,10 +33,9 @@ from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, 
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import FLOWER, preprocessing_of
 from sifu.launch.spec_files import load_spec
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress
 from sifu.record.regularities import Regularities
 from sifu.record.run_view import RunView
+from sifu.record.training import Progress, uninterrupted
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
 from sifu.server.serve import serve

@@ -12,9 +12,8 @@ from sifu.api.run import Run
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.errors import NobodyAnsweredError, RunBusyError
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.record.training import Progress, ProgressCallback, uninterrupted
 from sifu.requests.client_list import recorded_clients
 from sifu.requests.opening_letters import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker

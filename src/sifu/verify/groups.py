@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import Event
-from sifu.record.groups import latest_models, merged_model, nodes_always_kept, parts_without
+from sifu.record.group_state import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.record.run_view import RunView
 from sifu.store.events_check import GROUP_ROUNDS
 from sifu.store.lock import is_locked

@@ -22,7 +22,7 @@ from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROF
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import clients_from_spec
 from sifu.record import training
-from sifu.record.progress import Progress
+from sifu.record.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.store import keys
 from sifu.store.checkpoints import Checkpoint, checkpoint_body

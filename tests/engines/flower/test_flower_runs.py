@@ -23,9 +23,9 @@ from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import clients_from_spec
 from sifu.record.everyones_psi import track_everyone
-from sifu.record.progress import Progress
 from sifu.record.rehearsal import HEALED, REHEARSED
 from sifu.record.run_view import RunView
+from sifu.record.training import Progress
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.requests.signed_requests import sign_request
 from sifu.server import flower_app as flower_server

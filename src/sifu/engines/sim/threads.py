@@ -1,7 +1,7 @@
 """How many threads torch uses for an operation, and long runs of short operations outside Python's lock.
 
-Threads that shared an operation wait for the next one in a busy loop, for milliseconds (`benchmarks/conv_steps.py`
-measures it): welcome where operations follow each other closely, in the way of other users of those cores.
+Threads that shared an operation wait for the next one in a busy loop, for milliseconds: welcome where operations follow
+each other closely, in the way of other users of those cores.
 
 A pass of a network is a hundred operations of some twenty microseconds each. Between two of them a thread needs
 Python's lock, and two threads that train clients side by side lose a fifth to a third of their time to waiting for it.

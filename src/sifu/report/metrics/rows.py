@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from sifu.record.evaluations import ACTIVE
+from sifu.record.run_view import ACTIVE
 from sifu.store.reader import RunReader
 
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method
-from sifu.methods.noised import planned_charges
-from sifu.planning.forecast import Forecast
+from sifu.methods.base import Method, planned_charges
+from sifu.planning.forecast import Forecast, predicted_rounds
 from sifu.planning.plan import Plan
-from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 

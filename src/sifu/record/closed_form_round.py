@@ -26,10 +26,8 @@ from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngin
 from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
-from sifu.record.groups import trunks_at_hand, use_trunks
-from sifu.record.interrupts import uninterrupted
-from sifu.record.progress import Progress, ProgressCallback
-from sifu.record.training import RecordedTraining
+from sifu.record.group_state import trunks_at_hand, use_trunks
+from sifu.record.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
 from sifu.store.own_statistics import OwnStatistics, can_be_used
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
 from sifu.store.table_rows import GroupModelRow
