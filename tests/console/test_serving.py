@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from run_tools import Command
 from sifu.console.serving import Binding, check_binding, listen, server
 from sifu.errors import InputError
+
+
+def container_tool() -> str | None:
+    """What builds and runs containers here, if anything does."""
+    tools = (shutil.which(name) for name in ("podman", "docker"))
+    return next(
+        (tool for tool in tools if tool and subprocess.run([tool, "info"], capture_output=True).returncode == 0), None
+    )
+
+
+CONTAINERS = container_tool()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
@@ -148,6 +163,110 @@ def test_forwarded_addresses_count_from_proxies_alone(desk: Any) -> None:
                 )
                 answer = answer_to(port, head.encode())[9:12]
             assert answer == last
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "console"
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx on this machine")
+def test_the_documented_nginx_encrypts_and_tells_who_asks(desk: Any, tmp_path: Path) -> None:
+    """Cookies are secure, forms and streams pass, and no visitor chooses the address that logins are counted by."""
+    from sifu.console.app import Settings, make_app
+    from sifu.console.tokens import state_folder
+
+    make_certificate(tmp_path)
+    app = make_app(Settings([desk.folder], state_folder(desk.folder), secure_cookie=True))
+    with serving(app, Binding(proxies=["127.0.0.1"])) as port, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        outside = probe.getsockname()[1]
+        probe.close()
+        text = (EXAMPLES / "nginx.conf").read_text(encoding="utf-8")
+        for before, after in (
+            ("listen 443", f"listen 127.0.0.1:{outside}"),
+            ("127.0.0.1:8765", f"127.0.0.1:{port}"),
+            ("/etc/ssl/", f"{tmp_path}/"),
+            ("desk.example.org;", "localhost;"),
+        ):
+            assert before in text
+            text = text.replace(before, after)
+        places = "".join(
+            f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        whole = (
+            f"daemon off; error_log stderr; pid {tmp_path}/pid; events {{}} http {{ access_log off; {places} {text} }}"
+        )
+        (tmp_path / "nginx.conf").write_text(whole, encoding="utf-8")
+        process = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")])
+        try:
+            with httpx.Client(base_url=f"https://localhost:{outside}", verify=False) as browser:
+                for _ in range(100):
+                    with suppress(httpx.TransportError):
+                        if browser.get("/healthz").status_code == 200:
+                            break
+                    time.sleep(0.1)
+                origin = {"origin": f"https://localhost:{outside}"}
+                for number in range(14):
+                    spoofed = origin | {"x-forwarded-for": f"192.0.2.{number}"}
+                    wrong = browser.post("/login", data={"token": "x"}, headers=spoofed)
+                assert wrong.status_code == 429
+                entered = browser.post("/login", data={"token": desk.secrets["eve"]}, headers=origin)
+                assert entered.status_code == 303
+                assert "Secure" in entered.headers["set-cookie"]
+                assert "No pending" in browser.get("/").text or "pending request" in browser.get("/").text
+                with browser.stream("GET", f"/runs/{desk.key('north')}/stream") as stream:
+                    assert next(stream.iter_lines()).startswith("data: ")
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def make_certificate(folder: Path) -> None:
+    """A certificate of this machine for a day, signed with its own key."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now)
+    certificate = builder.not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+    (folder / "desk.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "desk.key").write_bytes(key.private_bytes(*private))
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no Caddy on this machine")
+def test_the_documented_caddy_configuration_is_one() -> None:
+    checked = subprocess.run(["caddy", "validate", "--config", str(EXAMPLES / "Caddyfile"), "--adapter", "caddyfile"])
+    assert checked.returncode == 0
+
+
+def test_the_container_runs_as_a_normal_user_and_writes_to_its_volume_alone() -> None:
+    lines = (EXAMPLES.parents[1] / "Containerfile").read_text(encoding="utf-8").splitlines()
+    words = [line.split() for line in lines if line.split()]
+    assert ["USER", "10001"] in words
+    assert [line[1] for line in words if line[0] == "VOLUME"] == ["/runs"]
+    assert "--read-only" in "".join(lines)
+    assert words.index(["USER", "10001"]) > max(number for number, line in enumerate(words) if line[0] == "RUN")
+    (entry,) = (line for line in lines if line.startswith("ENTRYPOINT"))
+    options = json.loads(entry.removeprefix("ENTRYPOINT "))
+    assert options[:3] == ["sifu", "serve", "/runs"]
+    check_binding(Binding("0.0.0.0", without_tls="--without-tls" in options))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CONTAINERS is None, reason="no container tool works on this machine")
+def test_the_container_answers_with_a_read_only_root(tmp_path: Path) -> None:
+    root = str(EXAMPLES.parents[1])
+    subprocess.run([str(CONTAINERS), "build", "-t", "sifu-test", "-f", f"{root}/Containerfile", root], check=True)
+    options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--entrypoint", "sifu", "sifu-test"]
+    made = subprocess.run(
+        [str(CONTAINERS), "run", *options, "token", "create", "/runs", "--name", "o", "--role", "operator"]
+    )
+    assert made.returncode == 0
 
 
 def test_probes_answer_under_any_name_and_tell_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,10 @@ def test_clients_are_pasted_in_any_separation() -> None:
 
 def test_a_client_of_the_list_leads_to_the_form(desk: Any) -> None:
     north, otto = desk.key("north"), desk.browser("otto")
-    link = re.search(r'<td>(client-\d+)</td><td><a href="([^"]+)">Forget</a>', otto.get(f"/runs/{north}/clients").text)
+    link = re.search(
+        r'>(client-\d+)</td><td data-label="Request"><a href="([^"]+)">Forget</a>',
+        otto.get(f"/runs/{north}/clients").text,
+    )
     assert link
     assert link[1] not in link[2]  # no name in an address
     assert f">{link[1]}</textarea>" in otto.get(link[2]).text

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sifu.console.asking import (
@@ -199,7 +199,7 @@ async def metrics(request: Request) -> Response:
     """Metrics for Prometheus; needs a token that may examine."""
     console, who = console_of(request), visitor_of(request).token
     console.desk.demand(who, "examine")
-    return PlainTextResponse(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4")
+    return Response(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def openapi(request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
@@ -13,13 +14,15 @@ from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
 from sifu.record.run_view import ACTIVE
 from sifu.record.training import expected_rounds
+from sifu.requests.certification import payload_of_request
 from sifu.requests.deadlines import pending_requests
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
+from sifu.store.table_rows import RequestRow
 
-MOST_POINTS = 120
+MOST_POINTS = 60
 """Points of the curve that are sent; a longer one is thinned."""
 COUNTED_UP_TO = 5000
 """With more clients, participants of a round are not counted: the table is ordered by client."""
@@ -27,12 +30,17 @@ FRESH_FOR = 0.9
 """Seconds for which what was read of a run at work is good enough, unless its inbox changed."""
 
 
+Point = tuple[int, float | None, float, int | None]
+
+
 @dataclass(frozen=True)
 class Live:
     """A run now: how far it is with what, and what waits.
 
     `rounds` are those of the work at hand (training, or the retraining of `request`), `limit` and `target` its stop
-    rule, `rounds_run` all that the run ever did. `seconds_left` is a guess from the curve and the speed of the last
+    rule, `expected` the rounds that are predicted for it (None where nothing predicts them), `rounds_run` all that the
+    run ever did. A point of `curve` is a round with its accuracy (None where the run predicts real numbers), its loss,
+    and how many clients took part in it. `seconds_left` is a guess from the curve and the speed of the last
     minute, `last_step` the latest event in the life of a request. `accuracy` is on the active clients' training data,
     `held_out` on held-out rows.
     """
@@ -42,9 +50,10 @@ class Live:
     request: str | None
     rounds: int
     limit: int
+    expected: int | None
     target: float
     accuracy: float | None
-    curve: tuple[tuple[int, float], ...]
+    curve: tuple[Point, ...]
     participants: int | None
     clients: int
     forgotten: int
@@ -68,7 +77,7 @@ class _ReadSoFar:
 
     run: str = ""
     branch: int = -1
-    points: list[tuple[int, float]] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
     last_point: int = -1
     last_node: int = -1
     rounds_run: int = 0
@@ -121,8 +130,9 @@ class LiveView:
         running = next((row for row in requests if row.status == "running"), None)
         stop = running.terms.stop(spec.stop) if running else spec.stop
         seq, _ = reader.last_event()
-        so_far = self._read_on(reader, int(branch), seq)
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
+        so_far = self._read_on(reader, int(branch), seq, spec.has_accuracy, int(clients) <= COUNTED_UP_TO)
+        expected = _expected(reader, running, int(position), so_far.points, stop)
         pending = pending_requests(reader, datetime.datetime.now(datetime.UTC))
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
@@ -131,14 +141,15 @@ class LiveView:
             request=running.request if running else None,
             rounds=int(position),
             limit=stop.max_rounds,
+            expected=expected,
             target=stop.target,
             accuracy=so_far.points[-1][1] if so_far.points else None,
             curve=tuple(_thinned(so_far.points)),
-            participants=self._participants(reader, tip, int(clients)),
+            participants=so_far.points[-1][3] if so_far.points else None,
             clients=int(clients),
             forgotten=len({client for subject in reader.subjects() for client in subject.clients}),
             rounds_run=so_far.rounds_run,
-            seconds_left=self._seconds_left(int(branch), int(position), so_far.points, stop) if at_work else None,
+            seconds_left=self._seconds_left(int(branch), int(position), expected) if at_work else None,
             events=seq,
             last_event=str(last),
             last_step=so_far.last_step,
@@ -147,7 +158,7 @@ class LiveView:
             held_out=read_held_out(reader.folder, tip),
         )
 
-    def _read_on(self, reader: RunReader, branch: int, seq: int) -> _ReadSoFar:
+    def _read_on(self, reader: RunReader, branch: int, seq: int, accuracies: bool, counted: bool) -> _ReadSoFar:
         """What came since the last look; everything where the folder holds another run or an older copy."""
         run, so_far = reader.value("run"), self._so_far
         if run != so_far.run or seq < so_far.last_event:
@@ -155,11 +166,21 @@ class LiveView:
         if branch != so_far.branch:
             so_far.branch, so_far.points, so_far.last_point = branch, [], -1
         rows = reader.query(
-            "SELECT n.node, n.position, e.accuracy FROM evaluations e JOIN nodes n ON n.node = e.node "
+            "SELECT n.node, n.position, e.accuracy, e.loss FROM evaluations e JOIN nodes n ON n.node = e.node "
             "WHERE e.node > ? AND e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
             (so_far.last_point, ACTIVE, branch),
         )
-        so_far.points += [(int(at), float(accuracy)) for _, at, accuracy in rows]
+        # The table is ordered by client: for each one the rows after the last look are read, and no others.
+        took_part = reader.query(
+            "SELECT p.node, COUNT(*) FROM clients c CROSS JOIN participation p ON p.client = c.client AND p.node > ? "
+            "GROUP BY p.node",
+            (so_far.last_point,),
+        )
+        count = {int(node): int(number) for node, number in took_part} if rows and counted else {}
+        so_far.points += [
+            (int(at), float(accuracy) if accuracies else None, float(loss), count.get(int(node)))
+            for node, at, accuracy, loss in rows
+        ]
         so_far.last_point = int(rows[-1][0]) if rows else so_far.last_point
         ((rounds, node),) = reader.query(
             "SELECT COUNT(CASE WHEN kind = 'round' THEN 1 END), MAX(node) FROM nodes WHERE node > ?",
@@ -172,17 +193,7 @@ class LiveView:
         so_far.last_step, so_far.last_event = int(step or so_far.last_step), seq
         return so_far
 
-    def _participants(self, reader: RunReader, node: int, clients: int) -> int | None:
-        if clients > COUNTED_UP_TO:
-            return None
-        ((count,),) = reader.query(
-            "SELECT COUNT(*) FROM clients c WHERE EXISTS "
-            "(SELECT 1 FROM participation p WHERE p.client = c.client AND p.node = ?)",
-            (node,),
-        )
-        return int(count)
-
-    def _seconds_left(self, branch: int, rounds: int, points: list[tuple[int, float]], stop: StopSpec) -> float | None:
+    def _seconds_left(self, branch: int, rounds: int, expected: int | None) -> float | None:
         """From the rounds seen over the last minute, if they are of the work at hand."""
         now = time.monotonic()
         if self._seen and (self._seen[-1][1] != branch or self._seen[-1][2] > rounds):
@@ -191,13 +202,27 @@ class LiveView:
         while now - self._seen[0][0] > 60.0:
             self._seen.popleft()
         then, _, before = self._seen[0]
-        if rounds <= before or now - then < 1.0:
+        if expected is None or rounds <= before or now - then < 1.0:
             return None
-        expected = expected_rounds(points, rounds, stop.target, stop.max_rounds)
         return max(0, expected - rounds) * (now - then) / (rounds - before)
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _expected(
+    reader: RunReader, running: RequestRow | None, rounds: int, points: list[Point], stop: StopSpec
+) -> int | None:
+    """Rounds that the work at hand takes: as the curve goes, or as its plan said; None where neither tells."""
+    if stop.target <= 0:
+        return stop.max_rounds
+    seen = [(at, accuracy) for at, accuracy, _, _ in points if accuracy is not None]
+    by_curve = expected_rounds(seen, rounds, stop.target, stop.max_rounds)
+    if by_curve < stop.max_rounds or running is None:
+        return by_curve if by_curve < stop.max_rounds else None
+    ways = (payload_of_request(reader, running.request, "rolled back").get("auto") or {}).get("ways", [])
+    planned = next((way["rounds"] for way in ways if way["method"] == running.method), None)
+    return None if planned is None else max(rounds + 1, math.ceil(planned))
+
+
+def _thinned(points: list[Point]) -> list[Point]:
     """Evenly spaced points, the last one among them."""
     step = max(1, -(-len(points) // MOST_POINTS))
     return points[::-1][::step][::-1]

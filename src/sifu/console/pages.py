@@ -24,8 +24,9 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
+from sifu.console.charts import charts
 from sifu.console.desk import Desk, RunAtDesk
-from sifu.console.rendering import render
+from sifu.console.rendering import expected_words, render
 from sifu.console.roles import TERMS_OF_REQUESTERS
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
 from sifu.console.tokens import Token
@@ -101,13 +102,15 @@ async def show_login(request: Request) -> Response:
 async def log_in(request: Request) -> Response:
     """Begin a session with a token."""
     console = console_of(request)
-    address = request.client.host if request.client else "unknown"
-    if not console.logins.allows(address):
-        return show("error.html", None, code=429, sentence="too many attempts: wait a minute")
     fields = await read_form(request)
     session = await work(console.sessions.begin, fields.get("token", ""))
     if session is None:
-        return show("login.html", None, code=401, wrong=True)
+        # Only wrong ones are counted, so that they lock out no one else who comes from the same address.
+        allowed = console.logins.allows(request.client.host if request.client else "unknown")
+        sentence = "too many attempts: wait a minute"
+        return (
+            show("login.html", None, 401, wrong=True) if allowed else show("error.html", None, 429, sentence=sentence)
+        )
     response = RedirectResponse("/", 303)
     response.set_cookie(
         COOKIE,
@@ -462,7 +465,8 @@ def live_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
     jobs = [asdict(job) for job in desk.jobs.of_run(key)[:5]]
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
     stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
-    return live.to_mapping() | {"jobs": jobs, "stamp": stamp}
+    made = {"charts": str(charts(live)), "expected_words": expected_words(live)}
+    return live.to_mapping() | {"jobs": jobs, "stamp": stamp} | made
 
 
 ROUTES = [

@@ -9,6 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sifu.choices import terms_on_offer
+from sifu.console.charts import charts
+from sifu.console.live import Live
 from sifu.core.wording import attacker_words
 from sifu.planning.ways import Way
 from sifu.report.words import LEVEL_WORDS, moment
@@ -26,6 +28,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
+    environment.filters.update(charts=charts, expected=expected_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -51,6 +54,14 @@ def _number(value: float | str | None) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def expected_words(live: Live) -> str:
+    """How many rounds the work at hand takes in all."""
+    if not live.at_work:
+        return "nothing is at work"
+    about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
+    return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
 
 
 def _attacker(way: Way, scope: str) -> str:

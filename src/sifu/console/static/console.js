@@ -18,25 +18,6 @@ function set(panel, field, text) {
   if (place && place.textContent !== text) place.textContent = text;
 }
 
-function draw(panel, points, target) {
-  const svg = panel.querySelector(".curve");
-  if (!svg) return;
-  svg.toggleAttribute("hidden", points.length < 2);
-  if (points.length < 2) return;
-  const first = points[0][0];
-  const span = Math.max(1, points[points.length - 1][0] - first);
-  const values = points.map((point) => point[1]).concat(target > 0 ? [target] : []);
-  const low = Math.min(...values);
-  const height = Math.max(1e-6, Math.max(...values) - low);
-  const y = (value) => (112 - (104 * (value - low)) / height).toFixed(1);
-  const line = points.map((point) => `${((600 * (point[0] - first)) / span).toFixed(1)},${y(point[1])}`);
-  svg.querySelector(".line").setAttribute("points", line.join(" "));
-  const goal = svg.querySelector(".goal");
-  goal.toggleAttribute("hidden", target <= 0);
-  goal.setAttribute("y1", y(target));
-  goal.setAttribute("y2", y(target));
-}
-
 function show(live) {
   const panel = document.querySelector(".live");
   if (panel) {
@@ -45,7 +26,7 @@ function show(live) {
     work.className = `badge ${live.at_work ? "busy" : "neutral"}`;
     set(panel, "phase", (PHASES[live.phase] || live.phase) + (live.request ? ` for ${live.request}` : ""));
     set(panel, "rounds", String(live.rounds));
-    set(panel, "limit", String(live.limit));
+    set(panel, "expected", live.expected_words);
     set(panel, "accuracy", percent(live.accuracy));
     set(panel, "held-out", live.held_out ? percent(live.held_out.accuracy) : "–");
     set(panel, "held-out-rows", live.held_out ? `on ${live.held_out.rows} held-out rows` : "");
@@ -53,17 +34,27 @@ function show(live) {
     set(panel, "participants", live.participants === null ? "–" : String(live.participants));
     set(panel, "left", duration(live.seconds_left));
     const bar = panel.querySelector('[data-field="progress"]');
-    bar.max = live.limit;
-    bar.value = live.rounds;
-    draw(panel, live.curve, live.target);
+    bar.hidden = !live.at_work;
+    if (live.expected === null) {
+      bar.removeAttribute("value");
+    } else {
+      bar.max = Math.max(live.expected, live.rounds, 1);
+      bar.value = live.rounds;
+    }
+    // Made by the server from figures alone. What is pointed at stays until the pointer leaves it.
+    const charts = panel.querySelector('[data-field="charts"]');
+    if (charts.dataset.made !== live.charts && !charts.matches(":hover")) {
+      charts.innerHTML = live.charts;
+      charts.dataset.made = live.charts;
+    }
   }
   const before = document.body.dataset.stamp;
   document.body.dataset.stamp = live.stamp;
-  if (before && before !== live.stamp) refresh(live);
+  if (before && before !== live.stamp) refresh();
 }
 
 // When a request or a job changed, the parts of the page that show them are fetched and put in place.
-async function refresh(live) {
+async function refresh() {
   const answer = await fetch(location.pathname + location.search, { credentials: "same-origin" });
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -72,8 +63,6 @@ async function refresh(live) {
     // Parts that are being typed in stay as they are.
     if (fresh && !part.contains(document.activeElement)) part.replaceChildren(...fresh.childNodes);
   }
-  const panel = document.querySelector(".live");
-  if (panel && live) draw(panel, live.curve, live.target);
 }
 
 function watch(address) {
@@ -95,12 +84,6 @@ function watch(address) {
 
 if (document.body.dataset.live) watch(document.body.dataset.live);
 
-const curve = document.querySelector(".live .curve");
-if (curve) {
-  const points = curve.dataset.points.trim().split(/\s+/).filter(Boolean);
-  draw(document.querySelector(".live"), points.map((point) => point.split(",").map(Number)), Number(curve.dataset.target));
-}
-
 for (const field of document.querySelectorAll("[data-filter]")) {
   field.addEventListener("input", () => {
     const sought = field.value.trim().toLowerCase();
@@ -111,7 +94,7 @@ for (const field of document.querySelectorAll("[data-filter]")) {
 }
 
 if (document.body.dataset.poll) {
-  setInterval(() => refresh(null).catch(() => {}), 1000 * Number(document.body.dataset.poll));
+  setInterval(() => refresh().catch(() => {}), 1000 * Number(document.body.dataset.poll));
 }
 
 for (const button of document.querySelectorAll("[data-print]")) {

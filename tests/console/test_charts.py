@@ -1,0 +1,67 @@
+"""The charts of a run at work: axes, the target, the value of every point, and progress against what is predicted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import sifu
+from sifu.console.charts import charts
+from sifu.console.live import LiveView
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag == "text"]
+
+
+def test_accuracy_loss_and_clients_have_axes_values_and_a_target(desk: Any) -> None:
+    live = LiveView(desk.folder / "north").read()
+    drawings = re.findall(r"<svg.*?</svg>", charts(live))
+    assert [texts(drawing)[0] for drawing in drawings] == ["Training accuracy", "Training loss", "Clients in the round"]
+    for drawing, column in zip(drawings, (1, 2, 3), strict=True):
+        words = texts(drawing)
+        assert "round" in words  # the axis across
+        figures = [word for word in words if re.fullmatch(r"-?[\d.e-]+(\u00a0%)?", word)]
+        assert len(figures) >= 4  # ticks on both axes
+        titles = re.findall(r"<title>round (\d+): ([^<]+)</title>", drawing)
+        assert [int(at) for at, _ in titles] == [point[0] for point in live.curve]
+        scale = 100 if column == 1 else 1
+        shown = [float(value.split("\u00a0")[0]) / scale for _, value in titles]
+        for value, point in zip(shown, live.curve, strict=True):
+            assert abs(value - (point[column] or 0)) <= 5e-3 * abs(point[column] or 1)
+    assert ('class="goal"' in drawings[0]) == (live.target > 0)
+    assert 'class="goal"' not in drawings[1]
+
+
+def test_the_points_are_what_was_recorded(desk: Any) -> None:
+    view = LiveView(desk.folder / "north")
+    live, run = view.read(), sifu.open_run(desk.folder / "north")
+    assert live.participants == live.curve[-1][3]
+    assert live.accuracy == live.curve[-1][1] == run.status().accuracy
+    assert live.curve[-1][2] == run.status().loss
+    assert view.read() == live
+
+
+def test_progress_is_against_the_prediction_and_not_the_limit(desk: Any) -> None:
+    from dataclasses import replace
+
+    from sifu.console.rendering import expected_words
+
+    live = replace(
+        LiveView(desk.folder / "north").read(), at_work=True, rounds=30, limit=2000, target=0.95, expected=57
+    )
+    panel = render_panel(live)
+    assert '<progress max="57" value="30"' in panel
+    assert "of about 57, as predicted; at most 2,000" in panel
+    assert 'max="2000"' not in panel
+    unknown = replace(live, expected=None)
+    assert "<progress data-field" in render_panel(unknown)  # moves, and tells no share
+    assert expected_words(replace(live, target=0.0, expected=2000)) == "of exactly 2,000"
+
+
+def render_panel(live: Any) -> str:
+    from sifu.console.rendering import _environment
+
+    template = _environment().from_string('{% import "macros.html" as macros %}{{ macros.live_panel(live) }}')
+    return template.render(live=live)
