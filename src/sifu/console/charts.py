@@ -56,7 +56,7 @@ def _chart(
     if target is not None:
         goal = f", target {words(target)}"
         parts.append(f'<line class="goal" x1="{LEFT}" x2="{RIGHT}" y1="{up(target)}" y2="{up(target)}"/>')
-        parts.append(f'<text class="goal-name" x="{RIGHT}" y="{up(target) - 4}">target {words(target)}</text>')
+        parts.append(f'<text class="goal-name" x="{LEFT + 4}" y="{up(target) - 4}">target {words(target)}</text>')
     parts.append('<polyline class="line" points="' + " ".join(f"{across(at)},{up(y)}" for at, y in points) + '"/>')
     reach = (RIGHT - LEFT) / (len(points) - 1)
     for at, value in points:
