@@ -89,6 +89,7 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/store.md",
         "docs/performance.md",
         "docs/flower.md",
+        "docs/flower-app.md",
         "docs/new-method.md",
         "paper/README.md",
         "docs/noise.md",

@@ -71,7 +71,7 @@ class Settings:
     """
 
     run: str
-    spec: str
+    spec: str = ""
     insecure_identity: bool = False
     clients: int = 0
     wait: float = 300.0
@@ -86,10 +86,10 @@ class Settings:
         """From a run config, whose keys have dashes."""
         names = {field.name.replace("_", "-"): field.name for field in fields(Settings)}
         given = {names[key]: value for key, value in config.items() if key in names}
-        if not {"run", "spec"} <= set(given):
-            raise InputError("the app's config needs run (the run folder) and spec (a TOML file, see sifu init)")
+        if "run" not in given:
+            raise InputError("the app's config needs run (the run folder) and mostly spec (a TOML file, see sifu init)")
         for key in ("run", "spec"):
-            if not Path(str(given[key])).is_absolute():
+            if key in given and not Path(str(given[key])).is_absolute():
                 raise InputError(f"{key} must be an absolute path on the server's machine, found {given[key]!r}")
         return Settings(**given)
 
@@ -150,14 +150,22 @@ def serve_on_flower(
     level: Level | None = None,
     tell: Tell = log.info,
     hooks: Hooks = NO_HOOKS,
+    spec: Spec | None = None,
 ) -> list[str]:
-    """Create the run or continue it until all is done; returns the requests that were carried out."""
+    """Create the run or continue it until all is done; returns the requests that were carried out.
+
+    `spec` is used instead of the file that the settings name.
+    """
     folder = Path(settings.run)
-    spec = load_spec(settings.spec)
+    if spec is None:
+        if not settings.spec:
+            raise InputError("the app's config names no spec (a TOML file, see sifu init)")
+        spec = load_spec(settings.spec)
     patience = replace(patience or settings.patience, wait=Wait.parse(spec.server.wait))
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
-    if (Path(settings.spec).parent / "pyproject.toml").exists() and folder.is_relative_to(Path(settings.spec).parent):
+    app = Path(settings.spec).parent
+    if settings.spec and (app / "pyproject.toml").exists() and folder.is_relative_to(app):
         log.warning(
             "the run folder %s lies in the app, and flwr run sends certificates and other files of it to every node: "
             "move it out of the app, and name the new place in the app's config",

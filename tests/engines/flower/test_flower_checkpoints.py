@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from flower_federation import HASTY, grid_of, small_spec
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 
 import sifu
@@ -20,6 +21,7 @@ from sifu.engines.flower.kept_checkpoints import LATEST, STATE, follow
 from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError, NobodyAnsweredError
+from sifu.flower import witness_mod
 from sifu.launch.federation import clients_from_spec
 from sifu.record import training
 from sifu.record.training import Progress
@@ -155,6 +157,21 @@ def test_a_fork_shown_to_two_clients_is_found_by_either(federation: Federation, 
 def signed(key: object, seq: int, head: str = "a", time: str = "2026-01-01T00:00:00Z", run: str = "run") -> Checkpoint:
     signature = key.sign(canonical_json(checkpoint_body(run, seq, head * 64, time))).hex()  # type: ignore[attr-defined]
     return Checkpoint(run, seq, head * 64, time, keys.public_hex(key), signature)
+
+
+def test_a_usual_app_with_the_mod_takes_no_part_in_a_fork() -> None:
+    app, key, grid = ClientApp(mods=[witness_mod]), keys.new_key(), MemoryGrid()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    grid.add(100, app)
+    for head, answers in (("a", True), ("a", True), ("b", False)):
+        config = ConfigRecord({CHECKPOINT: canonical_json(signed(key, 5, head).to_mapping()).decode()})
+        (reply,) = grid.send_and_receive([Message(RecordDict({CONFIG: config}), 100, "train")])
+        assert reply.has_error() != answers
+    assert "two heads for event 5" in str(reply.error.reason)
 
 
 def test_what_may_follow_what_was_kept() -> None:

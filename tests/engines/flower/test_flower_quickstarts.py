@@ -1,7 +1,11 @@
-"""ClientApps in the manner of Flower's quickstarts run as they are: PyTorch with BatchNorm, and scikit-learn."""
+"""Apps in the manner of Flower's quickstarts run as they are, or with the diff of docs/flower-app.md: PyTorch with
+BatchNorm, Lightning's loop, and scikit-learn."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flower_federation import HASTY, small_spec
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 from sklearn.datasets import load_digits
@@ -21,6 +25,7 @@ import sifu
 from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.wire import EVALUATE, TRAIN
 from sifu.errors import InputError
+from sifu.flower import ForgettingFedAvg
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.server.own_app import make_own_server
 
@@ -219,3 +224,173 @@ def test_what_cannot_be_served_is_refused(initial: Callable, config: dict, sente
     make, _ = make_own_server(initial, config=config)
     with pytest.raises(InputError, match=sentence):
         make(own_spec(), [], identity="claimed", preprocessing="")
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "flower-app.md"
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "pytorchexample"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41", "torch"]
+
+[tool.flwr.app]
+publisher = "tester"
+
+[tool.flwr.app.components]
+serverapp = "pytorchexample.server_app:app"
+clientapp = "pytorchexample.client_app:app"
+
+[tool.flwr.app.config]
+num-server-rounds = 3
+fraction-evaluate = 0.5
+lr = 0.1
+"""
+SERVER_APP = """from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    fraction_evaluate: float = context.run_config["fraction-evaluate"]
+    num_rounds: int = context.run_config["num-server-rounds"]
+    lr: float = context.run_config["lr"]
+    arrays = ArrayRecord(Net().state_dict())
+    strategy = FedAvg(fraction_evaluate=fraction_evaluate)
+    result = strategy.start(
+        grid=grid, initial_arrays=arrays, train_config=ConfigRecord({"lr": lr}), num_rounds=num_rounds
+    )
+    results.append(result)
+"""
+
+
+class LitNet(nn.Module):
+    """In the manner of a LightningModule: it says what a step is and which optimiser takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
+        self.decoder = nn.Linear(8, 64)
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.decoder(self.encoder(x)), x)
+
+    def configure_optimizers(self, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=rate)
+
+
+def lightning_app() -> ClientApp:
+    """In the manner of Flower's Lightning quickstart: an autoencoder, a trainer's loop, a loss and no accuracy."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = LitNet()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        x = torch.from_numpy(share_of(context)[0])
+        optimizer = model.configure_optimizers(msg.content["config"]["lr"])
+        for batch in x.split(16):
+            optimizer.zero_grad()
+            model.training_step(batch).backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(x)})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        model = LitNet()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        x = torch.from_numpy(share_of(context)[0])
+        metrics = MetricRecord({"test_loss": float(model.training_step(x).detach()), "num-examples": len(x)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    return app
+
+
+def patched(files: dict[str, str]) -> tuple[dict[str, str], int]:
+    """An app with the diff of the page, and how many lines it changes or adds."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    changed, name, before, stays, count = dict(files), "", "", False, 0
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            name = line.removeprefix("+++ b/")
+        elif line.startswith("+"):
+            assert changed[name].count(f"{before}\n") == 1, f"{before!r} is not a line of {name}"
+            kept = f"{before}\n" if stays else ""
+            changed[name] = changed[name].replace(f"{before}\n", f"{kept}{line[1:]}\n")
+            count += 1
+        else:
+            before, stays = line[1:], line.startswith(" ")
+    return changed, count
+
+
+FILES = {"pyproject.toml": PYPROJECT, "pytorchexample/server_app.py": SERVER_APP}
+
+
+@pytest.mark.parametrize(("net", "app"), [(Net, torch_app), (LitNet, lightning_app)])
+def test_a_quickstart_forgets_with_at_most_five_changed_lines(
+    tmp_path: Path, net: type[nn.Module], app: Callable[[], ClientApp]
+) -> None:
+    changed, count = patched(FILES)
+    assert count <= 5
+    run, results, grid = tmp_path / "run", [], grid_with(app)
+    config = {"num-server-rounds": 3, "fraction-evaluate": 0.5, "lr": 0.1, "insecure-identity": True}
+    context = Context(1, 1, {}, RecordDict(), config | {"run": str(run), "wait": 0.1})
+
+    def serve() -> None:
+        names = {"Net": net, "results": results}
+        exec(changed["pytorchexample/server_app.py"], names)
+        names["app"](grid, context)  # type: ignore[operator]
+
+    serve()
+    net().load_state_dict(results[-1].arrays.to_torch_state_dict())
+    opened = sifu.open_run(run)
+    assert opened.status().rounds == 3
+    opened.request(["node-102"], "held", method="scratch")
+    opened.request(["node-101"], "withdrawn")
+    opened.decide("withdrawn", "withdrawn")
+    grid.sent.clear()
+    serve()
+    trained = {message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == TRAIN}
+    assert trained == {100, 101, 103}
+    assert [outcome.request for outcome in opened.outcomes()] == ["held"]
+    assert opened.verify().problems == []
+
+
+def test_an_app_with_the_diff_is_built_by_flower(tmp_path: Path) -> None:
+    changed, _ = patched(FILES)
+    for name, text in {
+        **changed,
+        "pytorchexample/__init__.py": "",
+        "pytorchexample/client_app.py": "app = 1\n",
+    }.items():
+        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "app" / name).write_text(text)
+    command = [str(Path(sys.executable).parent / "flwr"), "build", "--app", str(tmp_path / "app")]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert len(list(tmp_path.glob("*.fab"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "train_config", "sentence"),
+    [
+        ({"fraction_train": 0.5}, {"lr": 0.1}, r"fraction_train = 0\.5 is not for ForgettingFedAvg"),
+        ({}, {}, "the clients' rate is not in train_config"),
+    ],
+)
+def test_what_the_strategy_cannot_do_is_refused(
+    tmp_path: Path, options: dict, train_config: dict, sentence: str
+) -> None:
+    context = Context(1, 1, {}, RecordDict(), {"run": str(tmp_path / "run"), "insecure-identity": True})
+    with pytest.raises(InputError, match=sentence):
+        ForgettingFedAvg(context, **options).start(
+            grid_with(torch_app), ArrayRecord(Net().state_dict()), train_config=ConfigRecord(train_config)
+        )
+    assert not (tmp_path / "run").exists()
