@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -78,19 +79,25 @@ app = server_app(partial(own_blueprint, lambda branch: {"w": np.zeros(4)}))
 '''
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("federation")
+@contextmanager
+def started(folder: Path, nodes: int) -> Iterator[Deployment]:
+    """A SuperLink and so many SuperNodes, each registered with a key of its own."""
     deployment = Deployment(folder)
     try:
         deployment.superlink()
-        for number in range(NODES):
+        for number in range(nodes):
             make_node_key(folder / f"node{number}")
             deployment.register(f"node{number}")
             start_node(deployment, number)
         yield deployment
     finally:
         deployment.close()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with started(tmp_path_factory.mktemp("federation"), NODES) as deployment:
+        yield deployment
 
 
 def start_node(federation: Deployment, number: int) -> None:
@@ -125,10 +132,15 @@ def numpy_app(
     spec.write_text(text.replace("\nsteps = 10 ", "\nsteps = 1 "))
     (app / "federation" / "client_app.py").write_text(CLIENT.replace("MASKED", str(masked)))
     (app / "federation" / "server_app.py").write_text(SERVER.replace("MARKER", repr(marker)))
-    for number in range(NODES):
+    admit(federation, run, NODES)
+    return app, run
+
+
+def admit(federation: Deployment, run: Path, nodes: int) -> None:
+    """Put the first nodes on the run's list."""
+    for number in range(nodes):
         key = fingerprint_of_file(federation.folder / f"node{number}.pub")
         ask_for_change(run, {"do": "add", "name": f"site-{number}", "key": key})
-    return app, run
 
 
 def query(run: Path, sql: str) -> list[tuple]:

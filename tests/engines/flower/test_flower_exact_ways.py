@@ -1,0 +1,174 @@
+"""The exact ways on four real SuperNodes, TLS and node authentication on: heads with plain and masked sums, and groups.
+
+Each of them forgets a client, something is killed by SIGKILL at a bad moment, and the run verifies.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deployment import Deployment, make_node_key, running
+from test_flower_closed_form import embedded_sum, kept_sum
+from test_flower_deployment import CLIENT, SERVER, admit, check, finish, new_app, query, started, statuses
+
+import sifu
+from sifu.core.spec import Spec, commented_toml
+from sifu.data import ClientData
+
+pytestmark = pytest.mark.flower
+NODES = 4
+HEAD_CLIENT = '''"""A ready client with data of its own; nothing has to be read."""
+
+import numpy as np
+
+from sifu.engines.flower.client import client_app
+from sifu.engines.flower.ready import ReadyClient
+
+
+def load(context):
+    part = int(context.node_config["partition-id"])
+    random = np.random.default_rng(part)
+    return ReadyClient(f"site-{part}", random.normal(size=(30, 6)), random.integers(0, 3, size=30))
+
+
+app = client_app(load)
+'''
+TROUBLE = """
+from sifu.core.engine import Position
+
+usual = FunctionClient.train
+
+
+def train(self, model, instruction):
+    arrays, samples = usual(self, model, instruction)
+    if self.name == "site-3" and instruction.position == Position(0, 0):
+        arrays = {"w": np.full(4, np.nan)}
+    if self.name == "site-3" and instruction.position == Position(0, 1):
+        arrays = {"w": np.zeros(5)}
+    return arrays, samples
+
+
+FunctionClient.train = train
+"""
+HEADS = {
+    "model": {"kind": "ridge", "outputs": 3},
+    "features": {"kind": "random_fourier", "count": 8, "bandwidth": 3.0},
+    "server": {"rejected": "reply"},
+    "data": {"preprocessing": "fixed"},
+}
+GROUPS = {
+    "model": {"kind": "python"},
+    "local": {"rate": 0.1, "steps": 1},
+    "regularity": {"kind": "assumed", "factor": 1.0},
+    "groups": {"count": 2, "rounds": 2, "rebuild": "never"},
+    "server": {"rejected": "reply"},
+    "data": {"preprocessing": "fixed"},
+    "stop": {"max_rounds": 3, "target": 0.0, "evaluate_every": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with started(tmp_path_factory.mktemp("federation"), NODES) as deployment:
+        yield deployment
+
+
+def exact_app(
+    nodes: Deployment, folder: Path, spec: dict, client: str, server: str, marker: Path, **config: str
+) -> tuple[Path, Path]:
+    """An app of a spec, whose server kills itself once in the middle of a rollback; every node is on its list."""
+    app, run = new_app(nodes, folder, 1, timeout="60.0", **config)
+    (app / "spec.toml").write_text(commented_toml(Spec.from_mapping(spec)))
+    (app / "federation" / "client_app.py").write_text(client)
+    (app / "federation" / "server_app.py").write_text(server.replace("MARKER", repr(str(marker))))
+    admit(nodes, run, NODES)
+    return app, run
+
+
+def head_app(nodes: Deployment, folder: Path, marker: Path, masked: bool) -> tuple[Path, Path]:
+    server = SERVER.rpartition("app = ")[0] + "app = server_app()\n"
+    return exact_app(nodes, folder, HEADS, HEAD_CLIENT, server, marker, masked_statistics=str(masked).lower())
+
+
+def true_digest(numbers: list[int]) -> str:
+    """Of the sum over these clients, computed from their data without Flower."""
+    clients = []
+    for number in numbers:
+        random = np.random.default_rng(number)
+        clients.append(ClientData(f"site-{number}", random.normal(size=(30, 6)), random.integers(0, 3, size=30)))
+    return embedded_sum(Spec.from_mapping(HEADS), clients).digest()
+
+
+def levels(run: Path) -> list[tuple]:
+    return query(run, "SELECT request, status, level FROM requests")
+
+
+def forget_with_a_kill(nodes: Deployment, app: Path, run: Path, marker: Path, name: str) -> None:
+    """Forget a client; the server is killed in the middle of the rollback, and the next one carries the request out."""
+    assert nodes.sifu("request", run, "--clients", "site-1", "--id", "leave").returncode == 0
+    nodes.flwr_run(app, f"{name}-killed")
+    nodes.wait_for(marker.exists, 300, "the kill in the forget")
+    nodes.kill(f"{name}-killed", signal.SIGKILL)  # SuperLink would notice in a minute
+    check(run)
+    assert statuses(run) == {"leave": "planned"}
+    nodes.flwr_run(app, f"{name}-again")
+    finish(nodes, f"{name}-again")
+    assert levels(run) == [("leave", "done", "exact")]
+    check(run)
+
+
+def test_masked_heads_forget_exactly_though_the_server_is_killed_in_the_forget(
+    nodes: Deployment, tmp_path: Path
+) -> None:
+    marker = tmp_path / "killed"
+    app, run = head_app(nodes, tmp_path, marker, masked=True)
+    nodes.flwr_run(app, "masked")
+    finish(nodes, "masked")
+    assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
+    forget_with_a_kill(nodes, app, run, marker, "masked")
+    assert kept_sum(run).digest() == true_digest([0, 2, 3]) != true_digest([0, 1, 2, 3])
+
+
+def test_groups_forget_exactly_and_refuse_what_cannot_be_used(nodes: Deployment, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+    client = CLIENT.replace("MASKED", "False").replace("\napp =", f"{TROUBLE}\n\napp =")
+    app, run = exact_app(nodes, tmp_path, GROUPS, client, SERVER, marker)
+    nodes.flwr_run(app, "groups-1")
+    finish(nodes, "groups-1")
+    with sifu.open_run(run).reader() as reader:
+        refusals = [row for event in reader.events() for row in event.content.get("refusals", ())]
+    assert [(row["client"], row["reason"]) for row in refusals] == [("site-3", "not finite"), ("site-3", "wrong shape")]
+    forget_with_a_kill(nodes, app, run, marker, "groups")
+    assert sifu.open_run(run).outcomes()[0].method == "groups"
+
+
+def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never_returns(
+    nodes: Deployment, tmp_path: Path
+) -> None:
+    app, run = head_app(nodes, tmp_path, tmp_path / "killed", masked=False)
+    (tmp_path / "killed").touch()  # the server need not kill itself here
+    nodes.flwr_run(app, "plain-1")
+    nodes.wait_for(lambda: query(run, "SELECT 1 FROM events WHERE kind = 'clients admitted'"), 300, "the profiles")
+    nodes.wait_for(lambda: running(nodes.processes["node0"].pid, "flwr-clientapp"), 300, "a message")
+    nodes.kill("superlink", signal.SIGKILL)
+    nodes.kill("plain-1", signal.SIGKILL)
+    nodes.superlink()
+    nodes.flwr_run(app, "plain-2")
+    finish(nodes, "plain-2")
+    assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
+    check(run)
+    # It never returns; what comes back in its place has another key, which is on no list.
+    nodes.kill("node3", signal.SIGKILL)
+    make_node_key(nodes.folder / "fresh")
+    nodes.register("fresh")
+    nodes.supernode("fresh", f"partition-id=3 num-partitions={NODES}")
+    assert nodes.sifu("request", run, "--clients", "site-1", "--id", "leave").returncode == 0
+    nodes.flwr_run(app, "plain-3")
+    finish(nodes, "plain-3")
+    assert levels(run) == [("leave", "done", "exact")]
+    assert kept_sum(run).digest() == true_digest([0, 2])
+    check(run)
