@@ -24,7 +24,7 @@ from sifu.engines.flower.kept_checkpoints import witness_mod
 from sifu.engines.flower.own import RATE_KEYS
 from sifu.errors import InputError
 from sifu.launch.spec_files import load_spec
-from sifu.record.progress import Progress
+from sifu.record.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.server.own_app import OwnOptions, make_own_server
 
