@@ -19,13 +19,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 from hypothesis import HealthCheck, settings
 
+
+def examples(most: int) -> int:
+    """How many examples a property sees: a third of `most`, and all of them with SIFU_EXAMPLES=all, as in CI."""
+    return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 3)
+
+
 # Property tests see the same examples on every run, with no deadline on a shared machine.
 settings.register_profile(
     "repeatable",
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=45,
+    max_examples=examples(45),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")

@@ -13,10 +13,11 @@ from scipy import stats
 from sifu.audit.empirical import clopper_pearson, epsilon_lower_bound, gaussian_epsilon
 from sifu.errors import InputError
 from sifu.theory.calibration import delta_reached, exact_multiplier
+from suite_setup import examples
 
 
 @given(hits=st.integers(0, 60), trials=st.integers(1, 60), mistake=st.sampled_from([0.05, 0.001, 1e-6]))
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=examples(200), deadline=None)
 def test_clopper_pearson_is_scipys(hits: int, trials: int, mistake: float) -> None:
     hits = min(hits, trials)
     limits = clopper_pearson(hits, trials, mistake)
@@ -25,7 +26,7 @@ def test_clopper_pearson_is_scipys(hits: int, trials: int, mistake: float) -> No
 
 
 @given(epsilon=st.floats(0.05, 30.0), delta=st.sampled_from([1e-5, 1e-2, 0.2]))
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=examples(100), deadline=None)
 def test_gaussian_epsilon_inverts_the_calibration(epsilon: float, delta: float) -> None:
     mu = 1.0 / exact_multiplier(epsilon, delta)
     assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-6, abs=1e-9)

@@ -16,6 +16,7 @@ from sifu.core.spec import DataSpec, Spec, commented_toml
 from sifu.errors import InputError
 from sifu.theory.calibration import LARGEST_NOISE
 from sifu.theory.participation import Participation
+from suite_setup import examples
 
 SECTIONS = {field.name: typing.get_type_hints(Spec)[field.name] for field in fields(Spec) if field.name != "seed"}
 
@@ -148,7 +149,7 @@ FUZZ = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(FUZZ | ANY_JSON)
 @example({"privacy": {"epsilon": 10**400}})  # an integer that no float holds
 @example({"local": {"rate": -(10**400)}})

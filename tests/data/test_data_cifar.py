@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sifu.data.cifar import find, read_cifar
 from sifu.errors import InputError
+from suite_setup import examples
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -101,7 +102,7 @@ def test_an_oversized_file_is_refused_before_it_is_read(tmp_path, write_cifar, m
         read_cifar("cifar10", find("cifar10", tmp_path))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_anywhere_is_read_or_refused_but_never_another_error(tmp_path, write_cifar, data):
     path = tmp_path / "cifar-10-binary.tar.gz"

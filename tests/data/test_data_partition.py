@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sifu.data.partition import KINDS, even_sizes, given_names, partition
 from sifu.errors import InputError
+from suite_setup import examples
 
 BALANCED = np.repeat(np.arange(10), 100)
 
@@ -25,7 +26,7 @@ def check_disjoint(parts, samples):
     assert taken.max() < samples
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     kind=st.sampled_from(["iid", "one_class", "dirichlet"]),
     class_sizes=st.lists(st.integers(5, 30), min_size=1, max_size=6),
@@ -139,7 +140,7 @@ def test_identity_groups_whole_consecutive_people():
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     person_sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
     clients=st.integers(1, 10),

@@ -26,6 +26,7 @@ from sifu.data.feature_maps.feature_map import drawn_normals
 from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError
 from sifu.theory.closed_form import Targets, fit_head, total
+from suite_setup import examples
 
 torch = pytest.importorskip("torch")
 
@@ -105,7 +106,7 @@ def test_filters_give_the_features_of_plain_python_integers() -> None:
     assert np.count_nonzero(expected) > 10
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 3), st.integers(2, 7), st.integers(0, 2**20))
 def test_filters_are_whole_numbers_that_sum_to_zero_and_fit_float32(channels: int, patch: int, seed: int) -> None:
     bank = bank_module.FilterBank((channels, 40, 40), 5, patch, 2, seed)

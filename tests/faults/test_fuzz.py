@@ -27,10 +27,11 @@ from run_tools import environment
 from sifu.api import load_spec, restore, verify_certificate, verify_run
 from sifu.core.spec import Spec, commented_toml
 from sifu.errors import SifuError
+from suite_setup import examples
 
 CORPUS = Path(__file__).with_name("corpus")
 QUICK = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
 )
 scalars = st.one_of(
     st.none(),

@@ -24,6 +24,7 @@ from sifu.planning.noise_healing import Healing
 from sifu.record.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
 from sifu.record.run_view import RunView
 from sifu.store.table_rows import EvaluationRow
+from suite_setup import examples
 
 SPEC = small_spec(
     data={"clients": 60, "samples_per_client": 12}, local={"steps": 5}, stop={"target": 0.96, "max_rounds": 300}
@@ -81,7 +82,7 @@ def rehearsed(engine: Diagonal, position: Position = LONG) -> list[EvaluationRow
 
 
 @given(st.floats(0.0, 2.0), st.floats(0.1, 0.9))
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=examples(20))
 def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float) -> None:
     h = np.arange(1.0, 3001.0) ** -decay
     healed = healed_noise(rehearsed(Diagonal(h, rate)))
@@ -145,7 +146,7 @@ def test_noise_that_helps_tells_nothing() -> None:
     st.lists(st.floats(1e-5, 10.0), min_size=2, max_size=3),
     st.lists(st.floats(-0.01, 0.5), min_size=6, max_size=6),
 )
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=examples(100))
 def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong: list[float]) -> None:
     at_once, *after = sorted(losses, reverse=True)
     healed = HealedNoise(0.3, tuple(after), tuple(wrong[: len(after)]))

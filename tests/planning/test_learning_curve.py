@@ -19,6 +19,7 @@ from sifu.planning.learning_curve import ErrorCurve, LearningCurve
 from sifu.planning.measure import rise_of_loss, rises_of_loss
 from sifu.record.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
 from sifu.record.run_view import ACTIVE, RunView
+from suite_setup import examples
 
 SPEC = small_spec(
     data={"clients": 40, "samples_per_client": 10}, local={"steps": 5}, stop={"target": 0.93, "max_rounds": 300}
@@ -34,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.floats(0.0, 0.8), st.floats(0.3, 1.2), st.integers(20, 400))
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 def test_a_power_law_with_a_floor_is_continued(floor: float, exponent: float, end: int) -> None:
     def truth(n: float) -> float:
         return floor + (1.0 + n) ** -exponent
@@ -210,7 +211,7 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
 
 
 @given(st.floats(0.1, 0.9), st.floats(0.1, 1.0), st.integers(6, 300))
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 def test_errors_that_follow_a_power_law_are_continued(first: float, exponent: float, end: int) -> None:
     curve = ErrorCurve.fit(range(end + 1), [1.0 - first * max(n, 1) ** -exponent for n in range(end + 1)], 10**9)
     assert curve is not None

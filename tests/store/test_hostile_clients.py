@@ -23,6 +23,7 @@ from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.theory.facts import FIXED_CONSTANTS, ClientProfile
+from suite_setup import examples
 
 VICTIM, FORGOTTEN = 3, 0
 Corruption = Callable[[Reply], list[Reply]]
@@ -281,7 +282,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
 
 
 @given(st.floats(0.01, 2.0), st.floats(0.5, 2.0), st.integers(0, 5))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: float, seed: int) -> None:
     """Delta_c <= 2 g w_c U, whatever the clients send; the drifts are those the engine reports."""
     from sifu.theory.sensitivity import client_increments
@@ -316,7 +317,7 @@ CLIENTS = (ClientProfile("a", 5, 1), ClientProfile("b", 7, 1))
     st.one_of(st.integers(-9, 9), st.floats(), st.text(max_size=3)),
     st.one_of(st.none(), st.lists(st.floats(), max_size=4).map(np.array), st.binary(max_size=24)),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_whatever_arrives_the_gate_answers(client: Any, position: Any, samples: Any, vector: Any) -> None:
     gate = ReplyGate(np.zeros(3), Position(0, 1), [0, 1], LAYOUT, CLIENTS, ReplyRules("reply"))
     refused = gate.take(Reply(client, position, samples, vector))

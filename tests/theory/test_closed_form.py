@@ -34,6 +34,7 @@ from sifu.theory.closed_form.statistics_check import (
     is_semi_definite,
 )
 from sifu.theory.closed_form.sums import exact_blocks, statistics_of_chunks
+from suite_setup import examples
 
 Floats = NDArray[np.float64]
 FIXED = FixedPoint(features=4, outputs=3)
@@ -50,7 +51,7 @@ def samples(count: int, seed: int, fixed: FixedPoint = FIXED) -> tuple[Floats, F
 # ---- exact integers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 40), st.integers(0, 2**32), st.integers(2, 20), st.integers(2, 20))
 def test_statistics_are_those_of_python_integers(count: int, seed: int, feature_bits: int, target_bits: int) -> None:
     fixed = replace(FIXED, feature_bits=feature_bits, target_bits=target_bits)
@@ -105,7 +106,7 @@ def never_had_it(held: dict[int, tuple[Floats, Floats]]) -> Statistics:
     return total(FIXED, (statistics_of(FIXED, *held[client]) for client in sorted(held)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(OPERATIONS)
 def test_whatever_left_leaves_no_bit(operations: list[Operation]) -> None:
     sums, _, held = follow(operations)
@@ -129,7 +130,7 @@ def test_negative_control_float64_sums_keep_traces() -> None:
     assert not np.array_equal(floats, fresh)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.data())
 def test_neither_order_nor_pieces_matter(seed: int, count: int, data: st.DataObject) -> None:
     phi, targets = samples(count, seed)
@@ -257,7 +258,7 @@ def test_hostile_statistics_are_refused_and_named(flaw: Flaw) -> None:
     assert refusal.value.flaw is flaw
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 2**32), st.integers(0, 3))
 def test_honest_statistics_pass_even_where_they_are_singular(count: int, seed: int, copies: int) -> None:
     phi, targets = samples(count, seed)
@@ -286,7 +287,7 @@ def wide_gram(count: int, seed: int) -> Integers:
     return statistics_of(WIDE, phi, np.zeros((count, 1))).gram
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) -> None:
     gram = wide_gram(count, seed)
@@ -298,7 +299,7 @@ def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) ->
     assert smallest_eigenvalue(gram[present]) > -TOLERANCE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32), st.floats(-13.0, 0.0), st.data())
 def test_a_negative_direction_is_refused_wherever_it_lies(
     count: int, seed: int, magnitude: float, data: st.DataObject

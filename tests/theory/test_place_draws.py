@@ -20,6 +20,7 @@ from sifu.theory.draws import (
     smallest_scores,
 )
 from sifu.theory.participation import Participation
+from suite_setup import examples
 
 WORD = 2**64
 
@@ -48,7 +49,7 @@ def test_keys_and_scores_are_those_of_plain_integers(seed: int, place: list[int]
     assert scores(key, np.array(indices)).tolist() == [score(int(key), index) for index in indices]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, 300, 16384, 16385, 40_000]), st.floats(0.0, 1.0))
 def test_the_short_cut_finds_exactly_what_is_below(seed: int, count: int, fraction: float) -> None:
     index = np.arange(count) * 3 + 1
@@ -62,7 +63,7 @@ def test_the_short_cut_finds_exactly_what_is_below(seed: int, count: int, fracti
         assert scores_below(key, Places.of(index[:300]), limit)[0].tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3000), st.integers(1, 500))
 def test_the_smallest_are_the_smallest(seed: int, size: int, count: int) -> None:
     index = np.arange(size) * 2

@@ -30,6 +30,7 @@ from tiny_federation import (
 
 from sifu.theory.history import client_curve, joint_curve
 from sifu.theory.regularity import LocalRegularity, classify, largest_certified_rate, largest_momentum_step
+from suite_setup import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -130,7 +131,7 @@ def test_tracker_and_history_agree(family: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
     """By the Gram matrix and by the triangle inequality; the first is never looser than the second."""
@@ -268,7 +269,7 @@ def plain_recursion(
     return values
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(seed=SEEDS, family=st.sampled_from(FAMILIES[:5]))
 def test_the_plain_recursion_is_the_tracker(seed: int, family: str) -> None:
     """So that each negative control below is one edit away from the rule under test (g <= 1 or no averaging)."""

@@ -26,6 +26,7 @@ from sifu.theory.calibration import exact_multiplier
 from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve, joint_curve
 from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import Choice, Exposure, Subject, charge, choose_node, is_allowed, least_noise, least_noises
+from suite_setup import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -209,7 +210,7 @@ FAMILIES = ("tight", "strongly convex", "convex", "smooth", "momentum convex", "
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=SEEDS)
 def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, seed: int) -> None:
     operator = None

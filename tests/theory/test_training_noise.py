@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sifu.theory.calibration import delta_reached, exact_multiplier
 from sifu.theory.composition import composed_ratio, gaussian_epsilon, one_round_epsilon, promise_of
+from suite_setup import examples
 
 
 def ratio(own: list[int], rounds: list[list[int]], noise: float) -> float:
@@ -80,7 +81,7 @@ def removal(updates: np.ndarray, samples: np.ndarray, gone: int) -> float:
     return float(np.linalg.norm(samples @ updates / samples.sum() - without))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.data())
 def test_a_mean_of_clipped_updates_moves_by_twice_the_weight(seed: int, count: int, data: st.DataObject) -> None:
     generator = np.random.default_rng(seed)

@@ -24,6 +24,7 @@ from run_tools import columns, connect, copy_run, dump, run_cli, small_spec
 from sifu.api import Verification, verify_certificate, verify_run
 from sifu.errors import SifuError
 from sifu.verify.value_comparison import agree
+from suite_setup import examples
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def test_one_flipped_byte_of_the_database_is_caught_or_changes_nothing(
     folder = copy_run(run_with_requests, tmp_path_factory.mktemp("bytes") / "run")
     original, content = dump(folder), (folder / "run.db").read_bytes()
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.integers(0, len(content) - 1), st.integers(1, 255))
     def flip(place: int, change: int) -> None:
         for leftover in ("run.db-wal", "run.db-shm"):

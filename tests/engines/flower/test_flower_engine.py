@@ -20,6 +20,7 @@ from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
 from sifu.engines.sim.client_updates import average_models
 from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from suite_setup import examples
 
 PROBLEMS = {
     "softmax, everyone": {},
@@ -180,7 +181,7 @@ def test_clients_that_are_left_out_are_never_spoken_to() -> None:
     assert HASTY.min_replies == 1
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(
     st.integers(1, 9), st.sampled_from([1, 3, 700, 20_000]), st.floats(1e-160, 1e140), st.booleans(), st.integers(0, 99)
 )

@@ -31,6 +31,7 @@ from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN, 
 from sifu.errors import InputError
 from sifu.theory.facts import CLAIMED
 from sifu.theory.sensitivity import client_increments
+from suite_setup import examples
 
 PROBLEMS = {
     "softmax, everyone": {},
@@ -48,7 +49,7 @@ PROBLEMS = {
 # -- the arithmetic ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(3, 7), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 2**32 - 1))
 def test_masks_cancel_in_the_whole_sum_and_the_mean_is_as_exact_as_said(
     count: int, size: int, spread: float, seed: int

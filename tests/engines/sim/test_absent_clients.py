@@ -29,6 +29,7 @@ from sifu.engines.sim import (
 from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.models import Model
 from sifu.theory.participation import Participation
+from suite_setup import examples
 
 ROUNDS = 3
 SIZES = (9, 30, 17, 5, 64, 21, 33, 12)
@@ -155,7 +156,7 @@ def test_clients_that_were_moved_together_train_as_before() -> None:
     assert np.array_equal(rounds(used, everyone), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=3, max_size=9),
     name=st.sampled_from([name for name in WAYS if name not in ("network", "module")]),

@@ -14,6 +14,7 @@ from sifu.engines.sim.client_blocks import Part, make_block
 from sifu.engines.sim.client_updates import TOLERATED_EXCESS, DualUpdates, average
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.objectives import OBJECTIVES
+from suite_setup import examples
 
 Extended = np.longdouble
 pytestmark = pytest.mark.skipif(np.finfo(Extended).eps > 1e-18, reason="long double is no wider than double here")
@@ -83,7 +84,7 @@ def test_a_distance_that_overflowed_bounds_nothing():
     assert averaged.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(2, 12),
     st.integers(1, 60),
@@ -110,7 +111,7 @@ def test_drifts_are_never_below_the_truth(count, features, outputs, seed, closen
         assert (measured.drifts <= drifts * (1.0 + TOLERATED_EXCESS) + 1e-12 * size * (1 + rows)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(5, 10), min_size=2, max_size=20), st.integers(1, 60), st.integers(0, 10**6))
 def test_unequal_clients_with_updates_of_their_own_are_tight(sizes, features, seed):
     generator = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ from sifu.engines.sim.local_training import batch_sequence
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.errors import InputError
+from suite_setup import examples
 
 FACTORS = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}
 
@@ -33,7 +34,7 @@ def reference(x: np.ndarray, factor: float) -> float:
 
 
 @pytest.mark.parametrize("kind", FACTORS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6), st.sampled_from([1e-3, 1.0, 1e4]), st.booleans())
 def test_beta_is_never_below_the_reference_and_hardly_above(kind, samples, features, seed, scale, single):
     x = scale * np.random.default_rng(seed).standard_normal((samples, features))
@@ -44,7 +45,7 @@ def test_beta_is_never_below_the_reference_and_hardly_above(kind, samples, featu
     assert measured.energy >= measured.smoothness - 0.25 - 1e-8 * measured.smoothness
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 40), st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**6))
 def test_the_batch_beta_bounds_every_batch_drawn(samples, batch_size, features, seed):
     x = np.random.default_rng(seed).standard_normal((samples, features)) * 3.0
@@ -113,7 +114,7 @@ def test_samples_whose_squares_overflow_are_refused():
         curvature(np.full((2, 2), 1e200), OBJECTIVES["softmax"], LocalTraining(0.1, 1), "huge")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12), st.integers(1, 40), st.sampled_from([None, 3, 8]))
 def test_clients_side_by_side_have_the_curvature_they_have_alone(sizes, features, batch_size):
     """Padding to a common size, and the pieces that bound memory, change nothing."""
