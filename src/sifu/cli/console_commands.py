@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,12 @@ def serve(
         list[str] | None,
         typer.Option("--proxy", help="Believe X-Forwarded-For of this address; may be given again.", metavar="ADDRESS"),
     ] = None,
+    issuer: Annotated[
+        str | None, typer.Option("--sign-in", help="Let people sign in with this OpenID Connect issuer.", metavar="URL")
+    ] = None,
+    client: Annotated[
+        str, typer.Option("--sign-in-client", help="Our id there; its secret is SIFU_SIGN_IN_SECRET.", metavar="ID")
+    ] = "sifu",
     webhooks: Annotated[
         list[str] | None, typer.Option("--webhook", help="Tell this URL of requests; may be given again.")
     ] = None,
@@ -54,6 +61,11 @@ def serve(
         from sifu.console.app import Settings, make_app
     except ModuleNotFoundError as error:
         raise InputError(f"the console needs {error.name}: pip install 'sifu[console]'") from error
+    provider = None
+    if issuer is not None:
+        from sifu.console.sign_in import SignIn
+
+        provider = SignIn(issuer, client, os.environ.get("SIFU_SIGN_IN_SECRET", ""))
     listening = listen(binding)
     app = make_app(
         Settings(
@@ -63,6 +75,7 @@ def serve(
             hosts=[host, *(names or [])],
             secure_cookie=binding.encrypted,
             webhooks=webhooks or [],
+            provider=provider,
         )
     )
     out.print(f"The console listens at {'https' if binding.tls else 'http'}://{host}:{port}", markup=False)
@@ -85,6 +98,9 @@ def create_token(
         typer.Option("--role", help="requester, approver, auditor or operator; may be given again.", metavar="ROLE"),
     ],
     days: Annotated[int | None, typer.Option("--days", help="How long it works.", show_default="for ever")] = None,
+    sign_in: Annotated[
+        bool, typer.Option("--sign-in", help="They sign in elsewhere (sifu serve --sign-in) as this e-mail address.")
+    ] = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Make a token and show it once; only a hash of it is stored.
@@ -95,7 +111,7 @@ def create_token(
     from sifu.cli.output import tell
     from sifu.console.tokens import TokenFile, state_folder
 
-    created, secret = TokenFile(state_folder(folder)).create(name, roles, days)
+    created, secret = TokenFile(state_folder(folder)).create(name, roles, days, sign_in=sign_in)
     tell(
         format,
         {
@@ -107,8 +123,8 @@ def create_token(
         },
         f"Token {created.id} of {created.name} ({', '.join(created.roles)})"
         f"{f', until {created.expires}' if created.expires else ''}:",
-        f"  {secret}",
-        "It is shown this once. Hand it over on a safe way.",
+        f"  {secret or 'none: they sign in with their provider'}",
+        *(["It is shown this once. Hand it over on a safe way."] if secret else []),
     )
 
 

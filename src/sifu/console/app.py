@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +25,9 @@ from sifu.console.streaming import Broadcast
 from sifu.console.tokens import TokenFile
 from sifu.console.webhooks import Webhooks
 from sifu.errors import SifuError
+
+if TYPE_CHECKING:
+    from sifu.console.sign_in import SignIn
 
 STATIC = {
     "console.css": "text/css; charset=utf-8",
@@ -44,6 +48,7 @@ class Settings:
     hosts: Collection[str] = ()
     secure_cookie: bool = False
     webhooks: Sequence[str] = ()
+    provider: SignIn | None = None
     per_second: float = 200.0
     burst: int = 600
 
@@ -53,7 +58,7 @@ def make_app(settings: Settings) -> ASGIApp:
     tokens = TokenFile(settings.state)
     desk = Desk(settings.folders, settings.state, settings.data_folder)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
-    console = Console(desk, tokens, Sessions(tokens), settings.secure_cookie, logins)
+    console = Console(desk, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
 
     @asynccontextmanager
     async def watching(app: Starlette) -> AsyncIterator[None]:
@@ -65,6 +70,10 @@ def make_app(settings: Settings) -> ASGIApp:
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
     probes = [Route(path, _probe) for path in PROBES]
     routes = [*probes, *pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
+    if settings.provider is not None:
+        from sifu.console.sign_in import ROUTES
+
+        routes += ROUTES
     handlers = {TooLargeError: _too_large, TooSlowError: _too_slow}
     app = Starlette(routes=routes, lifespan=watching, exception_handlers=handlers)
     app.state.console = console

@@ -37,6 +37,8 @@ class Console:
     sessions: Sessions
     secure_cookie: bool
     logins: RateLimit
+    sign_in: Any = None
+    """A `sign_in.SignIn`, where people may sign in through a provider."""
 
 
 class NotKnownError(SifuError):

@@ -271,7 +271,7 @@ class Desk:
         return [row for row in waiting if row.request in own]
 
     def lines(self, who: Token, key: str | None = None) -> list[RequestLine]:
-        """The requests of all runs that somebody sees, or of one run: what is overdue first, then by deadline; what is
+        """The requests of all runs that a person sees, or of one run: what is overdue first, then by deadline; what is
         settled comes last, the latest first."""
         lines: list[RequestLine] = []
         for run in self.runs(who) if key is None else [self.find(who, key)]:
@@ -490,7 +490,7 @@ class Desk:
                 write_atomically(self.state / VERIFICATIONS, json.dumps(content, indent=1).encode())
 
     def demand(self, who: Token, right: Right) -> None:
-        """Refuse what somebody's roles do not allow."""
+        """Refuse what a person's roles do not allow."""
         if not who.may(right):
             raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from sifu.choices import terms_on_offer
 from sifu.console.asking import (
+    Console,
     NotKnownError,
     client_names,
     console_of,
@@ -28,7 +29,7 @@ from sifu.console.charts import charts
 from sifu.console.desk import Desk, RunAtDesk
 from sifu.console.rendering import expected_words, render
 from sifu.console.roles import TERMS_OF_REQUESTERS
-from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
+from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Session, Visitor
 from sifu.console.tokens import Token
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO, RequestTerms
@@ -95,7 +96,11 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
 
 async def show_login(request: Request) -> Response:
     """The door."""
-    return show("login.html", None, wrong=False)
+    return _door(request)
+
+
+def _door(request: Request, code: int = 200) -> Response:
+    return show("login.html", None, code, wrong=code == 401, sign_in=console_of(request).sign_in is not None)
 
 
 @page
@@ -106,12 +111,14 @@ async def log_in(request: Request) -> Response:
     session = await work(console.sessions.begin, fields.get("token", ""))
     if session is None:
         # Only wrong ones are counted, so that they lock out no one else who comes from the same address.
-        allowed = console.logins.allows(request.client.host if request.client else "unknown")
-        sentence = "too many attempts: wait a minute"
-        return (
-            show("login.html", None, 401, wrong=True) if allowed else show("error.html", None, 429, sentence=sentence)
-        )
-    response = RedirectResponse("/", 303)
+        if console.logins.allows(request.client.host if request.client else "unknown"):
+            return _door(request, 401)
+        return show("error.html", None, 429, sentence="too many attempts: wait a minute")
+    return enter(console, session, RedirectResponse("/", 303))
+
+
+def enter(console: Console, session: Session, response: Response) -> Response:
+    """Hand a browser the cookie of its session."""
     response.set_cookie(
         COOKIE,
         session.id,

@@ -60,8 +60,10 @@ class Sessions:
     def begin(self, secret: str) -> Session | None:
         """A new session for the owner of a token."""
         token = self._tokens.owner(secret.strip())
-        if token is None:
-            return None
+        return None if token is None else self.begin_for(token)
+
+    def begin_for(self, token: Token) -> Session:
+        """A new session for a person who showed who they are."""
         session = Session(secrets.token_urlsafe(32), token, secrets.token_urlsafe(32))
         with self._lock:
             now = time.monotonic()

@@ -29,6 +29,8 @@ TOKENS_FILE = "tokens.json"
 PREFIX = "sifu_"
 """So that a token that leaked into a repository is found by those who look for such things."""
 LONGEST_DAYS = 3650
+SIGN_IN = "sign-in:"
+"""In the place of a hash: its owner signs in through a provider, and no secret is of this form."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,20 @@ class TokenFile:
         token = self._by_hash().get(hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest())
         return token if token is not None and token.works(_today()) else None
 
+    def signed_in(self, name: str) -> Token | None:
+        """The person who signs in through a provider under this name, if they may now."""
+        people = (token for token in self._by_hash().values() if token.hash.startswith(SIGN_IN))
+        return next((who for who in people if same_person(who.name) == same_person(name) and who.works(_today())), None)
+
     def still_works(self, token: Token) -> Token | None:
         """The same token as it is now, if it still works."""
         now = self._by_hash().get(token.hash)
         return now if now is not None and now.works(_today()) else None
 
-    def create(self, name: str, roles: Sequence[str], days: int | None = None) -> tuple[Token, str]:
-        """A new token and its secret, which is stored nowhere."""
+    def create(
+        self, name: str, roles: Sequence[str], days: int | None = None, *, sign_in: bool = False
+    ) -> tuple[Token, str]:
+        """A new token and its secret, which is stored nowhere; nothing opens that of one who signs in elsewhere."""
         owner = actor_name(name).strip()
         unknown = [role for role in roles if role not in ROLES]
         if unknown or not roles:
@@ -96,12 +105,12 @@ class TokenFile:
                 id=secrets.token_hex(4),
                 name=owner,
                 roles=tuple(role for role in ROLES if role in roles),
-                hash=hashlib.sha256(secret.encode()).hexdigest(),
+                hash=SIGN_IN + secrets.token_hex(8) if sign_in else hashlib.sha256(secret.encode()).hexdigest(),
                 created=_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
                 expires=expires,
             )
             tokens.append(token)
-        return token, secret
+        return token, "" if sign_in else secret
 
     def revoke(self, name_or_id: str) -> list[Token]:
         """Let a token open nothing from now on, by its id or its owner's name."""

@@ -1,0 +1,107 @@
+"""Sign-in through OpenID Connect: the provider says who people are, `tokens.json` says what they may do.
+
+People are named by the e-mail address that their provider verified. What lies between the two visits to the console is
+kept here, in memory, under a cookie of its own: the cookie of a session is not sent when another site leads back.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from authlib.integrations.base_client import OAuthError
+from authlib.integrations.starlette_client import OAuth
+from httpx import HTTPError
+from joserfc.errors import JoseError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sifu.console.asking import console_of, work
+from sifu.console.pages import enter, page, show
+from sifu.console.serving import is_loopback
+from sifu.errors import InputError
+
+COOKIE = "sifu_sign_in"
+MOST_SECONDS, MOST_UNDER_WAY = 600.0, 1000
+
+
+@dataclass
+class SignIn:
+    """A provider, and the sign-ins that are under way: what was agreed with it, by the cookie of the browser."""
+
+    issuer: str
+    client: str
+    secret: str
+    under_way: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        address = urlsplit(self.issuer)
+        if address.scheme != "https" and not (address.scheme == "http" and is_loopback(address.hostname or "")):
+            raise InputError(f"--sign-in {self.issuer} is not an https address: names would be sent in the clear")
+        self.provider = OAuth().register(
+            "provider",
+            client_id=self.client,
+            client_secret=self.secret,
+            server_metadata_url=f"{self.issuer.rstrip('/')}/.well-known/openid-configuration",
+            client_kwargs={"scope": "openid email", "code_challenge_method": "S256", "timeout": 20.0},
+        )
+
+    def begin(self, browser: str) -> dict[str, Any]:
+        """Room for what is agreed with the provider for one browser."""
+        now = time.monotonic()
+        self.under_way = {key: entry for key, entry in self.under_way.items() if now - entry[0] < MOST_SECONDS}
+        while len(self.under_way) >= MOST_UNDER_WAY:
+            del self.under_way[next(iter(self.under_way))]
+        self.under_way[browser] = (now, {})
+        return self.under_way[browser][1]
+
+    def agreed(self, browser: str) -> dict[str, Any]:
+        """What was agreed for a browser; it serves once."""
+        since, agreed = self.under_way.pop(browser, (0.0, {}))
+        return agreed if time.monotonic() - since < MOST_SECONDS else {}
+
+
+@page
+async def begin(request: Request) -> Response:
+    """Send a browser to the provider."""
+    console = console_of(request)
+    sign_in: SignIn = console.sign_in
+    browser = secrets.token_urlsafe(32)
+    request.scope["session"] = sign_in.begin(browser)
+    back = f"{'https' if console.secure_cookie else 'http'}://{request.headers['host']}/sign-in/back"
+    try:
+        response: Response = await sign_in.provider.authorize_redirect(request, back)
+    except (OAuthError, HTTPError, ValueError) as error:
+        raise InputError(f"the provider to sign in with does not answer as one ({type(error).__name__})") from error
+    options: dict[str, Any] = {"httponly": True, "samesite": "lax", "secure": console.secure_cookie}
+    response.set_cookie(COOKIE, browser, max_age=int(MOST_SECONDS), path="/sign-in", **options)
+    return response
+
+
+@page
+async def come_back(request: Request) -> Response:
+    """Begin a session for whom the provider names, if they may do anything here."""
+    console = console_of(request)
+    sign_in: SignIn = console.sign_in
+    request.scope["session"] = sign_in.agreed(request.cookies.get(COOKIE, ""))
+    try:
+        answer = await sign_in.provider.authorize_access_token(request)
+    except (OAuthError, JoseError, HTTPError, ValueError) as error:
+        sentence = f"the sign-in did not work ({type(error).__name__}): begin again"
+        return show("error.html", None, 401, sentence=sentence)
+    claims = answer.get("userinfo") or {}
+    token = None
+    if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
+        token = await work(console.tokens.signed_in, claims["email"])
+    if token is None:
+        sentence = "your provider knows you, but no one with your verified e-mail address may do anything here"
+        return show("error.html", None, 403, sentence=sentence)
+    # A page of ours that leads on: the session's cookie is not sent on a way that began at another site.
+    return enter(console, console.sessions.begin_for(token), show("signed_in.html", None))
+
+
+ROUTES = [Route("/sign-in", begin), Route("/sign-in/back", come_back)]

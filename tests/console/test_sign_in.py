@@ -1,0 +1,118 @@
+"""Sign-in through OpenID Connect, against a provider on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from provider_for_tests import ProviderForTests
+
+import sifu
+from run_tools import Command
+from sifu.console.app import Settings, make_app
+from sifu.console.sign_in import SignIn
+from sifu.console.tokens import TokenFile, state_folder
+from sifu.errors import InputError
+
+ANN = {"email": "Ann@hospital.example", "email_verified": True}
+
+
+@pytest.fixture
+def provider() -> Iterator[ProviderForTests]:
+    provider = ProviderForTests()
+    yield provider
+    provider.server.shutdown()
+
+
+@pytest.fixture
+def signing_desk(desk: Any, provider: ProviderForTests) -> Any:
+    """The desk with a provider, and one approver who signs in there."""
+    TokenFile(state_folder(desk.folder)).create("ann@hospital.example", ["approver"], sign_in=True)
+    settings = Settings([desk.folder], state_folder(desk.folder), provider=SignIn(provider.issuer, "sifu", "secret"))
+    desk.app = make_app(settings)
+    return desk
+
+
+def sign_in(desk: Any) -> tuple[Any, Any]:
+    """A browser that goes to the provider and back: the browser, and the console's last answer."""
+    browser = desk.stranger()
+    sent = browser.get("/sign-in")
+    assert sent.status_code == 302
+    back = httpx.get(sent.headers["location"], follow_redirects=False).headers["location"]
+    return browser, browser.get(f"{urlsplit(back).path}?{urlsplit(back).query}")
+
+
+def test_an_approver_signs_in_and_approves_under_their_identity(signing_desk: Any, provider: ProviderForTests) -> None:
+    north = signing_desk.key("north")
+    body = {"clients": ["client-003"], "request": "a"}
+    assert signing_desk.program("rita").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+    provider.claims = ANN
+    browser, answer = sign_in(signing_desk)
+    assert "You are signed in" in answer.text
+    assert "samesite=strict" in answer.headers["set-cookie"].lower()
+    page = browser.get(f"/runs/{north}/requests/1").text
+    fields = {name: page.split(f'name="{name}" value="')[1].split('"')[0] for name in ("csrf", "request", "terms")}
+    browser.post(f"/runs/{north}/decide", data=fields | {"decision": "approved", "number": "1"})
+    status = sifu.open_run(signing_desk.folder / "north").request_record("a").status
+    assert status.approvals == ("ann@hospital.example",)
+
+
+@pytest.mark.parametrize(
+    ("claims", "status"),
+    [
+        (ANN | {"email_verified": False}, 403),
+        ({"email": "ann@hospital.example"}, 403),
+        ({"email": "eve@hospital.example", "email_verified": True}, 403),
+        ({"email": "otto", "email_verified": True}, 403),  # one with a token does not sign in elsewhere
+        (ANN | {"iss": "https://other.example"}, 401),
+        (ANN | {"aud": "another"}, 401),
+        (ANN | {"nonce": "another"}, 401),
+        (ANN | {"exp": 1000}, 401),
+    ],
+)
+def test_others_do_not_get_in(signing_desk: Any, provider: ProviderForTests, claims: Any, status: int) -> None:
+    provider.claims = claims
+    browser, answer = sign_in(signing_desk)
+    assert answer.status_code == status
+    assert browser.get("/").status_code == 303  # to the door
+
+
+def test_a_forged_signature_or_a_way_back_without_a_beginning_opens_nothing(
+    signing_desk: Any, provider: ProviderForTests
+) -> None:
+    from joserfc.jwk import RSAKey
+
+    provider.claims = ANN
+    browser = signing_desk.stranger()
+    location = browser.get("/sign-in").headers["location"]
+    back = httpx.get(location, follow_redirects=False).headers["location"]
+    path = f"/sign-in/back?{urlsplit(back).query}"
+    assert signing_desk.stranger().get(path).status_code == 401  # the link in another browser
+    assert browser.get(path.replace("state=", "state=x")).status_code == 401
+    provider.signing_key = RSAKey.generate_key(2048, {"kid": "one"})
+    assert sign_in(signing_desk)[1].status_code == 401
+    assert parse_qs(urlsplit(location).query)["code_challenge_method"] == ["S256"]
+
+
+def test_a_revoked_person_is_out_at_once_and_no_secret_opens_their_entry(
+    signing_desk: Any, provider: ProviderForTests, cli: Command
+) -> None:
+    provider.claims = ANN
+    browser, _ = sign_in(signing_desk)
+    assert browser.get("/").status_code == 200
+    (entry,) = (token for token in TokenFile(state_folder(signing_desk.folder)).all() if "@" in token.name)
+    for secret in (entry.hash, "", "ann@hospital.example"):
+        assert signing_desk.stranger().post("/login", data={"token": secret}).status_code == 401
+    assert cli("token", "revoke", signing_desk.folder, "ann@hospital.example").code == 0
+    assert browser.get("/").status_code == 303
+    assert sign_in(signing_desk)[1].status_code == 403
+
+
+def test_a_console_without_a_provider_offers_none(desk: Any) -> None:
+    assert desk.stranger().get("/sign-in").status_code == 404
+    assert "Sign in with your organisation" not in desk.stranger().get("/login").text
+    with pytest.raises(InputError, match="in the clear"):
+        SignIn("http://provider.example", "sifu", "")
