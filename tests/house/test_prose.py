@@ -50,16 +50,16 @@ DIALECT = (
     "pays",
 )
 IN_SOURCE = {
-    "nobody": 160,
-    "whoever": 77,
-    "somebody": 56,
-    "so many": 28,
-    "by itself": 39,
-    "at hand": 37,
-    "beside": 114,
-    "of its own": 44,
-    "goes on": 34,
-    "pays": 26,
+    "nobody": 112,
+    "whoever": 45,
+    "somebody": 48,
+    "so many": 6,
+    "by itself": 19,
+    "at hand": 26,
+    "beside": 74,
+    "of its own": 24,
+    "goes on": 18,
+    "pays": 22,
 }
 """How often each of them may stand in src: lower a number when you rewrite sentences, never raise one."""
 IN_REFERENCES = {

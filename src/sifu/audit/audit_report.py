@@ -47,7 +47,7 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class SubjectAudit:
-    """One subject: every node's truth beside Psi, and what its releases give away."""
+    """One subject: every node's truth next to Psi, and what its releases give away."""
 
     subject: int
     clients: tuple[str, ...]
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
 
 
 def draw_audit(report: AuditReport) -> Figure:
-    """True distances beside Psi, and the epsilon that attacks show beside the certified one."""
+    """True distances next to Psi, and the epsilon that attacks show next to the certified one."""
     points = [(node.psi, node.distance) for subject in report.subjects for node in subject.nodes]
     bars = [
         plots.EpsilonBar(

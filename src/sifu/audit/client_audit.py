@@ -1,4 +1,4 @@
-"""`sifu client-audit`: what a leaving client can check by itself, without the operator's run.
+"""`sifu client-audit`: what a leaving client can check on its own, without the operator's run.
 
 It has the released models from before and after its request, its own data and its public certificate. From these it can
 tell whether the certificate is complete and names it, whether the model changed at all, and how the two models do on

@@ -1,6 +1,6 @@
 """Negative controls: three operators who cheat, and an honest one, each on a task where it shows.
 
-The task is made so that Psi is the truth: one client pushes a direction that nobody else's data touch, so nothing
+The task is made so that Psi is the truth: one client pushes a direction that no one else's data touch, so nothing
 pulls the model back there and every round adds its full Delta (docs/theory.md, section 3.1). All of the budget is
 used. The honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a
 later node than the budget allows is released, or sensitivities are counted with shares of the whole federation
@@ -80,9 +80,9 @@ class LaterNode(Sifu):
 
 
 def designed_clients(count: int, features: int = 128, samples: int = 4) -> dict[str, tuple[Any, Any]]:
-    """One client wants 1 along a feature of its own; the others want 0 along theirs, and have it from the start.
+    """One client wants 1 along its own feature; the others want 0 along theirs, and have it from the start.
 
-    Features are large beside the bias, the only parameter they share, so that hardly anything is pulled back.
+    Features are large next to the bias, the only parameter they share, so that hardly anything is pulled back.
     """
     large = 10.0
 

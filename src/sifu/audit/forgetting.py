@@ -19,7 +19,7 @@ RELEARN_BRANCH = 1 << 40
 
 @dataclass(frozen=True)
 class WatermarkSuccess:
-    """Accuracy on the clients' marked samples, with their own marks and with marks nobody trained with.
+    """Accuracy on the clients' marked samples, with their own marks and with marks no one trained with.
 
     What the own marks give beyond fresh ones is owed to remembering the mark.
     """
@@ -35,7 +35,7 @@ class WatermarkSuccess:
 
 @dataclass(frozen=True)
 class ForgettingAudit:
-    """The released model beside the one before the request and beside Scratch; dictionaries are by model.
+    """The released model next to the one before the request and next to Scratch; dictionaries are by model.
 
     Accuracy and loss before the request are the recorded ones.
 

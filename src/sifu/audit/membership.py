@@ -7,7 +7,7 @@ fits a normal law to each sample's confidence in either world, and tells the wor
 
 Only the second plays the game that the certificate is about: for each sample it is a test between the two worlds,
 so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also
-reacts to how unlike the held-out samples a client's are, so it is read beside the same attack on Scratch.
+reacts to how unlike the held-out samples a client's are, so it is read next to the same attack on Scratch.
 """
 
 from __future__ import annotations

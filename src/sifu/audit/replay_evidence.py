@@ -1,4 +1,4 @@
-"""What a replay shows: true distances beside Psi, true costs beside charges, and the noise that was drawn."""
+"""What a replay shows: true distances next to Psi, true costs next to charges, and the noise that was drawn."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Evidence:
     sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
     """(theta, phi) by (subject, source of an edge it is charged for)."""
     finals: dict[tuple[int, int], Vector] = field(default_factory=dict)
-    """theta by (subject, final node of its own exact request)."""
+    """theta by (subject, final node of the subject's exact request)."""
     edges: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
     """Source and noised model of the noise edges on the way to these."""
     models: dict[int, Vector] = field(default_factory=dict)
@@ -224,7 +224,7 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
 
 
 def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
-    """By subject: the truth beside Psi at every node that could be replayed."""
+    """By subject: the truth next to Psi at every node that could be replayed."""
     history = {row.node.node for row in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)
@@ -286,7 +286,7 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """Whose absence to replay, those with the largest Psi at their source first, and how many are left out.
 
-    Everyone whom noise of a request promised to hide; where nobody asked yet, the active clients with the largest Psi.
+    Everyone whom noise of a request promised to hide; where no one asked yet, the active clients with the largest Psi.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]

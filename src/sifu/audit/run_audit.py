@@ -212,7 +212,7 @@ class _Audit:
                 f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
                 "replayed; its true and shown epsilon are those of the others"
             )
-        # A client that did not ask is bounded all the same, unless the run's accounting bounds nobody.
+        # A client that did not ask is bounded all the same, unless the run's accounting bounds no one.
         certified = self.options.claims(watched.level) or (
             watched.request is None and self.spec.privacy.accounting == "round"
         )

@@ -17,7 +17,7 @@ from sifu.theory.participation import Participation
 
 
 def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
-    """What a head with so many outputs is fitted to."""
+    """What a head with this many outputs is fitted to."""
     return Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
 
 
@@ -115,7 +115,7 @@ class StatisticsEngine(Protocol):
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The sum of the statistics of `clients`, of whom nobody's own can be told from it.
+    """The sum of the statistics of `clients`, of whom no one's own can be told from it.
 
     `rejections` name those that were refused before they sent anything. `sent` counts the messages with masked
     statistics, those of attempts that were dropped included.

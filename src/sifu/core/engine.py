@@ -200,7 +200,7 @@ def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndic
 
 @runtime_checkable
 class RunsGroupsTogether(Protocol):
-    """An engine to which a round has a cost of its own: it runs one round of several groups at once."""
+    """An engine for which every round has a fixed cost: it runs one round of several groups at once."""
 
     def run_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]

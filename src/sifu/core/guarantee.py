@@ -1,6 +1,6 @@
 """What a certificate says in sentences: what is promised, what is not, what was erased and what remains.
 
-Certificates hold none of these sentences. They are made from its fields whenever somebody reads it, so a better wording
+Certificates hold none of these sentences. They are made from its fields whenever someone reads it, so a better wording
 changes no certificate. `WORDING` counts the versions; a certificate names the one of its time.
 """
 

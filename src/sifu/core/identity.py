@@ -21,7 +21,7 @@ LONGEST_NAME = 200
 def key_fingerprint(pem: bytes) -> str:
     """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex.
 
-    One key and nothing else: beside a second block or a header, a program that checks a signature might read
+    One key and nothing else: next to a second block or a header, a program that checks a signature might read
     another key than is named here, and a stranger would pass for a client.
     """
     match = re.fullmatch(rb"\s*-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*", pem)

@@ -67,7 +67,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, eq=False)
 class ModelPieces:
-    """Flat arrays of one element type, at least one, that follow each other in a model; nobody writes to them.
+    """Flat arrays of one element type, at least one, that follow each other in a model; no one writes to them.
 
     >>> model = ModelPieces((np.array([1.0, 2.0]), np.array([3.0])))
     >>> part = np.empty(2)
@@ -89,7 +89,7 @@ class ModelPieces:
         return (sum(piece.size for piece in self.pieces),)
 
     def read(self, first: int, part: Vector) -> None:
-        """Fill `part` with the entries from number `first` on, as numbers of its own type."""
+        """Fill `part` with the entries from number `first` on, as numbers of its type."""
         done = 0
         for piece in self.pieces:
             if first < piece.size:

@@ -19,7 +19,7 @@ from sifu.theory.composition import TrainingNoise
 Protection = Literal["noise", "training noise", "nothing"]
 """What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
 
-Only the first is charged, covers whoever asked before, and binds later requests to the budgets of its clients."""
+Only the first is charged, covers those who asked before, and binds later requests to the budgets of its clients."""
 
 
 def delta_of_budget(

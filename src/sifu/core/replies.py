@@ -46,7 +46,7 @@ class Reply:
     samples: object
     vector: object
     owned: bool = False
-    """Nobody else holds the array, so it need not be copied before it is checked."""
+    """No one else holds the array, so it need not be copied before it is checked."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ReplyRules:
 class ReplyGate:
     """Checks the replies of one round, one after the other; what it lets through is in `accepted`.
 
-    Without `numbers` everything is checked but the entries of the models, which somebody else has to look at.
+    Without `numbers` everything is checked but the entries of the models, which someone else has to look at.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ReplyGate:
     def finish(self) -> tuple[Rejection, ...]:
         """Every rejection of the round, once all replies were taken; drops the whole round where the rules say so.
 
-        A second or a stray reply takes nothing away from a round. It is dropped whole only if somebody is missing.
+        A second or a stray reply takes nothing away from a round. It is dropped whole only if someone is missing.
         """
         names = {self._clients[client].name for client in self._asked - self.accepted.keys()}
         rejections = [replace(rejection, left_out=rejection.client in names) for rejection in self._refused]

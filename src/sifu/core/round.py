@@ -137,7 +137,7 @@ def run_round(
 ) -> RoundResult:
     """Draw (unless `drawn` is what `draw` returns), collect, gate, average, step.
 
-    A round that nobody takes part in leaves the model as it was.
+    A round that no one takes part in leaves the model as it was.
     """
     if drawn is None:
         drawn = draw(steps.facts.participation, steps.participation_key, setup)

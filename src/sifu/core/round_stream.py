@@ -43,7 +43,7 @@ def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
 
 
 AUTHORS_INTERVALS = ((0.005, 1), (0.01, 2), (0.025, 5), (0.05, 10))
-"""The rule in the code of the paper's authors: within so much of the target, so many rounds between evaluations."""
+"""The rule in the code of the paper's authors: within so much of the target, this many rounds between evaluations."""
 AUTHORS_LONGEST_INTERVAL = 20
 
 
@@ -113,12 +113,12 @@ class StreamedRound:
 
 @runtime_checkable
 class StreamingEngine(Protocol):
-    """An engine that runs ahead by itself."""
+    """An engine that runs ahead on its own."""
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds from `model` until `wanted.stop.max_rounds`, or until nobody takes them any more.
+        """Rounds from `model` until `wanted.stop.max_rounds`, or until no one takes them any more.
 
         They bring an evaluation exactly where `is_evaluated` says so.
         """
@@ -130,12 +130,12 @@ class LosesRounds(Protocol):
     """An engine whose rounds can be lost, since its clients may not answer."""
 
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Whether a round with these participants was lost: nobody took part although clients were asked."""
+        """Whether a round with these participants was lost: no one took part although clients were asked."""
         ...
 
 
 def stop_without(stop: StopSpec, lost: int) -> StopSpec:
-    """The stop rule after so many lost rounds, which do not use up `max_rounds`."""
+    """The stop rule after this many lost rounds, which do not use up `max_rounds`."""
     return replace(stop, max_rounds=stop.max_rounds + lost) if lost else stop
 
 
@@ -230,7 +230,7 @@ def rounds_one_by_one(
     wanted: RoundsWanted,
     evaluate: Callable[[Vector, ClientIndices], Evaluation | None],
 ) -> Iterator[StreamedRound]:
-    """Rounds of an engine that runs each when it is taken; `evaluate` may find that nobody answers (None)."""
+    """Rounds of an engine that runs each when it is taken; `evaluate` may find that no one answers (None)."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on it from round to round
     looked_at = active if wanted.evaluated is None else wanted.evaluated
@@ -276,7 +276,7 @@ class DrawsAhead:
             return draw(self._participation, self._key, setup)
         assert isinstance(places, Places)
         waiting, self._waiting, process = self._waiting, None, os.getpid()
-        # Nobody goes on with what a process had begun before this one was forked off it.
+        # No one continues with what a process had begun before this one was forked off it.
         wanted = waiting is not None and waiting[0] == process and waiting[1] is places and waiting[2] == position
         drawn = waiting[3].result() if waiting is not None and wanted else self._draw(places, position)
         following = Position(position.branch, position.round + 1)

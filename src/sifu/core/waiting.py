@@ -1,6 +1,6 @@
 """When a round closes: after all answers, after a share or a number of them, or after some seconds (`server.wait`).
 
-A round that closes after enough answers leaves out whoever is slower than others, so one client decides whose answers
+A round that closes after enough answers leaves out slower clients, so one client decides whose answers
 count; certificates name that as assumed. A round that closes after a fixed time asks each client for its own answer
 in time, and decides nothing for the others.
 """

@@ -1,6 +1,6 @@
 """What people are told of a request, written once: plans, reports, the client's text and its audit all use these words.
 
-Every sentence is true for whoever may read it. A public certificate says neither whether anything was undone nor
+Every sentence is true for anyone who may read it. A public certificate says neither whether anything was undone nor
 whether a model was erased, so the sentences do not say so either.
 """
 

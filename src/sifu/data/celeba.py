@@ -1,4 +1,4 @@
-"""CelebA as published: aligned faces in a zip or a folder, and three text files beside them.
+"""CelebA as published: aligned faces in a zip or a folder, and three text files next to them.
 
 Faces are resized from 178x218 to 64x64 (bilinear, no crop); the label is the attribute Smiling, and the
 person each face shows is kept, because a client of this set is a group of whole people.

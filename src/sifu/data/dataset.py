@@ -42,7 +42,7 @@ class Scale:
 
 SCALES: Mapping[str, Scale] = MappingProxyType(
     {
-        # Pixels of 0..16. Nobody printed a mean; the middle and half of the range belong to no one's data.
+        # Pixels of 0..16. No one printed a mean; the middle and half of the range belong to no one's data.
         "digits": Scale(16.0, (0.5,), (0.5,)),
         # PyTorch's MNIST example.
         "mnist": Scale(255.0, (0.1307,), (0.3081,)),
@@ -216,7 +216,7 @@ def check_finite(owner: str, field: str, values: Array) -> None:
     """Refuse NaN and Inf: one of them would reach every client's model in the next round."""
     if not np.issubdtype(values.dtype, np.inexact):
         return
-    # Row blocks keep the mask small beside a data set of gigabytes.
+    # Row blocks keep the mask small next to a data set of gigabytes.
     bad = sum(int((~np.isfinite(values[i : i + 4096])).sum()) for i in range(0, values.shape[0], 4096))
     if bad:
         raise InputError(
@@ -266,7 +266,7 @@ def check_labels(owner: str, y: Array, classes: int) -> None:
 
 
 PIECE_BYTES = 1 << 24
-"""So many bytes of an array are in memory at a time, where it lies in a file or has to be copied."""
+"""This many bytes of an array are in memory at a time, where it lies in a file or has to be copied."""
 
 
 def sample_digest(client: Any) -> str:
@@ -290,7 +290,7 @@ def sample_digest(client: Any) -> str:
 
 
 def row_digests(x: Array) -> Array:
-    """SHA-256 of each sample by itself, as rows of 32 bytes, to be kept where features take the samples' place."""
+    """SHA-256 of each sample on its own, as rows of 32 bytes, to be kept where features take the samples' place."""
     stored = x.dtype.newbyteorder("<")
     rows = (hashlib.sha256(np.ascontiguousarray(row, dtype=stored).data).digest() for row in x)
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(x), hashlib.sha256().digest_size)

@@ -1,6 +1,6 @@
 """Official files over https, checked before they get their name.
 
-A download goes to a temporary file beside its target, is flushed to the disk, compared with the published
+A download goes to a temporary file next to its target, is flushed to the disk, compared with the published
 checksum, and only then renamed: under the final name there is a whole, right file or none.
 """
 

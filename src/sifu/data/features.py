@@ -31,7 +31,7 @@ def frozen_features(
 ) -> tuple[ClientData, ...]:
     """The clients with `module(x)`, flattened, in the place of x.
 
-    `norm` scales every sample's features to this length (None leaves them). A sample is scaled by itself, so no
+    `norm` scales every sample's features to this length (None leaves them). A sample is scaled on its own, so no
     other sample shapes it; and then beta <= (norm^2 + 1) / 2 of softmax regression is known before any data is seen.
 
     >>> import torch
@@ -114,7 +114,7 @@ def random_convolutions(
     """Random filters, ReLU of both signs, and means over pool x pool regions: features without any training.
 
     After Coates, Ng & Lee (2011), who found random patches and simple pooling to go far; here the filters are drawn
-    from `seed` alone, each with mean zero and length one, so nobody's data shaped them. They give
+    from `seed` alone, each with mean zero and length one, so no one's data shaped them. They give
     2 * filters * pool^2 features.
 
     >>> import torch

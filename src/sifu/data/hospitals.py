@@ -2,8 +2,8 @@
 
 The published files `processed.NAME.data` have a line for each patient: 13 attributes and the diagnosis, separated by
 commas, `?` where something is unknown. A first line of names is passed over. Attributes are coded by constants that
-belong to nobody's data: numbers are shifted and scaled by round figures of medicine, kinds become indicators, and what
-is unknown is zero with an indicator of its own. So preprocessing tells nothing of any patient.
+belong to no one's data: numbers are shifted and scaled by round figures of medicine, kinds become indicators, and what
+is unknown is zero with its own indicator. So preprocessing tells nothing of any patient.
 
 Every fifth patient of a hospital, by line, is held out for testing.
 """
@@ -29,7 +29,7 @@ HELD_OUT = 5
 
 @dataclass(frozen=True)
 class Number:
-    """A measured value: (value - middle) / spread; `zero_is_unknown` where 0 stands for a value nobody took."""
+    """A measured value: (value - middle) / spread; `zero_is_unknown` where 0 stands for a value no one took."""
 
     name: str
     middle: float

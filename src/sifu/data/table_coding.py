@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TableCoding:
-    """The role of every column; a column without a role of its own is a number."""
+    """The role of every column; a column without its own role is a number."""
 
     label: str
     client: str = ""

@@ -14,7 +14,7 @@ from sifu.theory.participation import Participation
 
 
 def data_warnings(spec: Spec, clients: Sequence[Any]) -> list[str]:
-    """A sentence for each thing that somebody would want to know before training."""
+    """A sentence for each thing that someone would want to know before training."""
     sentences = []
     participation = Participation.parse(spec.server.participation)
     if participation.kind == "fixed" and participation.count > len(clients):

@@ -1,4 +1,4 @@
-"""Where rounds are computed: on the CPU by the embedded engine, or on a GPU as a lane by itself (`engines.sim.lanes`).
+"""Where rounds are computed: on the CPU by the embedded engine, or on a GPU as a lane on its own (`engines.sim.lanes`).
 
 Both draw the same participants and batches and agree to rounding. A run begun on a GPU may be continued on the CPU; the
 other way round its certificates would claim bits that a GPU does not keep (docs/theory.md, section 6.6).
@@ -55,8 +55,8 @@ def why_no_gpu() -> str | None:
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
     """The embedded engine itself, or a lane on the GPU with its model and clients.
 
-    `auto` takes the GPU where there is one, the lane can do what the run asks for, and it pays: for networks, and for
-    linear models with many samples.
+    `auto` takes the GPU where there is one, the lane can do what the run asks for, and it is worthwhile: for networks,
+    and for linear models with many samples.
     """
     check_choice(device, precision)
     if device == "cpu":

@@ -37,7 +37,7 @@ REAL_OUTPUTS = ("logistic", "least_squares")
 
 
 def way_to_go_on(spec: Spec, phase: str) -> str:
-    """The command that goes on with a run that was interrupted in a phase."""
+    """The command that continues with a run that was interrupted in a phase."""
     if spec.data.name == FLOWER:
         return "flwr run"
     if spec.data.name == LOOP:
@@ -46,7 +46,7 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
 
 
 def carried_out_elsewhere(spec: Spec) -> str:
-    """What to do instead where `sifu forget` cannot carry a request out by itself; empty where it can."""
+    """What to do instead where `sifu forget` cannot carry a request out on its own; empty where it can."""
     if spec.data.name == FLOWER:
         return (
             "The clients of this run are nodes of Flower: its server carries the request out by itself, between "

@@ -68,7 +68,7 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
 
 
 def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
-    """The clients of a run that trains on features, each mapped once; a closed-form head maps them by itself."""
+    """The clients of a run that trains on features, each mapped once; a closed-form head maps them on its own."""
     if spec.model.kind == RIDGE or spec.features.kind == "none":
         return tuple(clients)
     if all(isinstance(client, FeatureData) for client in clients):

@@ -24,7 +24,7 @@ from sifu.theory.rollback import Exposure
 
 
 class ClosedForm(Scratch):
-    """Subtract, and solve again: Scratch, from a sum that is at hand."""
+    """Subtract, and solve again: Scratch, from a sum that is available."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 
@@ -59,7 +59,7 @@ class ClosedForm(Scratch):
         return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
     def _rounds(self, view: RunView, networks_hit: int) -> int:
-        """Rounds of communication: none where everyone's statistics are at hand and can be struck."""
+        """Rounds of communication: none where everyone's statistics are available and can be struck."""
         if networks_hit and view.spec.features.tune == "merge":
             return 1
         return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1

@@ -1,4 +1,4 @@
-"""DP: training itself clips every update and adds noise to it, so a request just goes on without the client.
+"""DP: training itself clips every update and adds noise to it, so a request just continues without the client.
 
 The run must have been trained that way (`server.clip`, `server.noise`). Two accountings are stated. The paper's looks
 at one update in one round. The honest one composes every round the client really took part in, over the whole

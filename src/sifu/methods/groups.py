@@ -3,7 +3,7 @@
 Clients trained apart in groups at first, and the groups' models were kept (docs/theory.md, section 15). The mean of
 those that never held anyone forgotten, moved on by a fixed factor, is a function of the data of those who stay,
 whatever the loss and the optimiser: common rounds from there are exact without any noise. Where every group held
-somebody, a fresh model is all there is.
+someone, a fresh model is all there is.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Groups(Method):
         )
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
-        """The groups that are merged, and those that held somebody who is leaving now."""
+        """The groups that are merged, and those that held someone who is leaving now."""
         leaving = set(view.leaving(terms.clients))
         models = models_at_hand(view.reader)
         if are_apart(view):  # they are finished before the request is carried out
@@ -99,7 +99,7 @@ class Groups(Method):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """Nobody forgotten touched what was merged, so only what came before training matters, and the grouping."""
+        """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
         groups = view.spec.groups
         return (
             *groups_record_premises(view.record_history),

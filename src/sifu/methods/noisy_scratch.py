@@ -1,7 +1,7 @@
 """Noisy Scratch: a fresh initial model plus the noise that sifu would have used.
 
 A control: what sifu gains over it comes from the history, what it gains over Scratch comes from a larger initial
-scale. Nobody's data touched the model it starts from, so with noise of a given size it is exact like Scratch. With
+scale. No one's data touched the model it starts from, so with noise of a given size it is exact like Scratch. With
 sigma auto the forgotten clients' influence decides the size, which shows in the model: then it is conditional.
 """
 

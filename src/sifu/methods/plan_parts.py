@@ -14,7 +14,7 @@ from sifu.theory.calibration import hidden_sensitivity
 
 
 def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None) -> Plan:
-    """A plan from the model at `depth` (None: a fresh one) that adds no noise, charges nobody and promises nothing.
+    """A plan from the model at `depth` (None: a fresh one) that adds no noise, charges no one and promises nothing.
 
     A method replaces what it does differently.
     """
@@ -45,7 +45,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
 
 
 def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std: float = 0.0) -> Plan:
-    """The plan of a method that goes on from the current model, with this noise: nothing is undone."""
+    """The plan of a method that continues from the current model, with this noise: nothing is undone."""
     tip = view.path.tip
     plan = plan_from(method, view, terms, tip)
     exposures = view.exposures([*plan.subjects, *view.earlier_subjects()])

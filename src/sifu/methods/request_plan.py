@@ -32,7 +32,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None,
     """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
 
     Where no way reaches that level the plan is that of the strongest one, and says so. With `controls`, what is never
-    chosen is planned beside the others, to be shown. A plan that leaves one client says so in its notes.
+    chosen is planned next to the others, to be shown. A plan that leaves one client says so in its notes.
     """
     plan = _planned(view, terms, floor, controls)
     alone = left_alone(view, terms)

@@ -20,7 +20,7 @@ from sifu.theory.rollback import Exposure
 
 
 class Scratch(Method):
-    """Start again from a model that nobody's data has touched."""
+    """Start again from a model that no one's data has touched."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["scratch"]
 
@@ -47,7 +47,7 @@ class Scratch(Method):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """Nobody's data touched the fresh model, so only what came before training matters to its level."""
+        """No one's data touched the fresh model, so only what came before training matters to its level."""
         return (
             *record_premises(view.record_history),
             *before_training_premises(view.facts, view.rate_source(clients)),

@@ -8,8 +8,8 @@ FedAccum: the stored updates of the remaining clients, added up again from the i
 
     theta' = theta + g sum_i w_i U_i        for every kept round, w_i the weights of its remaining participants
 
-FedEraser without its calibration: no client does anything for it, so it takes no rounds. Then training goes on without
-the clients. A heuristic: the stored updates were made from models that held the forgotten clients.
+FedEraser without its calibration: no client does anything for it, so it takes no rounds. Then training continues
+without the clients. A heuristic: the stored updates were made from models that held the forgotten clients.
 
 FedEraser (Liu et al. 2021): replay kept rounds, new training for the direction, stored updates for the length.
 
@@ -19,7 +19,7 @@ In every kept round its remaining participants take K_cali local steps from the 
 
 with U_i the stored update and w_i the weights of the remaining participants. Rounds that were not kept are left out,
 nothing makes up for them. The U~_i replace the stored updates, so that the next request can replay again. Then
-training goes on without the clients. A heuristic: nothing is proven of what comes out.
+training continues without the clients. A heuristic: nothing is proven of what comes out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KeptRound:
 
 
 def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptRound]:
-    """The kept rounds without the clients that are `gone`; a round that nobody is left of is skipped."""
+    """The kept rounds without the clients that are `gone`; a round that no one is left of is skipped."""
     remaining = ((row, sorted(set(row.clients) - gone)) for row in stored)
     return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in remaining if clients]
 
@@ -67,8 +67,8 @@ def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
 def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: int) -> list[str]:
     """Requests whose certificate would no longer hold if the stored updates were used.
 
-    An update is a function of the model it was made from. If that model holds an uncovered part of somebody
-    forgotten earlier, whatever is made from the update releases it again. Noise of training covers nobody here: it
+    An update is a function of the model it was made from. If that model holds an uncovered part of someone
+    forgotten earlier, whatever is made from the update releases it again. Noise of training covers no one here: it
     was counted for the whole sums of the rounds, and a replay takes the noised updates of others out of them.
     """
     path = view.path
@@ -94,7 +94,7 @@ def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: i
 
 
 class Replaying(Method):
-    """A method that replays stored updates from the initial model; `note` says how, of so many {rounds}."""
+    """A method that replays stored updates from the initial model; `note` says how, of this many {rounds}."""
 
     note: ClassVar[str]
 

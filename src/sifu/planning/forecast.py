@@ -37,7 +37,7 @@ from sifu.store.client_accuracy import read_standing
 from sifu.theory.arrays import Floats
 
 TAIL = 0.1
-"""The interval of a prediction leaves out this share of its own quantiles on either side."""
+"""The interval of a prediction leaves out this share of its quantiles on either side."""
 LEAST_WIDTH = 1.2
 """The interval reaches at least this factor either way: other clients, perhaps another initial model."""
 LARGEST = 1e9
@@ -165,7 +165,7 @@ class Forecast:
     def _unluckier(self, depth: int) -> float:
         """How much less lucky an earlier model is than the one whose evaluation was the first to reach the target.
 
-        Training that goes on from that model keeps its luck; from an earlier one it has no more than the curve.
+        Training that continues from that model keeps its luck; from an earlier one it has no more than the curve.
         """
         measure, errors = self.measure, self.first.errors
         if measure is None or errors is None or not measure.of_errors or self.training is None:

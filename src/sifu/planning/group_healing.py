@@ -36,7 +36,7 @@ def healing_rounds(common: float, apart: float, share_left: float) -> float:
 
 
 def predict_healing(view: RunView, forecast: Forecast, merged: int) -> tuple[float, Prediction | None]:
-    """Common rounds after a merge of so many groups: what is expected, and a prediction where there was a target."""
+    """Common rounds after a merge of this many groups: what is expected, and a prediction where there was a target."""
     apart, count = view.spec.groups.rounds, view.spec.groups.count
     common = max(0.0, float(forecast.first.length - apart))
     expected = healing_rounds(common, apart, merged / count) * _correction(view.reader, common, apart, count)
@@ -62,5 +62,5 @@ def _correction(reader: RunReader, common: float, apart: float, count: int) -> f
 
 
 def rebuild_client_rounds(view: RunView, members: Sequence[int]) -> int:
-    """Client-rounds of building groups again with so many remaining members each."""
+    """Client-rounds of building groups again with this many remaining members each."""
     return sum(members) * view.spec.groups.rounds

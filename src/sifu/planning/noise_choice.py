@@ -5,7 +5,7 @@ left. A forecast says how many rounds each of these pairs would take; the pair w
 model where none is clearly better than Scratch.
 
 Looking ahead over a sequence: a later request stays past this noise edge, where everyone forgotten so far is covered,
-with a noise of its own, chosen then. More noise now would cover nobody who asks later (edges added before a request
+with its own noise, chosen then. More noise now would cover no one who asks later (edges added before a request
 never do), so a request takes only what it needs; what earlier noise has left behind is part of the forecast.
 """
 
@@ -23,7 +23,7 @@ from sifu.record.run_view import RunView
 from sifu.theory.rollback import Exposure, least_noise, least_noises
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-"""Noise up to this share of the distance travelled pays (docs/theory.md, section 13, for advice before training)."""
+"""Noise up to this share of the distance travelled is worthwhile (docs/theory.md, section 13, for advice)."""
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""

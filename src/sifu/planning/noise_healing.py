@@ -30,10 +30,10 @@ from sifu.theory.arrays import Floats
 
 OF_ROUNDS = 1.0 / 3.0
 OF_LOSS = {"linear": 2.0, "network": 6.0}
-"""q: in a network most of what noise does is undone by what training goes on to learn."""
+"""q: in a network most of what noise does is undone by what training continues to learn."""
 
 FARTHEST = 3.0
-"""Noise on a network is predicted up to so many times the largest that was rehearsed."""
+"""Noise on a network is predicted up to this many times the largest that was rehearsed."""
 
 
 @dataclass(frozen=True)

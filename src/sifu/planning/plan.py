@@ -97,7 +97,7 @@ class Plan:
 
     `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
     whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
-    `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
+    `untouched` says that no one who must be hidden ever touched the source, `training_noise` what noise in training
     promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
     request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
     `expected_rounds` is the prediction unrounded, and where no target was reached the rounds to come back to where
@@ -152,6 +152,6 @@ class Plan:
 
     @property
     def delta_reached(self) -> float:
-        """The delta at the request's epsilon that this release would reach by itself."""
+        """The delta at the request's epsilon that this release would reach on its own."""
         own = [charge.charge for charge in self.charges if charge.subject.order == self.order]
         return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)

@@ -44,5 +44,5 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
         ahead, place = np.array([float(limit)]), np.array([float(done + limit)])
         accuracy -= float(measure.harm(plan.noise_std, ahead, place)[0])
     elif plan.source_node == view.path.nodes[view.path.tip].node:
-        accuracy = max(accuracy, now)  # it goes on from the current model
+        accuracy = max(accuracy, now)  # it continues from the current model
     return float(np.clip(accuracy, 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""The audit at a glance: true distances beside Psi, and the epsilon that attacks show beside the certified one."""
+"""The audit at a glance: true distances next to Psi, and the epsilon that attacks show next to the certified one."""
 
 from __future__ import annotations
 

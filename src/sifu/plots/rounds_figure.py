@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 30
-TOTAL_BESIDE_UP_TO = 8  # with more requests the total gets a scale of its own
+TOTAL_BESIDE_UP_TO = 8  # with more requests the total gets its own scale
 SCRATCH_COLOUR = "#b4bac4"
 
 
@@ -127,7 +127,7 @@ def _comparison(request: Request) -> str:
 def _draw_pair(
     axes: Axes, place: float, rounds: int, scratch: int | None, words: str, *, more: bool, many: bool = False
 ) -> None:
-    """`words` stand beside the upper bar; with `more`, Scratch would have needed even more rounds."""
+    """`words` stand next to the upper bar; with `more`, Scratch would have needed even more rounds."""
     height = 0.36
     upper = place + height / 2 if scratch is not None else place
     axes.barh(upper, rounds, height=height, color=BLUE, linewidth=0)

@@ -15,7 +15,7 @@ class Branch:
     """The rounds of the training (branch 0) or of one request, as a lane of the history.
 
     `start` counts the rounds on the path before the branch. `source` is (branch, position) of the model the
-    branch goes on from, None for a fresh one. Nodes up to `active_until` are on the active history, later ones
+    branch continues from, None for a fresh one. Nodes up to `active_until` are on the active history, later ones
     were cut off; -1 when the whole branch was.
     """
 
@@ -91,7 +91,7 @@ class Request:
 
     @property
     def compared(self) -> bool:
-        """Done, the target reached, and Scratch trained beside it: only then do the rounds compare."""
+        """Done, the target reached, and Scratch trained next to it: only then do the rounds compare."""
         return self.done and self.scratch_rounds is not None and self.reached is True
 
 

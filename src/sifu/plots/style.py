@@ -120,7 +120,7 @@ def byte_size(count: float) -> str:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
-    """Small grey words beside a place of the figure, `offset` points away; never read as mathematics."""
+    """Small grey words next to a place of the figure, `offset` points away; never read as mathematics."""
     chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
     axes.annotate(text, place, xytext=offset, textcoords="offset points", **chosen)
 

@@ -1,6 +1,6 @@
 """What noise added to every update while training promises a client, over all rounds together.
 
-Round n averages the clipped updates c_i of its participants S, each with noise of its own (docs/theory.md, section 10):
+Round n averages the clipped updates c_i of its participants S, each with its own noise (docs/theory.md, section 10):
 
     theta' = theta + g sum_i w_i (c_i + z C xi_i),      ||c_i|| <= C,  xi_i standard normal.
 
@@ -95,7 +95,7 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
 
 
 def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> float:
-    """The paper's figure: epsilon of one noised update by itself, as if training had one round.
+    """The paper's figure: epsilon of one noised update on its own, as if training had one round.
 
     >>> round(one_round_epsilon(1.0, 0.01, "classical"), 5)
     3.10751

@@ -33,7 +33,7 @@ NO_NOISE = "none"
 MINIMUM_OF_ANSWERS = "a minimum of"
 MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
 LEAST_MASKED = 3
-"""Participants of a masked sum: with two, whoever knows one client's part knows the other's."""
+"""Participants of a masked sum: with two, anyone who knows one client's part knows the other's."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"

@@ -200,7 +200,7 @@ class ActivePath:
 
     @property
     def constant_when_absent(self) -> bool:
-        """Whether Psi of whoever is absent never moves but for rounding (L = 1 in every round)."""
+        """Whether Psi of an absent client never moves but for rounding (L = 1 in every round)."""
         return self._products is None
 
     def growth(self, start: Integers, stop: Integers) -> Floats:
@@ -225,7 +225,7 @@ class PsiCurve:
     def at(self, depths: int | Integers) -> Floats:
         """Psi at the given depths, rounded up; exactly zero only before the subject first took part.
 
-        Infinite from a heuristic's model on, also for whoever never took part: what the heuristic did with
+        Infinite from a heuristic's model on, also for clients that never took part: what the heuristic did with
         the stored updates is not tracked.
         """
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))

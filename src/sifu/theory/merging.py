@@ -1,6 +1,6 @@
 """Groups that train apart and merge: who is in which, what their models make together (docs/theory.md, section 15).
 
-A keyed hash of a client's name, and nothing else, puts it into one of S groups, so nobody's group depends on data or
+A keyed hash of a client's name, and nothing else, puts it into one of S groups, so no one's group depends on data or
 on who else is there. A merge is the mean of group models, weighted by the samples of their members, moved on from the
 fresh model by a factor that is fixed before training.
 """
@@ -21,7 +21,7 @@ KEY_BYTES = 32
 def group_of(key: bytes, name: str, count: int) -> int:
     """The group of a client: the first 8 bytes of HMAC-SHA256(`key`, `name`), big-endian, modulo `count`.
 
-    The key is drawn when the run is created, after which nobody can choose a name that falls into a certain group.
+    The key is drawn when the run is created, after which no one can choose a name that falls into a certain group.
 
     >>> [group_of(bytes(32), name, 5) for name in ("ada", "bob", "cleo")]
     [4, 3, 4]
@@ -73,7 +73,7 @@ def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
 
 
 def expected_groups_left(count: int, requests: int) -> float:
-    """How many of S groups are still whole after so many single requests, nothing rebuilt: S (1 - 1/S)^q.
+    """How many of S groups are still whole after this many single requests, nothing rebuilt: S (1 - 1/S)^q.
 
     docs/theory.md, section 15.2: leavers are taken to be spread uniformly and independently.
 

@@ -68,10 +68,10 @@ class Participation:
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
         """The participants of one round, sorted, among the `active` clients (indices among all known ones).
 
-        Client i has score_i under the round's `key` (`sifu.theory.draws`): `poisson` takes whoever's fraction is below
-        the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on nobody else, so
-        a Poisson draw does not move when another client leaves. Whoever draws among the same clients again and again
-        hands them over as `Places`, in increasing order.
+        Client i has score_i under the round's `key` (`sifu.theory.draws`): `poisson` takes clients whose fraction is
+        below the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on no one else, so
+        a Poisson draw does not move when another client leaves. A caller that draws among the same clients again and
+        again hands them over as `Places`, in increasing order.
         """
         places = active if isinstance(active, Places) else Places.of(np.sort(np.asarray(active, dtype=np.int64)))
         if self.kind == "all":

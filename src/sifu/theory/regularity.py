@@ -177,7 +177,7 @@ def contraction(
     """L of a round, for one or many sets W at once, rounded up.
 
     Over the remaining participants i in S\\W: `factor_sum` = sum n_i P_i, `averagedness_sum` = sum n_i alpha_i,
-    `remaining` = sum n_i; `factor_max` is the largest P_i of the round. With nobody remaining the
+    `remaining` = sum n_i; `factor_max` is the largest P_i of the round. With no one remaining the
     counterfactual does nothing and L = 1. Where every P_i is 1 the result is exactly 1 for g <= 1; for g > 1 it is 1
     if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
     """
@@ -311,7 +311,7 @@ COPIED_WITHIN = 0.01
 def is_copied_rate(rate: float, largest: float, model: str) -> bool:
     """Whether a given rate is the one that `local.rate = "auto"` would have been: the largest certified one.
 
-    For least squares it is half of that; of a model that was handed over nobody knows which, so both count.
+    For least squares it is half of that; of a model that was handed over no one knows which, so both count.
 
     >>> is_copied_rate(0.333, 1 / 3, "softmax"), is_copied_rate(0.167, 1 / 3, "least_squares")
     (True, True)

@@ -7,7 +7,7 @@ iff for every f, new or old,
 
     used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2.
 
-This is `scope="all"`: whoever sees every model released after f's request learns no more than (eps_f,
+This is `scope="all"`: anyone who sees every model released after f's request learns no more than (eps_f,
 delta_f), by composition of Gaussian DP, also under adaptive requests. The paper's rule, `scope="latest"`,
 drops used_f and covers only the latest release.
 
@@ -84,8 +84,8 @@ def begins_without(path: ActivePath, subject: Subject) -> bool:
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     """Whether noise added at or after the subject's request lies on the path to `depth`.
 
-    An edge without noise covers nobody: where a subject has nothing to hide (an exact restart) it need not, and
-    a method that merely goes on without the client (fine-tuning) hides nothing. A path that begins at a fresh model
+    An edge without noise covers no one: where a subject has nothing to hide (an exact restart) it need not, and
+    a method that merely continues without the client (fine-tuning) hides nothing. A path that begins at a fresh model
     made then is covered whole.
     """
     return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
@@ -94,7 +94,7 @@ def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
 class Exposure:
     """A subject and its Psi along the active path; the curve is computed when it is first needed.
 
-    Whoever is covered at every candidate node, as everyone forgotten earlier usually is, costs no look-up.
+    A subject that is covered at every candidate node, as everyone forgotten earlier usually is, costs no look-up.
     """
 
     def __init__(self, subject: Subject, path: ActivePath, curve: Callable[[], PsiCurve]) -> None:
@@ -141,7 +141,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class Choice:
-    """A node and a noise that every subject's budget allows, with what each of them pays."""
+    """A node and a noise that every subject's budget allows, with what each of them is charged."""
 
     depth: int
     noise_std: float
@@ -150,7 +150,7 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        """No noise is needed: nobody uncovered ever touched this model."""
+        """No noise is needed: no one uncovered ever touched this model."""
         return self.noise_std == 0.0
 
 

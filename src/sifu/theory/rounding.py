@@ -74,7 +74,7 @@ def slack(operations: int) -> float: ...
 @overload
 def slack(operations: Integers) -> Floats: ...
 def slack(operations: int | Integers) -> float | Floats:
-    """The factor 1 + 2u * operations: a result of so many float64 operations times this is an upper bound.
+    """The factor 1 + 2u * operations: a result of this many float64 operations times this is an upper bound.
 
     Each operation is off by at most a factor 1 + u; 2u leaves room for the products of these factors and for the
     multiplication by the slack itself.

@@ -5,7 +5,7 @@ removing a set W changes the server's increment by
 
     Delta_W = g || sum_{c in W∩S} w_c (theta_c - mean) || / (1 - w_W),      w_W = sum_{c in W∩S} w_c.
 
-For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. When nobody
+For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. When no one
 with samples would be left the counterfactual round does nothing, so Delta = g ||mean - theta^n||: tested on the
 integer counts, never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
 

@@ -5,7 +5,7 @@
 All clients absent from a round share one L, so it is applied to a common scale instead of to each of them:
 Psi_c = scale * value_c, and only the participants' values are rewritten. Floating point may add to each
 round a small allowance r_n (float64 linear models, see the engine); it is the same for everyone and is
-carried in one number, R(n+1) = max(1, |1-g| + g max P_i) R(n) + r_n, added to Psi of whoever ever took part.
+carried in one number, R(n+1) = max(1, |1-g| + g max P_i) R(n) + r_n, added to Psi of every client that ever took part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sifu.theory.sensitivity import client_increments, population_increments
 
 _SCALE_RANGE = (1e-100, 1e100)
 SMALLEST_TRACE = 2.0**-1000
-"""Psi of whoever took part is never below this: zero is read as "never touched", and certified as exact."""
+"""Psi of a client that took part is never below this: zero is read as "never touched", and certified as exact."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Each premise is either `met` (by construction, or measured as an upper bound), `trusted` (what clients report and
 the operator declares; every certificate says so), `assumed` (so the level is at most `conditional`) or
-`failed` (so the level is `none`). The level is computed from the premises and from nothing else; nobody can
+`failed` (so the level is `none`). The level is computed from the premises and from nothing else; no one can
 write a level down.
 
 `premise` is one premise and the level that follows from all of them; `promises` collects every premise of one kind of

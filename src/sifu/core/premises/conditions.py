@@ -130,7 +130,7 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
 
 
 def record_premises(history: RecordHistory) -> tuple[Premise, ...]:
-    """Releases that this record knows nothing of are charged to nobody; said wherever there may be some.
+    """Releases that this record knows nothing of are charged to no one; said wherever there may be some.
 
     That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
     of did not go on: both would then spend the same budget.
@@ -152,19 +152,19 @@ def groups_record_premises(history: RecordHistory) -> tuple[Premise, ...]:
 
 
 def signed_late_premise(history: RecordHistory) -> tuple[Premise, ...]:
-    """Until an event is signed whoever can write to the folder can change it; said only where it happened."""
+    """Until an event is signed anyone who can write to the folder can change it; said only where it happened."""
     return (Premise("signatures", "trusted"),) if history.vouched else ()
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
-    """What the theorems do not speak of, item by item; what decides whether a round counts has a name of its own."""
+    """What the theorems do not speak of, item by item; what decides whether a round counts has its own name."""
     for what in facts.outside:
         name = "schedule" if decides_rounds(what) else "outside the theory"
         yield Premise(name, "assumed", values={"what": what})
 
 
 def noise_premise(noise: str) -> Premise:
-    """Whether nobody can draw the noise again; noise of an unknown source may be noise that somebody knows."""
+    """Whether no one can draw the noise again; noise of an unknown source may be noise that someone knows."""
     if noise == "system":
         return Premise("noise", "met")
     return Premise("noise", "failed", "seeded" if noise == "seeded" else "")

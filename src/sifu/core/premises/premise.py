@@ -74,7 +74,7 @@ def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool
 def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -> Level:
     """The level that the premises allow.
 
-    `exact` says that no forgotten client has a part in the model training goes on from. `fresh` says that it is a new
+    `exact` says that no forgotten client has a part in the model training continues from. `fresh` says that it is a new
     initial model; one that was trained before also rests on which rounds counted (docs/theory.md, section 12.2).
     """
     statuses = {premise.status for premise in premises_that_count(premises, exact=exact, fresh=fresh)}

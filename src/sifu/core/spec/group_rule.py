@@ -1,7 +1,7 @@
 """How many groups, and how long apart, where the spec does not say: a rule that needs no client's data.
 
 The number of clients, who takes part and the largest number of rounds are public before training, so the premise that
-grouping and rounds apart depend on nobody's data stays met (docs/theory.md, section 15.2).
+grouping and rounds apart depend on no one's data stays met (docs/theory.md, section 15.2).
 
 Two things pull at R. A round apart is worth nearly a common one, so a request costs the less the longer groups train
 apart: on CIFAR-10 iid 14, 7 and 7 % of Scratch's rounds after R = 150, 180 and 210 of 240. But the first training needs
@@ -10,7 +10,7 @@ CIFAR-10 iid after R = 320, 360 and 400 of 480. So R is at most two thirds of th
 more than 150 rounds in which everyone takes part; where a share p takes part, 150 / sqrt(p). S = 10 keeps nine tenths
 after one leaver, and twenty groups were no better. A group needs a few participants a round: where a fifth takes part,
 ten groups of ten took twice the rounds of five groups of twenty; where one in twenty does, five groups took up to
-two and a half times those of two. And it must see enough of the task by itself: with a hundred classes and a thousand
+two and a half times those of two. And it must see enough of the task on its own: with a hundred classes and a thousand
 images per group nothing was saved (`EVIDENCE`).
 """
 
@@ -73,7 +73,7 @@ where no number is given. None where half of the seeds or more did not get there
 
 
 def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
-    """S for so many clients, of whom a share takes part in a round.
+    """S for this many clients, of whom a share takes part in a round.
 
     >>> [number_of_groups(clients) for clients in (4, 20, 50, 1000)], number_of_groups(100, 0.2)
     ([2, 4, 10, 10], 5)

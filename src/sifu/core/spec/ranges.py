@@ -162,7 +162,7 @@ def check_tuning(features: FeaturesSpec, groups: GroupsSpec, local: LocalSpec, r
 def check_groups(
     groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop: StopSpec, features: FeaturesSpec
 ) -> None:
-    """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands by itself."""
+    """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands on its own."""
     if groups.count == 0 and groups.rounds == 0:
         return
     if groups.count != 0 and not 2 <= groups.count <= MOST_GROUPS:

@@ -83,7 +83,7 @@ class Spec:
 
 
 def commented_toml(spec: Spec) -> str:
-    """The spec as TOML with a comment beside every key: what `sifu init` writes."""
+    """The spec as TOML with a comment next to every key: what `sifu init` writes."""
     lines = [f"seed = {spec.seed}  # {_comment(Spec, 'seed')}"]
     for section in fields(Spec):
         value = getattr(spec, section.name)

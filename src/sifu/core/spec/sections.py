@@ -1,4 +1,4 @@
-"""The sections of a spec: frozen dataclasses whose fields carry the comment that `sifu init` writes beside them."""
+"""The sections of a spec: frozen dataclasses whose fields carry the comment that `sifu init` writes next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default map of images: random filters of one or several sizes beside the image's own low frequencies.
+"""The default map of images: random filters of one or several sizes next to the image's own low frequencies.
 
 After Coates, Ng and Lee (2011), with filters from a seed instead of anybody's patches. The slowest waves of the image
 itself (a discrete cosine transform with whole-number waves) are added because some labels are where things are: a smile
@@ -37,7 +37,7 @@ class RandomConvolutions(FeatureMap):
 
     `banks` names (filters, patch, regions) of each bank. `waves` is how many waves in each direction are taken of the
     brightness and of each of the two colour differences; images of one channel have brightness only, and `grey_waves`.
-    `wave_weight` is the length of the part of the waves that a full-contrast image has, beside 1 for each bank.
+    `wave_weight` is the length of the part of the waves that a full-contrast image has, next to 1 for each bank.
 
     >>> tiny = RandomConvolutions((1, 8, 8), banks=((4, 3, 2),), grey_waves=3)
     >>> tiny(np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)).shape == (1, tiny.features)

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 CHUNK = 256
-"""So many samples are mapped at once: features of 100,000 samples need never be in memory together."""
+"""This many samples are mapped at once: features of 100,000 samples need never be in memory together."""
 LARGEST_INPUT = 2.0**400
 """Beyond it the squared length of a sample may not be a float64 any more."""
 
@@ -65,7 +65,7 @@ class FeatureMap(abc.ABC):
 
     @property
     def is_declared(self) -> bool:
-        """Whether the operator must declare that the map is public: a seed says it by itself, a network does not."""
+        """Whether the operator must declare that the map is public: a seed says it on its own, a network does not."""
         return self.kind in ("module", "pretrained")
 
     def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:

@@ -2,7 +2,7 @@
 
 The network's weights must not come from the clients' data; that is for the operator to declare, and the digest of the
 weights says which network it was. Samples go through in batches of one fixed size, padded with zeros, on one thread, so
-that on one machine a sample's features do not depend on the samples beside it. They do depend on the machine and
+that on one machine a sample's features do not depend on the samples next to it. They do depend on the machine and
 on torch's version: such a map is not `exact`, and a certificate speaks of the statistics that were sent.
 """
 
@@ -93,7 +93,7 @@ class NetworkFeatures(FeatureMap):
     def _check_samples_stay_apart(self) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
 
-        A sample beside another one, alone, and again after a third must have the same features to rounding.
+        A sample next to another one, alone, and again after a third must have the same features to rounding.
         """
         probes = self._probes()
         together, alone = self._batch(probes[:2]), self._batch(probes[:1])

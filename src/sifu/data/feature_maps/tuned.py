@@ -2,7 +2,7 @@
 
 `TunedNetwork` is what groups train: the public network, of which only what is tuned are parameters, under a last layer
 that is thrown away. `TunedFeatures` is the map that a head in closed form stands on: the public network's features
-beside a block of each group's network (blocks), or beside those of their merge (merge).
+next to a block of each group's network (blocks), or next to those of their merge (merge).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TunedNetwork(nn.Module):
     """A copy of a public network in which only `trainable` are parameters, and a last layer with `outputs` scores.
 
     Normalisation layers stay in evaluation mode: statistics of a batch would make a sample's features depend on the
-    samples beside it, and running statistics are no parameters that an average of models could hold.
+    samples next to it, and running statistics are no parameters that an average of models could hold.
     """
 
     def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:

@@ -90,7 +90,7 @@ class Block:
     def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
         """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
 
-        None where nobody else was. Where the cuts are does not depend on who lies between those clients.
+        None where no one else was. Where the cuts are does not depend on who lies between those clients.
         """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
@@ -100,7 +100,7 @@ class Block:
 
 
 class Part:
-    """Some clients of a block, with products that copy no more of their samples than pays.
+    """Some clients of a block, with products that copy no more of their samples than is worthwhile.
 
     They lie at `rows` of the `block`; `places` are theirs among all that were asked for. `one_by_one` says whether
     their samples are multiplied where they lie.
@@ -194,7 +194,7 @@ def side_by_side(rows: Integers) -> bool:
 
 
 def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
-    """The rows each client is padded to: a function of its own samples and of the plan.
+    """The rows each client is padded to: a function of its samples and of the plan.
 
     Clients that a batch holds whole are never padded beyond it, so that the rows say whose batches are whole.
 

@@ -8,7 +8,7 @@ Models come as theta_i = base + u_i with one `base` for all of them (zero, or a 
 started from), so that mean = base + m with m = sum_i w_i u_i, and drift_i = ||u_i - m||: the base drops out.
 Everything is float64, whatever the models are, and every norm is an upper bound of the norm to the *exact* mean.
 
-**Rows.** Where the u_i are at hand, a float64 sum of M weighted rows is off by at most (M + 2) u max_i ||u_i||,
+**Rows.** Where the u_i are available, a float64 sum of M weighted rows is off by at most (M + 2) u max_i ||u_i||,
 which is added to every norm.
 
 **Duals.** A linear model trained between samples has u_i = X_i' V_i, and no u_i needs to be built:
@@ -38,7 +38,7 @@ Clipped and noised updates: theta' = theta + g sum_i w_i (c_i + z C xi_i) with |
 
 c_i = u_i min(1, C / ||u_i||) is the update u_i = theta_i - theta of client i, clipped. The order of the sums matters
 for what can be proven (docs/theory.md, section 10): the clipped updates are averaged by themselves, so their
-rounding is bounded by C alone; the noise is averaged by itself and touches no data; one addition joins them, and
+rounding is bounded by C alone; the noise is averaged on its own and touches no data; one addition joins them, and
 what follows is post-processing. Everything is float64, also where the model is not.
 
 Clipping is exact: the norm of c_i is at most C for the very numbers that are averaged, since ||u_i|| is rounded up

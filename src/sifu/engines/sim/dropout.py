@@ -37,7 +37,7 @@ def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float
 
 
 class KeyedDropout(_DropoutNd):
-    """Dropout under a `key` that whoever trains sets before each step; none in evaluation."""
+    """Dropout under a `key` that the trainer sets before each step; none in evaluation."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)

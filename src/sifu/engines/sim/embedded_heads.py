@@ -37,7 +37,7 @@ KEPT_BYTES = 1 << 29
 
 
 class ClosedFormFederation:
-    """An `Engine`, and a `StatisticsEngine`, of clients whose data are at hand.
+    """An `Engine`, and a `StatisticsEngine`, of clients whose data are available.
 
     `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
     counted from the clients' labels.
@@ -81,7 +81,7 @@ class ClosedFormFederation:
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
-        """Of each client's samples as they were handed over: a run goes on with those it was made with."""
+        """Of each client's samples as they were handed over: a run continues with those it was made with."""
         return tuple(map(sample_digest, self._data))
 
     @property
@@ -98,7 +98,7 @@ class ClosedFormFederation:
         return np.zeros(self.layout.size)
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """All of them: their data are at hand."""
+        """All of them: their data are available."""
         return list(clients)
 
     def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics | Rejection]]:
@@ -141,7 +141,7 @@ class ClosedFormFederation:
         want_gram: bool = False,
         want_updates: bool = False,
     ) -> RoundResult:
-        """The head of the active clients, whatever the model was; nobody's drift is known."""
+        """The head of the active clients, whatever the model was; no one's drift is known."""
         chosen = np.asarray(active, dtype=np.int64)
         parts = []
         for _, sent in self.collect(chosen.tolist(), position):
@@ -207,7 +207,7 @@ class ClosedFormFederation:
 
 
 def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position: Position) -> Statistics | Rejection:
-    """What a client sent, or why nobody with its samples can have sent it."""
+    """What a client sent, or why no one with its samples can have sent it."""
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)
@@ -261,7 +261,7 @@ class KeptStatistics:
         raise self._gone(int(clients[0]))
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Nobody's samples are there."""
+        """No one's samples are there."""
         count = len(clients)
         return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
 

@@ -51,7 +51,7 @@ most rows of a product, whichever is less.
 
 **Both worlds.** A sensitivity compares two computed runs, so everything counts twice. The other run's model
 is within Psi of this one, so its path is covered by R_0 = ||theta|| + 1000 as long as Psi <= 1000, which
-whoever states a level has to check (`ROUNDING_HOLDS_UP_TO`).
+code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ClientSizes:
     def of(
         clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining, curvature: LinearCurvature
     ) -> ClientSizes:
-        """Of clients whose data are at hand."""
+        """Of clients whose data are available."""
         samples = np.array([client.samples for client in clients])
         ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
         target_norms = np.zeros(len(clients))

@@ -42,13 +42,13 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
 ROWS_AN_OUTPUT = 4
-"""Up to so many rows per output, one more product with all samples is cheaper than building local models."""
+"""Up to this many rows per output, one more product with all samples is cheaper than building local models."""
 SMALL_ROUND = 2**19
 """Below this many values of samples, threads wait for each other about as long as they work."""
 NEARLY_ALL = 0.75
 """Share of a block's clients from which on they are moved together instead of copied round after round."""
 MASKED_BATCHES = 4
-"""Up to so many batches per client, weighting all rows is cheaper than copying those of a batch."""
+"""Up to this many batches per client, weighting all rows is cheaper than copying those of a batch."""
 
 
 class VectorisedTrainer:

@@ -116,7 +116,7 @@ class LoopTrainer:
         self._module.eval()
         for part in self._module.modules():
             if isinstance(part, _NormBase):
-                part.train()  # no running statistics travel: normalise with those of the data at hand
+                part.train()  # no running statistics travel: normalise with those of the data available
         correct, loss_sum = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
             torch.manual_seed(self._seed % 2**63)
@@ -158,7 +158,7 @@ class LoopTrainer:
             return torch.cat([scores.flatten(), self._model.loss(scores, y[:2]).reshape(1).to(scores.dtype)])
 
     def _check_memory(self) -> None:
-        """Refuse a module that carries something from one client to the next: nobody could be forgotten by it."""
+        """Refuse a module that carries something from one client to the next: no one could be forgotten by it."""
         first, now = self._first_probe, self._probe()
         if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=0.0, equal_nan=True):
             raise InputError(

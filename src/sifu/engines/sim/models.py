@@ -88,7 +88,7 @@ class ModuleModel:
     `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between
     clients; buffers (batch normalisation's running statistics) restart from their initial values for every
     client and round, and evaluation normalises with the statistics of the data it looks at. What the factory makes is
-    copied before anything is done to it. A factory whose modules share parameters is refused: whoever trains one of
+    copied before anything is done to it. A factory whose modules share parameters is refused: anyone who trains one of
     them trains all, and none is fresh any more.
     """
 
@@ -213,7 +213,7 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
     for name, parameter in module.named_parameters():
         parameter.data = torch.from_numpy(parameters[name].copy())
     for part in module.modules():
-        if isinstance(part, _NormBase):  # no running statistics travel: it normalises with those of the data at hand
+        if isinstance(part, _NormBase):  # no running statistics travel: it normalises with those of the data available
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
     return module

@@ -1,4 +1,4 @@
-"""Any module that is a function of its parameters, for many models at once: each of them on samples of its own.
+"""Any module that is a function of its parameters, for many models at once: each of them on its own samples.
 
 `torch.func` turns the module into a function of its flat parameter vector, differentiates it and maps it over models.
 What a module does besides, drawing random numbers or keeping statistics of a batch, cannot be mapped: such modules are

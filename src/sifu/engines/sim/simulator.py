@@ -1,7 +1,7 @@
 """The embedded simulator: FedAvg over clients that live in this process.
 
 A round is `sifu.core.round`: this engine trains the participants, averages them in the same pass where it can, and
-looks at every model by itself where it must. Same model, position and active clients give the same bits on one machine
+looks at every model on its own where it must. Same model, position and active clients give the same bits on one machine
 with one number of threads.
 """
 
@@ -71,13 +71,13 @@ class Trained:
 
 
 class SimulatedFederation:
-    """An `Engine` of clients whose data are at hand.
+    """An `Engine` of clients whose data are available.
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
     `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
     one client after the other. Data are checked and copied here; later changes to them have no effect. `numbers` are
     those that participants, batches and dropped units are drawn for, in increasing order (by default 0, 1, ...):
-    clients without some of the others, or one on a machine of its own, draw what they would draw among all. `replies`
+    clients without some of the others, or one on its own machine, draw what they would draw among all. `replies`
     says what happens to a client's model that cannot be used; by default the round stops with a sentence. `features` is
     the digest of the public map that made the clients' samples, if one did (`TrainingFacts`).
 
@@ -201,7 +201,7 @@ class SimulatedFederation:
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
-        """Of each client's samples as they were handed over: a run goes on with those it was made with."""
+        """Of each client's samples as they were handed over: a run continues with those it was made with."""
         return tuple(map(sample_digest, self._given))
 
     @property
@@ -243,7 +243,7 @@ class SimulatedFederation:
         return run_round(steps, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
-        """Train the clients that were drawn: only the mean of their models, where nobody has to see each of them."""
+        """Train the clients that were drawn: only the mean of their models, where no one has to see each of them."""
         if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
         if self._clipping:
@@ -264,7 +264,7 @@ class SimulatedFederation:
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Trained | Sequence[Reply]
     ) -> tuple[Trained | AcceptedModels | None, tuple[Rejection, ...]]:
-        """Look at every reply by itself where there is a reason to; otherwise all that was collected may be used."""
+        """Look at every reply on its own where there is a reason to; otherwise all that was collected may be used."""
         rules = self.reply_rules
         if isinstance(collected, Trained):
             if rules.on_rejection == "stop" or collected.usable(setup.start, rules.limit):
@@ -343,7 +343,7 @@ class SimulatedFederation:
             if not increasing:
                 return chosen
             self._last_checked = Places.of(chosen, self._numbers[chosen])
-        # An array that nobody can write to is known by itself the next time, however long it is.
+        # Read-only arrays are cached by identity, however long they are.
         self._last_given = clients if isinstance(clients, np.ndarray) and _is_constant(clients) else None
         return self._last_checked.index
 

@@ -31,7 +31,7 @@ from sifu.theory.rounding import UNIT_ROUNDOFF
 _MARGIN = 1.0 + 1e-9
 """Covers the eigensolver's own error, a small multiple of n * 2**-53."""
 _STACK_BYTES = 2**26
-"""So many bytes of samples are looked at together."""
+"""This many bytes of samples are looked at together."""
 
 
 @dataclass(frozen=True)

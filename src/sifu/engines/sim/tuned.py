@@ -29,7 +29,7 @@ from sifu.theory.closed_form import FixedPoint, Targets
 
 
 class TunedFederation(ClosedFormFederation):
-    """A `TunedEngine` of clients whose data are at hand."""
+    """A `TunedEngine` of clients whose data are available."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Steps of softmax regression on whole batches, between samples (`sifu.engines.sim.linear`), on several cores.
 
 The steps of some clients are one function of torch operations alone. TorchScript runs it without Python's lock, so
-every thread trains clients of its own; where it cannot be compiled, the same function runs as Python, to the same bits
+every thread trains its own clients; where it cannot be compiled, the same function runs as Python, to the same bits
 (`sifu.engines.sim.threads`). A client's bits depend neither on the number of threads nor on who else takes part.
 """
 
@@ -23,7 +23,7 @@ from sifu.theory.arrays import Integers
 CLIENTS_A_THREAD = 3
 """A thread that has fewer clients waits about as long as it works."""
 SCRIPT_AFTER = 50
-"""Steps that are taken in so many rounds are compiled; that takes as long as a few dozen rounds."""
+"""Steps that are taken in this many rounds are compiled; that takes as long as a few dozen rounds."""
 GATHERED = platform.machine() in ("aarch64", "arm64")
 """Whether samples are copied side by side for one product: quicker where BLAS is OpenBLAS, slower where it is MKL."""
 
@@ -95,7 +95,7 @@ class WholeBatches:
         try:
             self._train(block, model, *parts[0])
         finally:
-            wait(jobs)  # nobody writes into `into` after this
+            wait(jobs)  # no one writes into `into` after this
         for job in jobs:
             job.result()
         return into.flatten(1)
@@ -108,7 +108,7 @@ class WholeBatches:
 
 @functools.lru_cache(maxsize=4)
 def _helpers(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads beside the one that asks, which stay; a process that was forked off another starts its own."""
+    """Threads next to the one that asks, which stay; a process that was forked off another starts its own."""
     before = torch.get_num_threads()
     crew = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     wait([crew.submit(int) for _ in range(count)])

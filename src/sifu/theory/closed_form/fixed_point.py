@@ -78,7 +78,7 @@ class FixedPoint:
 
     @property
     def samples_at_most(self) -> int:
-        """With so many samples in all clients together no sum can leave int64, whoever sends what is allowed."""
+        """With this many samples in all clients together no sum of valid statistics can leave int64."""
         return LARGEST_SUM // max(self.row_limit, self.target_limit)
 
     def quantised_features(self, phi: Array) -> Floats:

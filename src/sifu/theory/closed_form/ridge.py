@@ -165,7 +165,7 @@ def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
 
 
 def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
-    """The diagonal and the one beside it of D = Q'GQ, and Q'H."""
+    """The diagonal and the one next to it of D = Q'GQ, and Q'H."""
     import scipy.linalg
 
     work, _ = scipy.linalg.lapack.dsytrd_lwork(gram.shape[0], lower=1)

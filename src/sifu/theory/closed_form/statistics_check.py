@@ -101,7 +101,7 @@ def _has_factor(scaled: Floats, shift: float) -> bool:
 
 
 BLOCK = 256
-"""So many rows are compared at once: what they are compared with stays in the processor's cache."""
+"""This many rows are compared at once: what they are compared with stays in the processor's cache."""
 
 
 class Flaw(enum.Enum):

@@ -8,7 +8,7 @@ of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the 
 
 What a head is fitted to: labels and real numbers as targets t, by constants that are part of the spec.
 
-Nothing here is fitted on clients' data. A mean or a scale taken from them would be a trace of whoever leaves.
+Nothing here is fitted on clients' data. A mean or a scale taken from them would be a trace of a client that leaves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sifu.theory.arrays import Array, Floats, Integers
 from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint
 
 BLOCK_ROWS = 4096
-"""So many samples are multiplied at once at most, so that memory stays bounded."""
+"""This many samples are multiplied at once at most, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 A batch is cut into pieces whose buffers fit in a core's cache, and the gradients of the pieces are added in an order
 that depends on the batch alone. So the bits do not depend on how many threads there are or on who else takes part.
-Every thread trains clients of its own; those left over, when the threads do not divide them, are trained by
+Every thread trains its own clients; those left over, when the threads do not divide them, are trained by
 several threads each, which share the pieces of every batch, if it has several. Five clients on two cores: two each,
 and one together.
 """
@@ -117,7 +117,7 @@ class ConvTrainer:
         """
         model = torch.from_numpy(start)[self._order]
         largest = int(self._samples[participants].max(initial=1))
-        # Whoever has no piece of a batch to work on would only wait for the others.
+        # A thread without a piece of a batch would only wait for the others.
         most_pieces = len(self._pieces(min(largest, self._training.batch_size or largest)))
         threads = threads or torch.get_num_threads()
         with _crew(threads) as crew:
@@ -310,7 +310,7 @@ class _Spares(Generic[Thing]):
         self._make, self._spare = make, list[Thing]()
 
     def take(self) -> Thing:
-        """One that nobody uses."""
+        """One that no one uses."""
         try:
             return self._spare.pop()
         except IndexError:

@@ -56,7 +56,7 @@ def inside(layer: ConvLayer, padded: Tensor) -> Tensor:
 class Tiles(nn.Module):
     """What both ways share: the padded images, their gradient, and where patches lie in them.
 
-    `images` are written by whoever comes before, `planes` (2, 2, samples, rows, columns, channels) is the result and,
+    `images` are written by the caller, `planes` (2, 2, samples, rows, columns, channels) is the result and,
     going backward, the gradient in it.
     """
 

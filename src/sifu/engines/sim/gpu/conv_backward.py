@@ -69,7 +69,7 @@ class ConvBackward:
             self._hidden(number, flags)
         for number in reversed(range(len(self._layout.convolutions))):
             source = self._activations.outputs[number - 1] if number else self._images
-            # Sums of one layer's weights run beside what flows back to the layer before it.
+            # Sums of one layer's weights run next to what flows back to the layer before it.
             with self._beside():
                 self._sum_weight_gradient(number, source, rows)
             if number:
@@ -200,7 +200,7 @@ class ConvBackward:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Kernels inside run after all before them, and beside those that follow, until `_together`."""
+        """Kernels inside run after all before them, and next to those that follow, until `_together`."""
         if self._side is None:
             yield
             return
@@ -209,7 +209,7 @@ class ConvBackward:
             yield
 
     def _together(self) -> None:
-        """What follows waits for everything that runs beside."""
+        """What follows waits for everything that runs in parallel."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 

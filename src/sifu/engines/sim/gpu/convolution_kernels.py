@@ -1,6 +1,6 @@
 """Triton kernels that take values forward through convolutions, and gradients back to their inputs.
 
-They are for many small convolutional classifiers at once, each with weights of its own. One *slot* is one client of one
+They are for many small convolutional classifiers at once, each with its own weights. One *slot* is one client of one
 run. Parameters of slot g lie at models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix
 [inputs, outputs] and then its bias. A convolution is an implicit product of patches with that matrix, with bias, ReLU
 (if RELU: some layers have none) and 2x2 max-pooling fused behind it: `winner` remembers which of the four positions won
@@ -151,7 +151,7 @@ def convolve_block(
 ):  # fmt: skip
     """`convolve` with pooling of a few channels: the 4 x 4 pixels that a pooled output sees are one row of a product.
 
-    Each of the four positions has a matrix of its own, the 3x3 taps shifted within 4x4 and zeros around them: more
+    Each of the four positions has its own matrix, the 3x3 taps shifted within 4x4 and zeros around them: more
     arithmetic than a patch for every position, but a quarter of the loads. A program does TILES tiles one by one.
     """
     g = tl.program_id(1).to(tl.int64)

@@ -63,7 +63,7 @@ def descend_convolution(
     gradient = tl.zeros((BLOCK,), dtype=tl.float32)
     TOGETHER: tl.constexpr = 8 if PARTS % 8 == 0 else PARTS
     for start in range(0, PARTS, TOGETHER):
-        for ahead in tl.static_range(TOGETHER):  # so many loads are on their way at once
+        for ahead in tl.static_range(TOGETHER):  # this many loads are on their way at once
             gradient += tl.load(partial + ((start + ahead) * slots + g) * length + j, mask=real, other=0.0)
     at = g * size + weight_at + j
     weight = tl.load(models + at, mask=real, other=0.0)

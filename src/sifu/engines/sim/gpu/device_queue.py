@@ -42,7 +42,7 @@ class _Done:
 
 
 class DeviceQueue:
-    """A stream of a GPU; queues of one device run beside each other."""
+    """A stream of a GPU; queues of one device run next to each other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -141,8 +141,8 @@ SEVERAL = 5
 class CapturedRounds:
     """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs.
 
-    `one_round` is handed to every call and not kept: it is a method of whoever holds this, and the two would keep each
-    other, with their graphs, until a collection.
+    `one_round` is handed to every call and not kept: it is a method of the owner of this object, and the two would keep
+    each other, with their graphs, until a collection.
     """
 
     def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:

@@ -48,7 +48,7 @@ class LaneEngine:
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
-        # What this lane asks for by itself does not wait until the rounds run ahead are done.
+        # What this lane asks for on its own does not wait until the rounds run ahead are done.
         self._queue = DeviceQueue(group.device)
         # What this device does otherwise than the embedded engine stands in every certificate.
         self.facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
@@ -65,7 +65,7 @@ class LaneEngine:
         return self._federation.initial_model(branch)
 
     def close(self) -> None:
-        """The group goes on without this lane."""
+        """The group continues without this lane."""
         self._group.close(self._lane)
 
     def run_round(
@@ -78,7 +78,7 @@ class LaneEngine:
         want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """One round by itself."""
+        """One round on its own."""
         self._refuse_gram(want_gram)
         wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
         start, origin = self._upload_model(model), self._upload_origin(wanted)
@@ -108,7 +108,7 @@ class LaneEngine:
     ) -> Iterator[list[StreamedRound]]:
         """Rounds of groups of clients, each from its own model: every group is a lane of the same program.
 
-        Models stay on the device until they are fetched: of so many, few are.
+        Models stay on the device until they are fetched: few of them are.
         """
         return self._run_together(models, position, groups, wanted, models_stay=True)
 

@@ -1,10 +1,10 @@
-"""Many runs as lanes of one program: whoever waits is taken along, whoever is done drops out.
+"""Many runs as lanes of one program: waiting runs join the next batch, finished ones drop out.
 
-Each run has an engine of its own (`LaneEngine`) and a thread that uses it like any other engine. A thread that wants
+Each run has its own engine (`LaneEngine`) and a thread that uses it like any other engine. A thread that wants
 rounds opens a stream and takes chunks of rounds from it. One thread of the group hands the device the next rounds of
 all streams together, without ever waiting for it: while the threads look at one chunk, the device runs the next, from
 models that never leave it. A lane that stops drops what was run ahead for it; every random choice of a round is keyed
-by its position, so whoever runs ahead or does not comes to the same bits.
+by its position, so running ahead gives the same bits.
 
 A lane may have several streams at a time: its groups, which train apart. They are opened and taken together.
 """
@@ -54,7 +54,7 @@ STAYING_BYTES = 2**32
 MOST_PROGRAMS = 8
 """Programs that are kept, with their buffers on the device."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-"""Numbers of lanes a program is made for; lanes beyond the streams at hand stay empty."""
+"""Numbers of lanes a program is made for; lanes beyond the streams available stay empty."""
 
 
 class LaneGroup:
@@ -132,13 +132,14 @@ class LaneGroup:
         for chunk in chunks:
             chunk.ready.synchronize()
         with self._changed:
-            # Threads share one interpreter: whoever begins to look now would hold up the one that feeds the device.
+            # Threads share one interpreter: a thread that begins to look now would hold up the one that feeds the
+            # device.
             while self._feeding:
                 self._changed.wait()
         return chunks
 
     def end(self, streams: Sequence[LaneStream]) -> None:
-        """Nobody takes rounds of these streams any more: what was run ahead is dropped."""
+        """No one takes rounds of these streams any more: what was run ahead is dropped."""
         with self._changed:
             self._streams = [stream for stream in self._streams if stream not in streams]
             for stream in streams:
@@ -225,7 +226,7 @@ class LaneGroup:
                 self._changed.notify_all()
 
     def _gather(self) -> list[LaneStream] | None:
-        """The streams to run next: all that are expected, or those at hand when an idle device has waited for a while;
+        """The streams to run next: all that are expected, or those available when an idle device has waited;
         None when all lanes are closed."""
         since, last_count = time.monotonic(), 0
         with self._changed:
@@ -236,7 +237,7 @@ class LaneGroup:
                 if len(streams) != last_count or not self._last.query():
                     since, last_count = now, len(streams)  # one more has come, so others may be close behind
                 if streams and (not missing or now - since > PATIENCE):
-                    # Whoever did not come in time is not waited for again until it has come back.
+                    # A lane that did not come in time is not waited for until it has returned.
                     self._away = (self._away | missing) - {stream.lane for stream in streams}
                     self._feeding = True
                     return streams
@@ -359,7 +360,7 @@ class LaneGroup:
         if len(coming) < len(streams):
             # Of models that stay few are fetched: each is put into its own order then, which would cost more here.
             fetched = list(history.clone().unbind(dim=1))
-        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
+        # Models go to the host next to the next rounds, so that fetching one need not ask the device and then
         # wait for its turn in the interpreter again.
         chosen = history if len(coming) == len(streams) else history[:, coming]
         if coming:

@@ -101,17 +101,17 @@ class LaneStream:
     left: int
     want_updates: Callable[[int], bool]
     single: bool = False
-    """One round by itself, for which nobody should have to wait for more."""
+    """One round on its own, for which no one should have to wait for more."""
     models_stay: bool = False
-    """Models stay on the device until they are fetched; otherwise all of them come to the host beside the rounds."""
+    """Models stay on the device until they are fetched; otherwise all of them come to the host next to the rounds."""
     looked_at: NDArray[np.int64] | None = None
     """Clients that models are evaluated on; None for all."""
     accuracy: float | None = None
-    """The latest that whoever takes the rounds has found: by it the device chooses which models to evaluate ahead."""
+    """The latest that the consumer has found: by it the device chooses which models to evaluate ahead."""
     chunks: deque[Chunk] = field(default_factory=deque)
     held: bool = False
     error: BaseException | None = None
 
     def wants(self, ahead: int) -> bool:
-        """Whether the device may run (further) ahead, by `ahead` chunks at most, of whoever takes the rounds."""
+        """Whether the device may run (further) ahead, by `ahead` chunks at most, of the consumer."""
         return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead

@@ -189,7 +189,7 @@ def _participants(
         if participation.kind == "poisson":
             taking = active[None] & (_shift(drawn, 11).to(torch.float64) * 2.0**-53 < participation.rate)
         else:
-            # Unsigned order: flip the sign bit. Whoever is not active comes last.
+            # Unsigned order: flip the sign bit. Inactive clients come last.
             ordered = torch.where(active[None], drawn ^ _SIGN, _LAST)
             first = ordered.sort(dim=2, stable=True).indices[:, :, : participation.count]
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
@@ -241,7 +241,7 @@ def _batches(
 
 
 def slots_for(participation: Participation, clients: int) -> int:
-    """How many of so many clients of a lane train at once at most."""
+    """How many of this many clients of a lane train at once at most."""
     if participation.kind == "all":
         return clients
     if participation.kind == "fixed":
