@@ -17,3 +17,24 @@ def make() -> nn.Module:
         nn.Linear(36, 12),
         nn.Tanh(),
     )
+
+
+class Adapted(nn.Linear):
+    """A linear layer with a low-rank adapter that begins with nothing."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down = nn.Parameter(torch.randn(rank, inputs) / inputs**0.5)
+        self.up = nn.Parameter(torch.zeros(outputs, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer, and what its adapter adds."""
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+def make_with_adapter() -> nn.Module:
+    """The same network with an adapter of rank 2."""
+    network = make()
+    torch.manual_seed(6)
+    network[4] = Adapted(36, 12, 2)
+    return network

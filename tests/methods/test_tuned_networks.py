@@ -21,6 +21,7 @@ from sifu.api import verify_run
 from sifu.api.start_run import create_run
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
+from sifu.data.feature_maps.tuned import TunedFeatures
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
 from sifu.launch.federation import engine_from_spec
@@ -327,6 +328,43 @@ def test_an_interrupted_request_goes_on_to_the_same_bits(own: Path, trained: Pat
         assert whole_sum(again) == whole_sum(own)
         assert np.array_equal(released(again), released(own))
         check(again)
+
+
+def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(own: Path) -> None:
+    engine: Any = engine_from_spec(Spec.from_mapping(spec_of()), clients_of())[0]
+    everyone = np.arange(CLIENTS)
+    model = np.random.default_rng(0).normal(size=engine.layout.size)
+    with RunReader(own) as reader:
+        trunks = trunks_at_hand(reader)
+        use_trunks(engine, reader, trunks)
+        whole = engine.evaluate(model, everyone)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TunedFeatures, "__call__", None)  # no features are computed
+            use_trunks(engine, reader, trunks[1:])
+            struck = engine.evaluate(model, everyone)
+        fresh: Any = engine_from_spec(Spec.from_mapping(spec_of()), clients_of())[0]
+        use_trunks(fresh, reader, trunks[1:])
+        assert np.array_equal(struck.loss_sum, fresh.evaluate(model, everyone).loss_sum)
+        assert np.all(struck.loss_sum != whole.loss_sum)
+        use_trunks(engine, reader, trunks)  # a network that came back is one to run again
+        assert np.array_equal(engine.evaluate(model, everyone).loss_sum, whole.loss_sum)
+
+
+def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
+    """Low-rank adapters on a linear layer, named in `trainable`."""
+    sifu.allow_code("public_trunk:make_with_adapter")
+    features = {"module": "public_trunk:make_with_adapter", "trainable": "4.down, 4.up"}
+    run = sifu.train(spec_of(features=features), run=tmp_path / "run", clients=clients_of())
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
+    (outcome,) = run.forget(["client-003"], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    sifu.train(spec_of(features=features), run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
+    never, blocks = tmp_path / "never", blocks_of(tmp_path / "never")
+    hit = groups_of(tmp_path / "run", ["client-003"])
+    assert whole_sum(tmp_path / "run") == strike(whole_sum(never), blocks, hit)
+    assert whole_sum(tmp_path / "run") != whole_sum(never)
+    check(tmp_path / "run")
 
 
 def test_what_is_tuned_is_all_that_is_kept(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,37 +191,42 @@ class LoadedModel(nn.Module):
 
     def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
         """The feature map, drawn again for samples of a shape; it must be the one that the run was trained on."""
-        described = self.description["features"]
-        if described.get("kind") == "none" and self.kind != RIDGE:
+        if self.description["features"].get("kind") == "none" and self.kind != RIDGE:
             return None
         if shape not in self._maps:
-            # What is tuned needs groups and a head, which the description says in its own place.
-            public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
-            mapping, tuned = map_for(public, shape), self.description.get("networks")
-            if tuned is not None:
-                mapping = self._tuned(replace(public, tune=described["tune"]), mapping, tuned)
-            if mapping.digest() != self.description["features_digest"]:
-                raise InputError(
-                    f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
-                    f"(digest {self.description['features_digest'][:12]}...): give samples of the same shape, and the "
-                    "same module with the same weights"
-                )
-            self._maps[shape] = mapping
+            self._maps[shape] = described_map(self.description, self.networks, shape)
         return self._maps[shape]
 
-    def _tuned(self, features: FeaturesSpec, public: FeatureMap, tuned: dict[str, Any]) -> FeatureMap:
-        """The map through the networks that groups tuned."""
-        mapping = tuned_map(
-            features, public, int(self.description["outputs"]), int(tuned["groups"]), float(tuned["stretch"])
+
+def described_map(description: dict[str, Any], networks: Mapping[str, Array], shape: tuple[int, ...]) -> FeatureMap:
+    """The feature map that a description names, for samples of a shape, through the networks that groups tuned."""
+    described = description["features"]
+    # What is tuned needs groups and a head, which the description says in its own place.
+    public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
+    mapping, tuned = map_for(public, shape), description.get("networks")
+    if tuned is not None:
+        mapping = _tuned(replace(public, tune=described["tune"]), mapping, description, networks)
+    if mapping.digest() != description["features_digest"]:
+        raise InputError(
+            f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
+            f"(digest {description['features_digest'][:12]}...): give samples of the same shape, and the "
+            "same module with the same weights"
         )
-        names = [name for name, _ in mapping.network.named_parameters()]
-        trunks = [
-            Trunk(
-                int(group), int(samples), np.concatenate([self.networks[f"{group}/{name}"].ravel() for name in names])
-            )
-            for group, samples in tuned["samples"].items()
-        ]
-        return mapping.with_trunks(trunks)
+    return mapping
+
+
+def _tuned(
+    features: FeaturesSpec, public: FeatureMap, description: dict[str, Any], networks: Mapping[str, Array]
+) -> FeatureMap:
+    """The map through the networks that groups tuned."""
+    tuned = description["networks"]
+    mapping = tuned_map(features, public, int(description["outputs"]), int(tuned["groups"]), float(tuned["stretch"]))
+    names = [name for name, _ in mapping.network.named_parameters()]
+    trunks = [
+        Trunk(int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names]))
+        for group, samples in tuned["samples"].items()
+    ]
+    return mapping.with_trunks(trunks)
 
 
 def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.api.onnx_inputs import INSTEAD, OUTPUTS, Graph, Prepared, prepared_inputs
+from sifu.api.onnx_inputs import INSTEAD, NETWORK_MAPS, OUTPUTS, Graph, Prepared, prepared_inputs
 from sifu.core.spec import LINEAR_KINDS, RIDGE
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
@@ -28,8 +28,8 @@ OPSET, LABELS_OPSET, IR_VERSION = 17, 3, 9
 """Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
 
 
-def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
-    """The file of a model, by its description and the safetensors bytes of its parameters."""
+def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | None = None) -> bytes:
+    """The file of a model, by its description and the safetensors bytes of its parameters and of what groups tuned."""
     try:
         from onnx import TensorProto, checker, helper
     except ModuleNotFoundError as error:
@@ -48,7 +48,12 @@ def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
     element = np.dtype("float32" if kind not in (*LINEAR_KINDS, RIDGE, "mlp") else description["dtype"])
     arrays = {name: values.astype(element) for name, values in load(content).items()}
     if kind in (*LINEAR_KINDS, RIDGE):
-        prepared = prepared_inputs(graph, description, int(arrays["weight"].shape[0]))
+        if description["features"]["kind"] in NETWORK_MAPS:
+            from sifu.api.onnx_networks import prepared_through_networks  # imports torch
+
+            prepared = prepared_through_networks(graph, description, None if networks is None else load(networks))
+        else:
+            prepared = prepared_inputs(graph, description, int(arrays["weight"].shape[0]))
         scores = graph.affine(graph.cast(prepared.features, element), arrays["weight"], arrays["bias"])
     elif kind == "mlp":
         prepared = prepared_inputs(graph, description, int(arrays["1.weight"].shape[1]))

@@ -27,6 +27,7 @@ from sifu.errors import InputError
 
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
+NETWORK_MAPS = ("module", "pretrained")
 INSTEAD = "export it as safetensors, which sifu predict and sifu.load_model use"
 
 
@@ -40,6 +41,7 @@ class Graph:
         self.inputs: list[Any] = []
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self._added: dict[Any, str] = {}
 
     def input(self, name: str, element: int, shape: list[int]) -> str:
         """What is fed to the graph, one row a sample; an output's name is not free."""
@@ -48,15 +50,23 @@ class Graph:
         return own
 
     def constant(self, values: Any) -> str:
-        """An array that belongs to the model."""
+        """An array that belongs to the model; the same values twice are one constant."""
         name = f"/constant_{len(self.constants)}"
         array = np.asarray(values)
+        key = (array.dtype.str, array.shape, array.tolist() if array.dtype == object else array.tobytes())
+        earlier = self._added.setdefault(repr(key) if array.dtype == object else key, name)
+        if earlier != name:
+            return earlier
         self.constants.append(self._arrays.from_array(array.copy(order="C") if array.ndim else array, name))
         return name
 
     def add(self, kind: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
-        """A node with one output; returns its name."""
+        """A node with one output; returns its name. What an earlier node computes already is not computed again."""
         name = output or f"/{kind.lower()}_{len(self.nodes)}"
+        if not output:
+            earlier = self._added.setdefault((kind, inputs, domain, repr(sorted(attributes.items()))), name)
+            if earlier != name:
+                return earlier
         self.nodes.append(self.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
         return name
 
@@ -87,10 +97,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     kind = description["features"]["kind"]
     if kind not in WRITTEN_MAPS:
         raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
-    if description["table"] is not None:
-        samples, shape = _coded_table(graph, description)
-    else:
-        samples, shape = _stored_samples(graph, description, width)
+    samples, shape = raw_samples(graph, description, width)
     mapped = kind != "none" or description["model"] == RIDGE
     if mapped:
         samples = graph.cast(samples, np.float64)
@@ -105,10 +112,17 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
         return _mapped(graph, mapping, samples)
     flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)
     largest = float(np.finfo(description["dtype"]).max)
-    return Prepared(samples, _at_most(graph, flat, np.array(largest, description["dtype"])))
+    return Prepared(samples, at_most(graph, flat, np.array(largest, description["dtype"])))
 
 
-def _at_most(graph: Graph, rows: str, largest: Any) -> str:
+def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
+    """Samples as a model or its feature map takes them, and their shape; `width` as `prepared_inputs` takes it."""
+    if description["table"] is not None:
+        return _coded_table(graph, description)
+    return _stored_samples(graph, description, width)
+
+
+def at_most(graph: Graph, rows: str, largest: Any) -> str:
     """Whether the sum of a row's sizes is at most `largest`; it is not where one of them is NaN."""
     return graph.add("LessOrEqual", graph.sums(graph.add("Abs", rows)), graph.constant(largest))
 
@@ -223,14 +237,14 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
     whole = graph.add("Round", graph.add("Mul", samples, graph.constant(2.0**INPUT_BITS)))
     if isinstance(mapping, PlainInputs):
         shortened = _shortened(graph, whole, mapping.norm, 2.0**INPUT_BITS)
-        return Prepared(shortened, _at_most(graph, samples, LARGEST_INPUT))
+        return Prepared(shortened, at_most(graph, samples, LARGEST_INPUT))
     if isinstance(mapping, Projection):
         sums = graph.add("MatMul", whole, graph.constant(mapping.signs))
         unit = 2.0**INPUT_BITS * math.sqrt(mapping.features)
-        return Prepared(_shortened(graph, sums, mapping.norm, unit), _at_most(graph, whole, LARGEST_WHOLE))
+        return Prepared(_shortened(graph, sums, mapping.norm, unit), at_most(graph, whole, LARGEST_WHOLE))
     assert isinstance(mapping, RandomFourier)  # the last of those that are written
     turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
-    valid = _at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
+    valid = at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
     places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
     # What is not valid may not be a whole number at all, and would be looked up outside the wave.
     phases = graph.cast(graph.add("Where", valid, places, graph.constant(0.0)), np.int64)

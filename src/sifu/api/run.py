@@ -207,7 +207,7 @@ class Run(RunRequests):
             with blaming_damage(reader):
                 networks = networks_bytes(reader) if self.spec.is_tuned else None
             if target.suffix.lower() == ONNX_ENDING:
-                write_atomically(target, onnx_bytes(describe(reader, content), content))
+                write_atomically(target, onnx_bytes(describe(reader, content, networks), content, networks))
             else:
                 write_atomically(target, content)
                 if networks is not None:

@@ -142,6 +142,7 @@ class TunedFeatures(FeatureMap):
         width = public.features
         wide = block if 0 < block < width else width
         self.blocks = Blocks(width, wide, count) if tune == "blocks" else Blocks(width, width, 1)
+        self.tune = tune
         self.kind, self.features, self.norm = public.kind, self.blocks.features, public.norm
         self.network = TunedNetwork(public.module, width, outputs, trainable)
         self._public = replace(public, norm=self.blocks.part_norm(public.norm))
@@ -178,6 +179,11 @@ class TunedFeatures(FeatureMap):
             for group, vector in vectors.items()
         }
         return changed
+
+    @property
+    def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
+        """The public network's features, and those of each group that has a network; of a merge those of group 0."""
+        return self._public, self._parts
 
     def on(self, device: str) -> TunedFeatures:
         """The same map computed on another device."""

@@ -43,7 +43,8 @@ class TunedFederation(ClosedFormFederation):
         **facts: Any,
     ) -> None:
         super().__init__(clients, features, targets, fixed, relative_penalty, **facts)
-        self._tuned, self._through = features, ""
+        self._tuned = features
+        self._through: dict[int, str] = {}
         self.tuning = TuningFederation(clients, features.network, local, seed)
 
     def compute_features_on(self, device: str) -> None:
@@ -52,14 +53,25 @@ class TunedFederation(ClosedFormFederation):
         super().compute_features_on(device)
 
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """Compute features through these networks from now on."""
-        through = hashlib.sha256()
-        for trunk in trunks:
-            through.update(f"{trunk.group} {trunk.samples} ".encode() + trunk.vector.tobytes())
-        if through.hexdigest() != self._through:
-            self._map, self._through = self._tuned.with_trunks(trunks), through.hexdigest()
+        """Compute features through these networks from now on.
+
+        Blocks do not depend on each other: where some are struck and the others stay, features that are kept for
+        evaluations are those of the new map once the struck blocks are zero, and no network runs again.
+        """
+        through = {
+            trunk.group: hashlib.sha256(f"{trunk.samples} ".encode() + trunk.vector.tobytes()).hexdigest()
+            for trunk in trunks
+        }
+        if through == self._through:
+            return
+        stay = self._tuned.tune == "blocks" and through.items() <= self._through.items()
+        for group in self._through.keys() - through.keys() if stay else ():
+            for rows in self._kept.values():
+                rows[:, self._tuned.blocks.columns(group)] = 0.0
+        if not stay:
             self._kept.clear()
             self._kept_bytes = 0
+        self._map, self._through = self._tuned.with_trunks(trunks), through
 
 
 class TuningFederation(SimulatedFederation):

@@ -1,0 +1,122 @@
+"""Heads on tuned networks as ONNX graphs: they say what `predict` says, and hold the frozen layers once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sifu
+from onnx_tools import answers_of_the_graph, description_in
+from sifu.errors import InputError
+
+pytest.importorskip("onnx")
+CLIENTS, SAMPLES, GROUPS = 6, 6, 3
+
+
+class Residual(nn.Module):
+    """Layers of many kinds, some of them frozen where only the last are tuned."""
+
+    last_layers = ("out",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.out = nn.Linear(4 * 16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.interpolate(x, size=(16, 16), mode="bilinear", align_corners=False)
+        x = nn.functional.relu6(self.norm(self.first((x * 255.0 - 127.0) / 128.0)))
+        x = x + nn.functional.silu(self.second(nn.functional.pad(x, [0, 0, 0, 0])))
+        return self.out(nn.functional.max_pool2d(x, 4).flatten(1))
+
+
+class Sorted(nn.Module):
+    """An operation that no graph is written for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(self.layer(x.mean(dim=(2, 3)).repeat(1, 2)[:, :4]), dim=1).values
+
+
+def make() -> nn.Module:
+    return Residual()
+
+
+def make_sorted() -> nn.Module:
+    return Sorted()
+
+
+def trained(folder: Path, factory: str = "make", **features: Any) -> tuple[sifu.Run, np.ndarray]:
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 256, (CLIENTS * SAMPLES, 8, 8, 3), dtype=np.uint8)
+    names = np.repeat(np.arange(CLIENTS), SAMPLES)
+    np.savez(folder / "own.npz", x=x, y=np.arange(len(x)) % 3, client=names)
+    module = f"test_exported_tuned_networks:{factory}"
+    sifu.allow_code(module)
+    tuned = features.get("tune", "none") != "none"
+    spec: dict[str, Any] = {
+        "data": {"name": "npz", "file": str(folder / "own.npz"), "partition": "given"},
+        "model": {"kind": "ridge"},
+        "ridge": {"regularisation": 0.01},
+        "features": {"kind": "module", "module": module} | features,
+        "local": {"rate": 0.05, "steps": 2},
+    }
+    if tuned:
+        spec["groups"] = {"count": GROUPS, "rounds": 2, "rebuild": "later"}
+    return sifu.train(spec, run=folder / "run"), x
+
+
+def convolutions(path: Path) -> int:
+    import onnx
+
+    return sum(node.op_type == "Conv" for node in onnx.load(path).graph.node)
+
+
+@pytest.mark.parametrize(
+    ("features", "convolutions_in_the_file"),
+    [
+        ({"tune": "none"}, 2),
+        ({"tune": "merge"}, 4),
+        ({"tune": "blocks", "block": 4}, 2 * GROUPS),  # the public network's and those of the groups that are left
+        ({"tune": "blocks", "block": 4, "trainable": "last"}, 2),
+    ],
+)
+def test_a_graph_says_what_predict_says_and_has_frozen_layers_once(
+    tmp_path: Path, features: dict[str, Any], convolutions_in_the_file: int
+) -> None:
+    run, x = trained(tmp_path, **features)
+    run.forget(["0"])
+    file, model = run.export(tmp_path / "m.onnx"), run.model()
+    assert isinstance(model, sifu.LoadedModel)
+    fresh = np.random.default_rng(9).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    for samples in (x, fresh, fresh[:1]):
+        for answer in answers_of_the_graph(file, {"x": samples}):
+            np.testing.assert_allclose(answer["scores"], model.scores(samples), atol=2e-5)
+            np.testing.assert_array_equal(answer["prediction"], model.predict(samples))
+    assert convolutions(file) == convolutions_in_the_file
+    assert description_in(file)["features"]["tune"] == features["tune"]
+
+
+def test_control_another_groups_network_gives_other_scores(tmp_path: Path) -> None:
+    run, x = trained(tmp_path, tune="blocks", block=4)
+    before = answers_of_the_graph(run.export(tmp_path / "before.onnx"), {"x": x})
+    run.forget(["0"])
+    after = answers_of_the_graph(run.export(tmp_path / "after.onnx"), {"x": x})
+    assert np.max(np.abs(before[0]["scores"] - after[0]["scores"])) > 1e-4
+
+
+def test_an_operation_that_is_not_written_is_named(tmp_path: Path) -> None:
+    run, _ = trained(tmp_path, "make_sorted", tune="blocks", block=2)
+    with pytest.raises(InputError, match=r"aten\.(sort|repeat|slice)"):
+        run.export(tmp_path / "m.onnx")
