@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mpmath
 import numpy as np
@@ -122,6 +122,23 @@ class Smaller:
         return replace(result, participants=self._stays[result.participants])
 
 
+class AtRates:
+    """Engines of the same clients at several local rates, each for the branches that are recorded with its rate."""
+
+    def __init__(self, engines: dict[int, Engine], of_branch: dict[int, int]) -> None:
+        self._engines, self._of_branch, first = engines, of_branch, engines[0]
+        self.layout, self.clients, self.facts, self.initial_model = (
+            first.layout,
+            first.clients,
+            first.facts,
+            first.initial_model,
+        )
+
+    def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
+        """A round at the local rate of its branch."""
+        return self._engines[self._of_branch[position.branch]].run_round(model, position, clients)
+
+
 class Truth:
     """One run folder, carried out again as often as needed."""
 
@@ -180,13 +197,29 @@ class Truth:
     @cached_property
     def engine(self) -> Engine:
         """The engine of the run."""
-        return self.journey.engine(self.spec, self.data)
+        return self._engine(self.spec, self.data)
+
+    def _engine(self, spec: sifu.Spec, data: list[ClientData]) -> Engine:
+        """The engine of `spec` on these data; each branch has the local rate that is recorded for it."""
+        first = self.journey.engine(spec, data)
+        if not self.record.rates:
+            return first
+        engines = {0: first} | {
+            node: self.journey.engine(replace(spec, local=replace(spec.local, rate=rate)), data)
+            for node, rate in self.record.rates.items()
+        }
+        return cast(
+            "Engine",
+            AtRates(
+                engines, {0: 0} | {row["request_order"]: self.record.rate_since(row["noise_node"]) for row in self.done}
+            ),
+        )
 
     @cached_property
     def engine_without_gate(self) -> Engine:
         """The same without refusals: the other world leaves out whom this one left out, and nobody else."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
-        return self.journey.engine(replace(self.spec, server=server), self.data)
+        return self._engine(replace(self.spec, server=server), self.data)
 
     def engine_with_other_data(self, clients: Collection[int], *, other_counts: bool = False) -> Engine:
         """The engine of a federation in which `clients` hold other samples, and more or fewer of them if wanted."""
@@ -200,7 +233,7 @@ class Truth:
                 np.resize(generator.permutation(own.y), count),
             )
             data[client] = ClientData(own.name, x, y)
-        return self.journey.engine(self.spec, data)
+        return self._engine(self.spec, data)
 
     def engine_without(self, clients: Collection[int]) -> Smaller | None:
         """The engine of a federation that never had `clients`; None where numbers decide what is drawn for the others.
@@ -211,7 +244,7 @@ class Truth:
         if drawn and self.journey.family != "closed form":
             return None
         stays = [client for client in range(len(self.data)) if client not in clients]
-        engine = self.journey.engine(self.spec, [self.data[client] for client in stays])
+        engine = self._engine(self.spec, [self.data[client] for client in stays])
         return Smaller(engine, stays) if engine.layout == self.engine.layout else None
 
     def models(
@@ -614,11 +647,25 @@ class Truth:
         if given.local.rate != "auto" or self.journey.family == "closed form":
             return
         gone = {self.held[client][0] for client in self.clients_of(request)}
-        others = [client for client in self.journey.clients if client.name not in gone]
+        since = self.record.rate_since(request["noise_node"])
+        began = [row for row in self.done if since and row["noise_node"] == since]
+        there = self._stayed_after(began[0]) if began else list(self.record.founders())
+        others = [self.data[client] for client in there if self.held[client][0] not in gone]
         rate = self.journey.engine(given, others).facts.local_rate
-        if not math.isclose(rate, self.record.facts["local_rate"], rel_tol=1e-9):
+        if not math.isclose(rate, self.record.rates.get(since, self.record.facts["local_rate"]), rel_tol=1e-9):
             what = f"level {request['level']}, but without the clients the rate would be {rate!r}"
             self.violation("level", request["request"], what)
+
+    def _stayed_after(self, request: dict[str, Any]) -> list[int]:
+        """The clients that had joined when a request was carried out, and that it and those before it left."""
+        count, order = 0, request["request_order"]
+        for event in self.record.tables["events"]:
+            content = parsed(event)
+            count = int(content.get("run", {}).get("client_count", count))
+            if event["kind"] == "rolled back" and content["request"] == request["request"]:
+                break
+        gone = {client for row in self.done if row["request_order"] <= order for client in self.clients_of(row)}
+        return [client for client in range(count) if client not in gone]
 
     def check_files(self) -> None:
         """Both verifiers pass, and every certificate by itself."""

@@ -201,7 +201,11 @@ class Verifier:
         for row in self.tables["participation"]:
             self.rounds.setdefault(row["node"], {})[row["client"]] = row
         self.grams = {row["node"]: np.frombuffer(row["matrix"], "<f8") for row in self.tables["grams"]}
-        self.regular = {c: regularity(row, self.facts, self.spec) for c, row in self.clients.items()}
+        self.rates = {int(node): rate for node, rate in json.loads(self.run.get("local_rates", "{}")).items()}
+        self.regular = {
+            first: {c: regularity(row, self.facts | {"local_rate": rate}, self.spec) for c, row in self.clients.items()}
+            for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
+        }
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
@@ -601,7 +605,7 @@ class Verifier:
                 self.agree(f"{at}: parent", row["parent"], max(earlier, default=None))
                 place = [parent["branch"], parent["position"] + 1]
                 self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
-            regular = [(p["samples"], *self.regular[c]) for c, p in here.items()]
+            regular = [(p["samples"], *self.regular[self.rate_since(node)][c]) for c, p in here.items()]
             self.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
             self.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
             self.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
@@ -1022,7 +1026,8 @@ class Verifier:
                         length = min(length, math.sqrt(max(0.0, samples @ gram @ samples)))
                     change = g * length / outside
                 if rest:
-                    less_p, less_a = (sum(here[c]["samples"] * self.regular[c][k] for c in mine) for k in (0, 1))
+                    of = self.regular[self.rate_since(node)]
+                    less_p, less_a = (sum(here[c]["samples"] * of[c][k] for c in mine) for k in (0, 1))
                     factor = abs(1 - g) + g * (row["factor_sum"] - less_p) / rest
                     averaged = g * (row["averagedness_sum"] - less_a) / rest <= 1 - EDGE
                     if g > 1 and row["factor_max"] <= 1 and averaged:
@@ -1097,6 +1102,7 @@ class Verifier:
                 text = "inf" if math.isinf(here) else here
                 people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
         self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
+        self.check_rates(request)
         self.check_updates_of_request(request, active, hidden)
         self.check_statistics_of_request(request)
         untouched = source is None or not (heuristic or any(h[source] for h in hidden.values())
@@ -1277,20 +1283,70 @@ class Verifier:
         left = sum(1 for client, row in self.clients.items() if client < founders and row["name"] not in names)
         return count != max(2, min(10, left // 5, int(left * rate) // 4))
 
+    def rate_since(self, node: int) -> int:
+        """The fresh model from which on the local rate of a node was in use (section 2)."""
+        return max((first for first in self.rates if first <= node), default=0)
+
+    def largest_rates(self, clients: Any) -> dict[str, float]:
+        """The largest certified rate of each of these clients, by name."""
+        rows = [self.clients[client] for client in clients]
+        return {
+            row["name"]: momentum_limit(row["local_steps"], self.facts["momentum"]) / row["smoothness"]
+            if row["smoothness"] else math.inf for row in rows
+        }  # fmt: skip
+
+    def founders(self) -> range:
+        joined = sum(event["kind"] == "client joined" for event in self.tables["events"])
+        return range(len(self.clients) - joined)
+
+    def found_anew(self, request: Row) -> bool:
+        """Whether the request found an automatic local rate anew (section 4)."""
+        unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values())
+        begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
+        ours = self.facts.get("engine", "").startswith(("the data of its participants", "its participants, padded"))
+        if not begins_afresh or not ours or self.spec["groups"]["count"] or unknown:
+            return False
+        first = self.automatic(self.founders())
+        automatic = json.loads(self.run["asked"])["local"]["rate"] == "auto"
+        return automatic and abs(first / self.facts["local_rate"] - 1) <= 2 * RELATIVE
+
+    def automatic(self, clients: Any) -> float:
+        largest = min(self.largest_rates(clients).values())
+        if self.facts["momentum"]:
+            largest /= 1 + RELATIVE  # x_max is an eigenvalue, and is rounded down (section 4)
+        return (0.5 if self.spec["model"]["kind"] == "least_squares" else 1.0) * largest
+
+    def check_rates(self, request: Row) -> None:
+        """Section 4: where training begins afresh, an automatic rate is that of those who stay."""
+        moment, node = self.rolled[request["request"]], request["noise_node"]
+        said = moment["payload"]["run"].get("local_rates")
+        if not self.found_anew(request):
+            self.agree(f"request {request['request']}: local rates", said, None)
+            return
+        known = {str(first): rate for first, rate in self.rates.items() if first < node}
+        anew = self.automatic(self.there_since(request))
+        self.agree(
+            f"request {request['request']}: local rates", said, known | {str(node): 1.0 if math.isinf(anew) else anew}
+        )
+
+    def there_since(self, request: Row) -> list[int]:
+        """The clients that there were, and that neither this request nor one before it forgot."""
+        gone = {c for i, clients in self.subjects.items() for c in clients
+                if (self.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
+        return [client for client in range(self.rolled[request["request"]]["clients"]) if client not in gone]
+
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
         if self.facts["shape_from_labels"] or request["method"] == "closed_form":
             return bool(self.facts["shape_from_labels"])
         if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values()):
             return False
-        names, rho = self.names_of(request), self.facts["momentum"]
-        founders = len(self.clients) - sum(event["kind"] == "client joined" for event in self.tables["events"])
-        rates = {
-            row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"]
-            for client, row in self.clients.items()
-            if client < founders
-        }
-        largest, eta = min(rates.values()), self.facts["local_rate"]
+        if self.found_anew(request):
+            return False
+        names, since = self.names_of(request), self.rate_since(request["noise_node"])
+        began = [row for row in self.requests.values() if since and row["noise_node"] == since]
+        rates = self.largest_rates(self.there_since(began[0]) if began else self.founders())
+        largest, eta = min(rates.values()), self.rates.get(since, self.facts["local_rate"])
         halved = self.spec["model"]["kind"] in ("least_squares", "python")
         copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))
         if json.loads(self.run["asked"])["local"]["rate"] != "auto" and not copied:

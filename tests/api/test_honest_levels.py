@@ -54,12 +54,13 @@ def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
         sifu.train(fixed | {"model": {"outputs": 2}}, run=tmp_path / "c", clients=arrays(rare=True))
 
 
-def test_a_rate_that_the_forgotten_client_decides_is_not_exact(tmp_path: Path) -> None:
+def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_found_anew(tmp_path: Path) -> None:
     run = sifu.train(small_spec(), run=tmp_path / "auto")
     betas = {client.name: client.smoothness for client in run.engine().clients}
     decides, other = max(betas, key=betas.get), min(betas, key=betas.get)
     assert run.plan([other], method="scratch").level == "exact"
-    assert run.plan([decides], method="scratch").level == "conditional"
+    assert run.plan([decides], method="scratch").level == "exact"
+    assert run.plan([decides], sigma=1.0).level == "conditional"
     copied = run.spec.local.rate * 0.999999  # as somebody would copy it from a plan
     by_hand = sifu.train(small_spec(local={"steps": 3, "rate": copied}), run=tmp_path / "by-hand")
     assert by_hand.plan([decides], method="scratch").level == "conditional"

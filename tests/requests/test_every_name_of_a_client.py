@@ -145,9 +145,11 @@ def test_the_rate_that_a_client_set_is_not_exact_after_one_of_its_records_went(t
     spec = SPEC | {"local": {"rate": "auto", "steps": 2}}
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
     run.forget(["c1"], "one", records=[int(np.argmax(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
-    for terms in ({"records": [int(np.argmin(np.linalg.norm(clients[1].x, axis=1)))]}, {}):
-        (outcome,) = run.forget(["c1"], method="scratch", **terms)
-        assert outcome.level == "conditional"
+    (outcome,) = run.forget(["c1"], records=[int(np.argmin(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
+    assert outcome.level == "conditional"
+    assert run.plan(["c1"], sigma=1.0).level == "conditional"
+    (outcome,) = run.forget(["c1"], method="scratch")  # which finds the rate anew without it
+    assert outcome.level == "exact"
     assert fine(run)
 
 

@@ -56,8 +56,11 @@ def check_continues(
     newcomers: bool = False,
     sample_digests: Sequence[str] | None = None,
     absent: Collection[int] = (),
+    local_rate: float | None = None,
 ) -> dict[int, str]:
     """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest.
+
+    Its local rate is the recorded one, or `local_rate` where that is about to change.
 
     `sample_digests` are those of its clients' samples; None where the engine does not show them. Returns the clients
     whose data are not those that they had, and what is wrong: only what needs their data has to be refused. Nothing is
@@ -65,7 +68,8 @@ def check_continues(
     """
     others = ("outside", "rounding_bounded", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
-    _check_facts(folder, reader.facts, facts, names)
+    recorded_facts = reader.facts | ({} if local_rate is None else {"local_rate": local_rate})
+    _check_facts(folder, recorded_facts, facts, names)
     layout = reader.layout
     if layout != engine.layout:
         raise InputError(

@@ -20,7 +20,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.embedded_heads import KeptStatistics
-from sifu.errors import InputError, SifuError, SifuWarning
+from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.launch.devices import check_repeats
 from sifu.launch.federation import FLOWER, clients_from_spec, engine_from_spec
 from sifu.launch.measured_rows import held_out_figures, rows_at_hand
@@ -159,10 +159,13 @@ class RunFolder:
         return engine, digests, absent
 
     def complete_engine(self) -> Engine:
-        """The engine with the data of everyone, also of those who left."""
+        """The engine with the data of everyone, also of those who left, unless the rate is no longer one for them."""
         engine = self.engine()
-        for reason in self._unusable.values():
-            raise InputError(reason)
+        with self.reader() as reader:
+            too_steep = _too_steep(reader, engine.facts.local_rate)
+        for client, reason in self._unusable.items():
+            if client not in too_steep:
+                raise InputError(reason)
         return engine
 
     def _take(self, engine: Engine, digests: Digests, unusable: Mapping[int, str]) -> None:
@@ -170,12 +173,17 @@ class RunFolder:
         if isinstance(engine, LacksData):
             engine.absent = frozenset(unusable)
 
-    def _build(self, reader: RunReader, **others: Any) -> Built:
+    def _build(self, reader: RunReader, rate: float | None = None, gone: Collection[int] = (), **others: Any) -> Built:
         """A new engine, the digests of the samples that were read for it, and whose data are not there, and why.
 
-        `others` are as `arranged_clients` has them.
+        It has the recorded local rate or the given one, for which those who are `gone` need not be fit. `others` are as
+        `arranged_clients` has them.
         """
         spec, arranged, was_read = self.spec, Arranged((), {}), False
+        if rate is not None:
+            spec = replace(spec, local=replace(spec.local, rate=rate))
+        too_steep = _too_steep(reader, spec.local.rate, gone)
+        others["changed"] = too_steep | dict(others.get("changed") or {})
 
         def arrange(clients: Any) -> Any:
             nonlocal arranged, was_read
@@ -239,6 +247,22 @@ class RunFolder:
         check = partial(check_remainder, self.folder, reader, remainder=remainder)
         self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
+    def engine_at(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
+        """An engine that goes on at another local rate without those who are `gone`; refused if none can be built."""
+
+        def check(engine: Engine, **others: Any) -> dict[int, str]:
+            if engine.facts.local_rate != rate:
+                raise NotCertifiableError(
+                    f"the automatic rate of those who stay is {rate:.6g}, and the engine that was handed over keeps "
+                    f"{engine.facts.local_rate:.6g}: open the run with its clients' data instead"
+                )
+            return check_continues(self.folder, reader, engine, local_rate=rate, **others)
+
+        leaving = {reader.clients()[client].name for client in gone}
+        built = self._usable(reader, check, leaving, rate=rate, gone=gone)
+        self._take(*built)
+        return built[0]
+
     def engine_again(self) -> Engine:
         """The engine with the client that is to join again: the prepared one, or the data are read once more."""
         prepared, self._prepared, self._engine = self._prepared, None, None
@@ -247,6 +271,20 @@ class RunFolder:
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
                 self._take(*prepared[1:])
         return self.engine()
+
+
+def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ()) -> dict[int, str]:
+    """Those who left and whose loss is steeper than the local rate is for, by number: they would end the bound on
+    rounding of an engine that has their data. Said only where the rate was found anew without them."""
+    left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
+    if rate == reader.first_facts["local_rate"] or not isinstance(rate, float):
+        return {}
+    clients = reader.clients()
+    return {
+        client: f"client {clients[client].name!r} left, and the local rate was found anew without it"
+        for client in left
+        if rate * (clients[client].smoothness or 0.0) > 2.0
+    }
 
 
 def solved_from_files(spec: Spec) -> bool:

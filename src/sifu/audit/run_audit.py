@@ -117,7 +117,7 @@ class _Audit:
         if evidence.missed and evidence.lengths:
             self.notes.append(
                 f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
-                "erased, as it had to be), or a heuristic made them"
+                "erased, as it had to be), a heuristic made them, or they were trained at another local rate"
             )
         self._check_replay(evidence)
         noise = tuple(evidence.noise.values())

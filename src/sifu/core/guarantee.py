@@ -39,7 +39,8 @@ SCOPE_WORDS = {
 
 NOT_COVERED = (
     "What the plan itself reveals is not covered: the method where it was left to be chosen, which model training went "
-    "on from, how long it took, and by its level and premises whether an automatic rate was set by the client. "
+    "on from, how long it took, and by its level and premises whether an automatic rate that was not found anew was "
+    "set by the client. "
     "When to stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
     "Models seen before this request was carried out are not covered.",
     "The other participants and the operator, who hold more than the released models, are not covered.",

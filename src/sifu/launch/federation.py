@@ -21,7 +21,7 @@ from sifu.launch.public_features import map_of, tuned_map, with_features
 from sifu.theory.arrays import Array
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
-from sifu.theory.regularity import largest_certified_rate
+from sifu.theory.regularity import automatic_rate, certified_rates
 
 PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
@@ -337,13 +337,11 @@ def engine_from_spec(
     if spec.local.rate != "auto":
         return build(spec.local.rate), spec
     probe = build(1.0)
-    largest = largest_certified_rate(probe.clients, spec.local.momentum)
-    if largest is None or spec.local.nesterov:
+    rate = automatic_rate(certified_rates(probe.clients, spec.local.momentum), spec.model.kind)
+    if rate is None or spec.local.nesterov:
         raise InputError(
             'local.rate = "auto" needs a linear model without nesterov and local.clip, whose largest certified rate '
             "can be computed: "
             "give a number, for example local.rate = 0.05"
         )
-    # A squared loss at 2/beta swings for ever in its steepest direction; half of it is the usual choice.
-    rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
     return build(rate), replace(spec, local=replace(spec.local, rate=rate))

@@ -47,11 +47,12 @@ class Scratch(Method):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """No one's data touched the fresh model, so only what came before training matters to its level."""
-        return (
-            *record_premises(view.record_history),
-            *before_training_premises(view.facts, view.rate_source(clients)),
-        )
+        """No one's data touched the fresh model, so only what came before training matters to its level.
+
+        An automatic rate is found anew for those who stay, whichever client leaves, so it tells nothing of who left.
+        """
+        source = "anew" if view.finds_rate_anew(terms) else view.rate_source(clients)
+        return (*record_premises(view.record_history), *before_training_premises(view.facts, source))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch."""

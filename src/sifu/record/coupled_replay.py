@@ -79,6 +79,8 @@ def replay_worlds(
 ) -> Iterator[ReplayedNode]:
     """Every node in the order of the record, the cut ones too: with everyone, and without the clients of each world.
 
+    Where a local rate was found anew, these are the nodes since then: the engine is one for the current rate.
+
     With `only`, these nodes alone, among them all that they are made of.
 
     Groups that train apart are replayed with their members of each world, and merged with the samples that each world
@@ -87,7 +89,8 @@ def replay_worlds(
     phi + (noised - theta).
     """
     took_part = reader.participation()
-    nodes = [row.node for row in reader.node_rows() if only is None or row.node.node in only]
+    begins = max(reader.local_rates, default=0)
+    nodes = [row.node for row in reader.node_rows(begins) if only is None or row.node.node in only]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
     groups = ReplayedGroups(engine, reader, worlds)

@@ -11,11 +11,11 @@ from sifu.core.premises import MeasuredRegularity, RateSource
 from sifu.core.spec import Spec
 from sifu.theory.arrays import Floats
 from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import (
     certified_rates,
     classify,
     is_copied_rate,
-    largest_certified_rate,
     largest_rate_within,
     local_regularities,
 )
@@ -48,27 +48,29 @@ class Regularities:
         return Regularities(factors, averagedness, measured, rates)
 
     def rate_source(
-        self, founders: Sequence[ClientProfile], facts: TrainingFacts, model: str, given: bool, leaving: Iterable[int]
+        self,
+        clients: Sequence[ClientProfile],
+        setting_it: ClientIndices,
+        facts: TrainingFacts,
+        model: str,
+        given: bool,
+        leaving: Iterable[int],
     ) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
 
-        Clients that joined after the `founders` had no say in it.
+        Of the `clients` only those who were `setting_it` had a say in it, and not those who joined later.
         """
-        count, rates = len(founders), self.certified_rates
         # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
-        largest = (
-            largest_certified_rate(founders, facts.momentum) if rates is None else largest_rate_within(rates[:count])
+        rates = self.certified_rates
+        rates = (
+            certified_rates([clients[k] for k in setting_it], facts.momentum) if rates is None else rates[setting_it]
         )
+        largest = largest_rate_within(rates)
         # A rate copied by hand from what a plan printed tells as much as an automatic one.
         copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
         if given and not copied:
             return "given"
-        gone = sorted(client for client in set(leaving) if client < count)
-        if rates is None:
-            rest = [founder for client, founder in enumerate(founders) if client not in gone]
-            same = largest_certified_rate(rest, facts.momentum) == largest
-        else:
-            same = largest_rate_within(np.delete(rates[:count], gone)) == largest
-        if not same:
+        stays = ~np.isin(setting_it, list(leaving))
+        if rates is not None and largest_rate_within(rates[stays]) != largest:
             return "forgotten"
         return "given" if given else "others"

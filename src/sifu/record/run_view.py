@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,9 +26,10 @@ from sifu.store.reader import RunReader, readable
 from sifu.store.remainders import chain_of, check_rows, names_now
 from sifu.store.table_rows import EvaluationRow, ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.regularity import automatic_rate
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
 
@@ -67,29 +69,87 @@ class RunView:
         self.reader, self._certified = reader, certified
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
-            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.spec))
-            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.facts))
+            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.first_spec))
+            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.first_facts))
             everyone, joined = reader.clients(), reader.joined()
             later = [seq for seq in joined if before is not None and seq >= before]
             self.clients = everyone[: len(everyone) - len(later)]
             self.founders = len(everyone) - len(joined)
             self.rows: list[NodeRow] = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
+            self._first_rate = self.facts.local_rate
+            rate = reader.local_rate_at(self.rows[-1].node.node)
+        if rate is not None:
+            self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
+            self.facts = replace(self.facts, local_rate=rate)
 
     @cached_property
     def regularities(self) -> Regularities:
         """P_i and alpha_i of every client."""
+        return self._regularities_at(self.facts.local_rate)
+
+    def regularities_at(self, node: int) -> Regularities:
+        """P_i and alpha_i of every client at the local rate of a node's training, on the path or not."""
+        rate = self.reader.local_rate_at(node)
+        return self._regularities_at(self._first_rate if rate is None else rate)
+
+    def _regularities_at(self, rate: float) -> Regularities:
         regularities: Regularities = self.reader.constant(
-            ("regularities", len(self.clients)), lambda: Regularities.of(self.clients, self.facts, self.spec)
+            ("regularities", len(self.clients), rate),
+            lambda: Regularities.of(self.clients, replace(self.facts, local_rate=rate), self.spec),
         )
         return regularities
+
+    @cached_property
+    def _finds_rate(self) -> bool:
+        """Whether training that begins afresh finds its local rate anew from the clients that are left.
+
+        Only the embedded engine can be built again at another rate, and models of groups were trained at the first.
+        """
+        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT)
+        if not built_here or self.reader.asked["local"]["rate"] != "auto" or self.spec.groups.count > 0:
+            return False
+        rates = self.regularities.certified_rates
+        first = None if rates is None else automatic_rate(rates[: self.founders], self.spec.model.kind)
+        return first is not None and math.isclose(first, self._first_rate, rel_tol=1e-9)
+
+    def rate_without(self, gone: Collection[int]) -> float:
+        """The local rate that `auto` takes without those who are `gone`; where no loss has a slope, any will do."""
+        rates = self.regularities.certified_rates
+        assert rates is not None  # or it is not found anew
+        return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
+
+    @cached_property
+    def _set_the_rate(self) -> ClientIndices:
+        """Those whose data an automatic local rate of this path was found from."""
+        begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=None)
+        if begins is None:
+            return np.arange(self.founders)
+        order_of = {request.request: request.request_order or 0 for request in self.requests}
+        request = next(request for request in self.requests if request.noise_node == begins)
+        rolled_back = self.reader.steps()["rolled back", request.request]
+        known = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
+        gone = {
+            client
+            for subject in self.reader.subjects()
+            if 0 < order_of[subject.request] <= order_of[request.request]
+            for client in subject.clients
+        }
+        return np.setdiff1d(np.arange(known), sorted(gone))
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
         given = self.reader.asked["local"]["rate"] != "auto"
         return self.regularities.rate_source(
-            self.clients[: self.founders], self.facts, self.spec.model.kind, given, leaving
+            self.clients, self._set_the_rate, self.facts, self.spec.model.kind, given, leaving
         )
+
+    def finds_rate_anew(self, terms: RequestTerms) -> bool:
+        """Whether a request that begins afresh finds the rate anew; not where a client is to join again with less.
+
+        How steep the loss of what it has left is, the record does not know before it has joined.
+        """
+        return not terms.records and self._finds_rate
 
     def groups_depend_on(self, leaving: Iterable[int]) -> bool:
         """Whether the number of groups was left to the rule, and would be another one without those who are leaving."""

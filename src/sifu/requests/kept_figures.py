@@ -40,6 +40,7 @@ KEPT_FIGURES = (
     KeptFigure("clients.smoothness", "the largest curvature of a client's loss", _LEVEL),
     KeptFigure("clients.curvature", "the smallest curvature of a client's loss", _LEVEL),
     KeptFigure("run.facts", "the local rate, where the spec leaves it to sifu", "rounds are replayed with it"),
+    KeptFigure("run.local_rates", "the local rates that were found anew", "rounds are replayed with it"),
     KeptFigure("run.spec", "the same in the merged spec", "rounds are replayed with it"),
     KeptFigure("run.clients_digest", "digest of the table of clients", _TIES),
     KeptFigure("models.psi_max", "the largest Psi of a client at a model", _PLANS),

@@ -22,6 +22,7 @@ from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.history_rows import NodeRow
 from sifu.store.new_rows import NewModel, NewRows
+from sifu.store.reader import LOCAL_RATES
 from sifu.store.table_rows import EvaluationRow, ModelRow
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
@@ -33,10 +34,18 @@ class RollBack:
     """What one request's roll back writes and erases, worked out from its plan and its starting model."""
 
     def __init__(
-        self, writer: RunWriter, engine: Engine, view: RunView, plan: Plan, request: str, start: Start
+        self,
+        writer: RunWriter,
+        engine: Engine,
+        view: RunView,
+        plan: Plan,
+        request: str,
+        start: Start,
+        local_rate: float | None = None,
     ) -> None:
+        """Of an automatic `local_rate` that was found anew the ledger says which one it is."""
         self.writer, self.engine, self.view, self.plan = writer, engine, view, plan
-        self.request, self.start = request, start
+        self.request, self.start, self.local_rate = request, start, local_rate
         self.fresh, self.replayed = plan.source_node is None, start.replayed is not None
         self.merged = start.merged
         self.noise_node = 1 + max(writer.nodes_by_number())
@@ -148,13 +157,17 @@ class RollBack:
         plan, source, start = self.plan, self.source, self.start
         merges = {} if self.merged is None else {"merges": self.merged.rows(self.noise_node)}
         auto = {} if plan.auto is None else {"auto": plan.auto.to_mapping()}
+        rates: dict[str, Any] = {}
+        if self.local_rate is not None:
+            found_so_far = self.writer.local_rates | {self.noise_node: self.local_rate}
+            rates[LOCAL_RATES] = {str(node): rate for node, rate in found_so_far.items()}
         return (
             merges
             | auto
             | {
                 "request": self.request,
                 "actor": actor_name(),
-                "run": {"tip": str(self.noise_node), "phase": "retraining"},
+                "run": {"tip": str(self.noise_node), "phase": "retraining"} | rates,
                 "choice": {
                     "method": plan.terms.method,
                     "request_order": plan.order,

@@ -16,12 +16,14 @@ import numpy as np
 from sifu.choices import Level
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, evaluate_present
+from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import should_stop
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.request_plan import left_alone, plan_request
+from sifu.planning.plan import Plan
 from sifu.planning.ways import least_level
 from sifu.record.closed_form_round import RecordedSolve
 from sifu.record.group_state import are_apart, groups_to_build, has_groups, use_trunks_of_head
@@ -59,9 +61,11 @@ class Worker:
         engine_again: Callable[[], Engine] | None = None,
         prepare_records: Callable[[RunReader, RequestTerms], None] | None = None,
         digest_of: Callable[[int], str | None] = lambda client: None,
+        engine_at: Callable[[RunReader, float, Collection[int]], Engine] | None = None,
     ) -> None:
         self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
         self._engine_again, self._prepare_records, self._digest_of = engine_again, prepare_records, digest_of
+        self._engine_at = engine_at
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
@@ -224,10 +228,28 @@ class Worker:
         if alone:
             log.warning("request %s: %s", row.request, alone)
         use_trunks_of_head(self.engine, self.writer)
-        start = method.starting_model(view, plan, self.engine)
-        RollBack(self.writer, self.engine, view, plan, row.request, start).record()
+        rate, engine = self._found_anew(view, plan)
+        start = method.starting_model(view, plan, engine)
+        RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
+        self.engine = engine
         self._join_again()
         self._retrain(row.request)
+
+    def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
+        """The automatic rate of those who stay, where training begins afresh, and an engine for it: made before
+        anything is rolled back, so that nothing is lost where none can be made."""
+        if method_info(plan.terms.method).starts_from != "fresh" or not view.finds_rate_anew(plan.terms):
+            return None, self.engine
+        gone = view.forgotten.union(*(subject.clients for subject in plan.subjects))
+        rate = view.rate_without(gone)
+        if rate == self.engine.facts.local_rate:
+            return rate, self.engine
+        if self._engine_at is None:
+            raise NotCertifiableError(
+                f"without {', '.join(plan.terms.clients)} the automatic rate is {rate:.6g}, and this engine keeps its "
+                "own: carry the request out with sifu forget"
+            )
+        return rate, self._engine_at(view.reader, rate, gone)
 
     def _join_again(self) -> None:
         """Where records of a client were forgotten, let it join again with what it has left, before any round."""

@@ -17,7 +17,7 @@ from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.history_rows import NodeRow
-from sifu.store.reader import GROUP_KEY, JOINED, TUNED_LAYOUT, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, LOCAL_RATES, TUNED_LAYOUT, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.statistics import STATISTICS_NAME
 from sifu.store.updates import FILE_NAME
@@ -86,7 +86,7 @@ KINDS: Mapping[str, May] = {
     "request refused": May(),
     "request withdrawn": May(),
     "rolled back": May(
-        ("tip", "phase"),
+        ("tip", "phase", LOCAL_RATES),
         (
             "rows",
             "models",

@@ -36,6 +36,8 @@ GROUP_KEY = "group_key"
 """The key of the run table that holds the key of the hash that puts clients into groups."""
 TUNED_LAYOUT = "tuned_layout"
 """The key that holds names and shapes of what groups tune, where they tune a network."""
+LOCAL_RATES = "local_rates"
+"""The key that holds the local rates that were found anew, each under the fresh model that training began from."""
 Row = TypeVar(
     "Row",
     ModelRow,
@@ -96,6 +98,14 @@ class RunReader(HistoryReader):
 
     @property
     def spec(self) -> dict[str, Any]:
+        """The merged spec the run was made with, at the local rate of the current model."""
+        result, rate = self.first_spec, self.local_rate_at(self.tip)
+        if rate is not None:
+            result["local"]["rate"] = rate
+        return result
+
+    @property
+    def first_spec(self) -> dict[str, Any]:
         """The merged spec the run was made with."""
         result: dict[str, Any] = json.loads(self.value("spec"))
         # Runs made before there was this key merged by the plain mean, whatever is the default today.
@@ -126,9 +136,26 @@ class RunReader(HistoryReader):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The training facts as they were recorded."""
+        """The training facts as they were recorded, with the local rate of the current model."""
+        result, rate = self.first_facts, self.local_rate_at(self.tip)
+        return result if rate is None else result | {"local_rate": rate}
+
+    @property
+    def first_facts(self) -> dict[str, Any]:
+        """The training facts as they were recorded when the run was made."""
         result: dict[str, Any] = json.loads(self.value("facts"))
         return result
+
+    @property
+    def local_rates(self) -> dict[int, float]:
+        """The local rates that were found anew, by the node of the fresh model that training began from."""
+        return {int(node): float(rate) for node, rate in json.loads(self.value(LOCAL_RATES, "{}")).items()}
+
+    def local_rate_at(self, node: int) -> float | None:
+        """The local rate of a node's training; None if it is the one that the run was made with."""
+        rates = self.local_rates
+        first = max((begins for begins in rates if begins <= node), default=None)
+        return None if first is None else rates[first]
 
     @property
     def phase(self) -> str:

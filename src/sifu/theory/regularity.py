@@ -304,6 +304,15 @@ def largest_rate_within(rates: Floats | None) -> float | None:
     return math.nextafter(float(smallest), 0.0)
 
 
+def automatic_rate(rates: Floats | None, model: str) -> float | None:
+    """The local rate that `auto` takes for clients of these `certified_rates`; None if there is no such rate.
+
+    A squared loss at 2/beta swings for ever in its steepest direction, so there it is half of the largest.
+    """
+    largest = largest_rate_within(rates)
+    return largest / 2.0 if largest is not None and model == "least_squares" else largest
+
+
 COPIED_WITHIN = 0.01
 """A rate written down with three digits is off by at most half of this."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -75,7 +76,8 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    regularities = view.regularities
+    begins = sorted({0, *reader.local_rates})
+    at_rate = {first: view.regularities_at(first) for first in begins}
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for row in reader.node_rows():
         node = row.node
@@ -88,6 +90,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
+        regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
         if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
             yield f"rounds: the sums of node {node.node} do not follow from its participants"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.spec import RIDGE
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, nodes_to_erase
-from sifu.store.reader import RunReader
+from sifu.store.reader import LOCAL_RATES, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.table_rows import ChargeRow, RequestRow
 from sifu.theory.rollback import charge, choose_node
@@ -84,6 +85,7 @@ def _check_request(
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, at_hand)
     yield from _check_start(view, request, recorded)
+    yield from _check_rate(request, recorded, before, content)
     yield from check_choice_of_method(request, recorded, content)
     yield from _check_rounds(reader, request, recorded)
     if request.status == "done":
@@ -145,6 +147,19 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
     sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
         yield f"request {request.request}: sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
+
+
+def _check_rate(
+    request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
+) -> Iterator[str]:
+    """An automatic local rate must have been found anew from those who stay where training began afresh."""
+    rates = json.loads(before.run_value(LOCAL_RATES, "{}"))
+    said = content["run"].get(LOCAL_RATES, rates)
+    anew = recorded.method.info.starts_from == "fresh" and recorded.view.finds_rate_anew(request.terms)
+    if anew:
+        rates[str(request.noise_node)] = recorded.view.rate_without(recorded.gone)
+    if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
+        yield f"request {request.request}: {LOCAL_RATES} is recorded as {said}, recomputed {rates}"
 
 
 def _check_rounds(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:

@@ -29,8 +29,9 @@ from sifu.theory.facts import (
 from sifu.theory.history import Accounting
 from sifu.theory.regularity import RegularityClass
 
-RateSource = Literal["given", "others", "forgotten"]
-"""Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it."""
+RateSource = Literal["given", "others", "forgotten", "anew"]
+"""Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it; or was
+found anew from those who stay, for training that begins afresh."""
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
@@ -80,7 +81,7 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
     """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
     if shape_from_labels:
         return Premise("hyper-parameters", "assumed", "labels")
-    status: dict[RateSource, Status] = {"given": "trusted", "others": "met", "forgotten": "assumed"}
+    status: dict[RateSource, Status] = {"given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met"}
     return Premise("hyper-parameters", status[rate_source], rate_source)
 
 

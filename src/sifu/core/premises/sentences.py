@@ -77,6 +77,7 @@ SENTENCES: dict[str, dict[str, str]] = {
         "be the same.",
         "forgotten": "The local rate is the one clients' smoothness bounds set and would be another one without the "
         "forgotten clients; what it reveals of them is assumed not to matter.",
+        "anew": "The local rate was found anew, by the rule of the spec, from the smoothness bounds of those who stay.",
         "fixed": "Outputs, precision and the rule for lambda are fixed in the spec; lambda follows from the sum of "
         "those who stay.",
     },

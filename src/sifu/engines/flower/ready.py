@@ -42,7 +42,7 @@ from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
 from sifu.theory.participation import Participation
-from sifu.theory.regularity import largest_certified_rate
+from sifu.theory.regularity import automatic_rate, certified_rates
 
 PLACEHOLDER_RATE = 1.0
 """What clients are asked for their profile with: no bound of a profile depends on the rate."""
@@ -187,11 +187,10 @@ def blueprint(
         clients = tuple(map(clipped_profile, clients))
     rate = spec.local.rate
     if rate == "auto":
-        largest = largest_certified_rate(clients, spec.local.momentum)
-        if largest is None or spec.local.nesterov:
+        automatic = automatic_rate(certified_rates(clients, spec.local.momentum), spec.model.kind)
+        if automatic is None or spec.local.nesterov:
             raise InputError('local.rate = "auto" needs a linear model without nesterov and local.clip: give a number')
-        rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
-        spec = replace(spec, local=replace(spec.local, rate=rate))
+        spec = replace(spec, local=replace(spec.local, rate=automatic))
     plan = plan_of(spec, outputs)
     training = _training(plan)
     model: LinearModel | ModuleModel = make_model(
