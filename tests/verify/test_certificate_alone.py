@@ -127,9 +127,9 @@ OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 
 
-def reissued(folder: Path, target: Path, form: str, change: Change) -> Path:
+def reissued(folder: Path, target: Path, form: str, change: Change, request: str = "to-the-middle") -> Path:
     (public,) = query(folder, "SELECT value FROM run WHERE key = 'public_key'")[0]
-    body = json.loads(certificate_path(folder, "to-the-middle", form).read_bytes())["body"]
+    body = json.loads(certificate_path(folder, request, form).read_bytes())["body"]
     target.write_text(json.dumps(sign(folder, change(body), public)))
     return target
 
@@ -145,6 +145,19 @@ def test_a_false_certificate_that_is_signed_is_caught(
     verification = verify_certificate(path)
     assert "signature" not in "\n".join(verification.problems)
     assert words in "\n".join(verification.problems)
+
+
+@pytest.mark.parametrize("source", ["", "a lava lamp", "none", "not known"])
+def test_noise_comes_from_a_source_there_is_where_none_was_added_too(
+    run_with_requests: Path, tmp_path: Path, source: str
+) -> None:
+    """No premise speaks of noise in a certificate of Scratch, so nothing else holds this field to anything."""
+    for word, sound in (("system", True), (source, False)):
+        change: Change = lambda body, word=word: body | {"noise_source": word}  # noqa: E731
+        path = reissued(run_with_requests, tmp_path / "signed.json", "public", change, "from-scratch")
+        problems = verify_certificate(path).problems
+        assert (problems == []) == sound
+        assert sound or problems == [f"noise_source says {word!r}, which no noise of method scratch comes from"]
 
 
 def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_path: Path) -> None:

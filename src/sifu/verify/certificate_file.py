@@ -19,6 +19,7 @@ from sifu.core.premises import (
     level_of,
     noise_premise,
 )
+from sifu.core.randomness import NoiseSource
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint
@@ -34,6 +35,7 @@ from sifu.theory.calibration import (
     stated_delta,
 )
 from sifu.theory.composition import one_round_epsilon
+from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_types import wrong_types
@@ -131,6 +133,9 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     if protection != body["protection"]:
         yield f"protection says {body['protection']!r}, method {body['method']} rests on {protection!r}"
         return
+    of_training = (NO_NOISE, UNKNOWN) if protection == "training noise" else ()
+    if body["noise_source"] not in (*get_args(NoiseSource), *of_training):
+        yield f"noise_source says {body['noise_source'][:80]!r}, which no noise of method {body['method']} comes from"
     if not agree(body["noise_multiplier"], multiplier):
         yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
     if protection == "training noise":
