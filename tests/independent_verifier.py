@@ -1325,10 +1325,10 @@ class Verifier:
         if not self.found_anew(request):
             self.agree(f"request {request['request']}: local rates", said, None)
             return
-        known = {str(first): rate for first, rate in self.rates.items() if first < node}
+        earlier = {str(first): rate for first, rate in self.rates.items() if first < node}
         anew = self.automatic(self.there_since(request))
         self.agree(
-            f"request {request['request']}: local rates", said, known | {str(node): 1.0 if math.isinf(anew) else anew}
+            f"request {request['request']}: local rates", said, earlier | {str(node): 1.0 if math.isinf(anew) else anew}
         )
 
     def there_since(self, request: Row) -> list[int]:

@@ -128,14 +128,14 @@ class RunView:
         order_of = {request.request: request.request_order or 0 for request in self.requests}
         request = next(request for request in self.requests if request.noise_node == begins)
         rolled_back = self.reader.steps()["rolled back", request.request]
-        known = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
+        joined = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
         gone = {
             client
             for subject in self.reader.subjects()
             if 0 < order_of[subject.request] <= order_of[request.request]
             for client in subject.clients
         }
-        return np.setdiff1d(np.arange(known), sorted(gone))
+        return np.setdiff1d(np.arange(joined), sorted(gone))
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
