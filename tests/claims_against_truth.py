@@ -138,6 +138,12 @@ class AtRates:
         """A round at the local rate of its branch."""
         return self._engines[self._of_branch[position.branch]].run_round(model, position, clients)
 
+    def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
+        """What clients send, at the local rate of the branch."""
+        return cast("Any", self._engines[self._of_branch[position.branch]]).local_updates(
+            model, position, clients, steps
+        )
+
 
 class Truth:
     """One run folder, carried out again as often as needed."""
