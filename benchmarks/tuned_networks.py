@@ -3,6 +3,7 @@
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --seeds 3 --seconds 600
     python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # the data sets and the trunk in one folder
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every path once
+    python benchmarks/tuned_networks.py --time-rounds 5    # seconds a round for 100 clients; needs no data
 
 EfficientNet-Lite0 with its ImageNet weights, images enlarged to 128 pixels, 100 clients of 100 images, everyone takes
 part. Groups (by a keyed hash of names) tune the trunk apart; features of all trunks are computed once per seed, and
@@ -630,6 +631,29 @@ class Scenario:
                     state._row(heads, "blocks, rebuilt", order[:leaving], sequence=number, groups_left=len(through))
 
 
+def time_rounds(rounds: int, size: Size, device: str, lanes: int) -> None:
+    """Seconds a round for all clients of ten groups, random images and weights: time does not depend on them."""
+    generator, labels = np.random.default_rng(0), np.arange(size.train) % 10
+    kind = torch.float16 if device == "cuda" else torch.float32
+    pixels = torch.rand((size.train, SIDE, SIDE, 3), device=device, dtype=kind)
+    images = Images(pixels, torch.as_tensor(labels).to(device), size.train, 10, labels, labels[:0], None)
+    shares = np.array_split(generator.permutation(size.train), size.clients)
+    groups = [list(range(group, size.clients, 10)) for group in range(10)]
+    run = Run(device, lanes, Clock(math.inf), Path(), check=False, rows=[])
+    tuner = Tuner(EfficientNetLite0().eval(), images, shares, JOBS[0], replace(size, rounds=1), 0, run)
+    tuner.tuned(groups)
+    for _ in range(rounds):
+        start = time.perf_counter()
+        tuner.tuned(groups)
+        print(f"{time.perf_counter() - start:.2f} s a round", flush=True)
+    captured = all(lane.graph is not None for lane in tuner.lanes)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    print(f"{size.clients} clients, {size.steps} steps of batch {size.batch}, {len(tuner.lanes)} at a time, ", end="")
+    print(
+        f"{'captured' if captured else 'uncaptured'} steps, {memory:.1f} GiB on the device, torch {torch.__version__}"
+    )
+
+
 def replace_state(scenario: Scenario, groups: list[list[int]], through: dict[int, Tensor]) -> Scenario:
     """The same federation with these trunks."""
     return replace(scenario, groups=groups, through=dict(through))
@@ -662,7 +686,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def main() -> None:
     """Measure what was asked for, until it is done or time is up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="the folder with the data sets' files")
+    parser.add_argument("--data", type=Path, help="the folder with the data sets' files")
     parser.add_argument("--pack", type=Path, help="copy the data sets and the trunk here, and stop")
     parser.add_argument("--out", type=Path, help="a file of JSON lines; rows that it has are not measured again")
     parser.add_argument("--jobs", nargs="+", default=[job.name for job in JOBS], choices=[job.name for job in JOBS])
@@ -674,7 +698,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop cleanly after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--smoke", action="store_true", help="a tiny federation, statistics compared with the library")
+    parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds on random images, and stop")
     given = parser.parse_args()
+    if given.time_rounds:
+        torch.backends.cudnn.benchmark = given.device == "cuda"
+        time_rounds(given.time_rounds, SMOKE if given.smoke else Size(), given.device, given.lanes)
+        return
+    if given.data is None:
+        parser.error("--data is needed")
     if given.pack:
         pack(given.data, given.pack)
         return
