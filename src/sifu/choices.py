@@ -54,7 +54,7 @@ class TermsGiven(TypedDict, total=False):
     epsilon: Annotated[float | None, Term("Budget; 1 is strong, 10 is weak.")]
     delta: Annotated[float | None, Term("Budget; 0.01 or smaller is usual.")]
     sigma: Annotated[SigmaChoice | None, Term("Noise: auto, or a number.")]
-    unit: Annotated[Unit | None, Term("client covers each by itself, joint all together.")]
+    unit: Annotated[Unit | None, Term("client covers each separately, joint all together.")]
     scope: Annotated[Scope | None, Term("all covers every later release, latest the last only.")]
     method: Annotated[
         str | None,

@@ -264,10 +264,10 @@ def test_the_container_answers_with_a_read_only_root(tmp_path: Path) -> None:
     root = str(EXAMPLES.parents[1])
     subprocess.run([str(CONTAINERS), "build", "-t", "sifu-test", "-f", f"{root}/Containerfile", root], check=True)
     options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--entrypoint", "sifu", "sifu-test"]
-    made = subprocess.run(
+    finished = subprocess.run(
         [str(CONTAINERS), "run", *options, "token", "create", "/runs", "--name", "o", "--role", "operator"]
     )
-    assert made.returncode == 0
+    assert finished.returncode == 0
 
 
 def test_probes_answer_under_any_name_and_tell_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

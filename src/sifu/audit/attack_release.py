@@ -157,7 +157,7 @@ class ReleaseAttack:
         held_out = samples.get("held out")
         loss = loss_attack(scorer, models, samples["forgotten"], held_out) if held_out is not None else None
         if loss is None:
-            self.notes.append("the data have no samples that nobody held: the loss-threshold attack was left out")
+            self.notes.append("the data have no held-out samples: the loss-threshold attack was left out")
         noise_std, source = row.noise_std or 0.0, row.source_node
         candidates = [
             subject

@@ -214,7 +214,7 @@ def _check_is_from_before(
     if not description_path(before).exists():
         statements.append(
             "Whether the model before really is from before your request cannot be told from the file alone: keep the "
-            f"{description_path(before).name} that sifu export writes beside it."
+            f"{description_path(before).name} that sifu export writes next to it."
         )
         return
     description = read_description(description_path(before))

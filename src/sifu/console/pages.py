@@ -472,8 +472,8 @@ def live_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
     jobs = [asdict(job) for job in desk.jobs.of_run(key)[:5]]
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
     stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
-    made = {"charts": str(charts(live)), "expected_words": expected_words(live)}
-    return live.to_mapping() | {"jobs": jobs, "stamp": stamp} | made
+    rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
+    return live.to_mapping() | {"jobs": jobs, "stamp": stamp} | rendered
 
 
 ROUTES = [

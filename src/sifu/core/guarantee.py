@@ -56,9 +56,7 @@ SEVERAL_RELEASES = (
     "learns more, and nothing bounds how much.",
 )
 
-EACH_BY_ITSELF = (
-    "Each of the clients is covered by itself; what they reveal together is not (unit joint would cover it).",
-)
+EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not (unit joint would cover it).",)
 
 EXACT_GUARANTEE = (
     "The client's data has no part in the model training went on from, so the models released from it are those of "
@@ -73,8 +71,8 @@ CLOSED_FORM_GUARANTEE = (
 CLOSED_FORM_NOT_COVERED = (
     "The difference between releases before and after this request tells of the client; only those from now on are "
     "covered.",
-    "Whoever kept a copy of the client's features (features.cache keeps them), of its statistics, or of a sum with "
-    "them, still knows them.",
+    "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
+    "them, still holds them.",
 )
 
 RECORDS_GUARANTEE = (

@@ -82,7 +82,7 @@ def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admi
         if (entry.name, entry.key, entry.status) == (name, key, "allowed"):
             return entries
         if entry.key == key:
-            raise InputError(f"this key belongs to {entry.name} ({entry.status}): every client needs a key of its own")
+            raise InputError(f"this key belongs to {entry.name} ({entry.status}): every client needs its own key")
         if entry.name == name:
             raise InputError(f"{name} is on the list with another key ({entry.status}): use --replace for a new key")
     return (*entries, Admitted(name, key))
@@ -92,7 +92,7 @@ def with_new_key(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Ad
     """The list with another key for an allowed client."""
     taken = [entry.name for entry in entries if entry.key == key and entry.name != name]
     if taken:
-        raise InputError(f"this key belongs to {taken[0]}: every client needs a key of its own")
+        raise InputError(f"this key belongs to {taken[0]}: every client needs its own key")
     _entry(entries, name)
     return tuple(Admitted(name, key) if entry.name == name else entry for entry in entries)
 

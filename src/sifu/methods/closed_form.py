@@ -81,7 +81,7 @@ class ClosedForm(Scratch):
         folder = view.spec.features.cache
         if not folder:
             return ()
-        return (f"{folder} (features.cache) keeps features of whoever leaves: no request erases it, so delete it, too",)
+        return (f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it",)
 
     def _note(self, view: RunView, leaving: int, rounds: int) -> str:
         size, staying = self.bytes_kept(view), len(view.clients) - len(view.forgotten) - leaving

@@ -131,7 +131,7 @@ def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
         notes.append(f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten")
     else:
-        notes.append("every group held somebody who is forgotten: nothing is left to merge, this is Scratch")
+        notes.append("every group held a forgotten client: nothing is left to merge, this is Scratch")
     if hit:
         notes.append(f"the model of {_listed(hit)} is erased, and {REBUILT[rebuild]}")
     if rebuild == "never" and len(merged) > 1:

@@ -47,7 +47,7 @@ def left_alone(view: RunView, terms: RequestTerms) -> str:
     if staying.size != 1:
         return ""
     name = view.clients[int(staying[0])].name
-    return f"{name} is the only client left: the model is made from its data alone, and shows them to whoever gets it"
+    return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
 
 
 def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: bool) -> Plan:

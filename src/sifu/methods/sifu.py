@@ -83,7 +83,7 @@ def _notes(
         )
     if view.path.unbounded_from <= view.path.tip:
         yield (
-            "a heuristic's model lies on this history: nobody's influence is known after it, so only the initial "
+            "a heuristic's model lies on this history: no client's influence is known after it, so only the initial "
             "model can be gone back to"
         )
     if terms.scope == "latest":

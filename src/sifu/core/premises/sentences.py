@@ -40,7 +40,7 @@ SENTENCES: dict[str, dict[str, str]] = {
         "met": "Clients take part independently of each other, so the same schedule without the client is the law of "
         "training without it.",
         "trusted": "Clients are drawn independently of each other, so the same schedule without the client is the law "
-        "of training without it; that nobody's absence or delay depends on another client is trusted.",
+        "of training without it; that no client's absence or delay depends on another client is trusted.",
         "assumed": "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
         "client's slots left empty, not with a world where others filled them.",
     },
@@ -104,7 +104,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",
-        "seeded": "The noise came from a seeded generator, so whoever has the seed can remove it.",
+        "seeded": "The noise came from a seeded generator, so anyone with the seed can remove it.",
         "failed": "Where the noise came from is not known.",
     },
     "noise size": {
@@ -167,7 +167,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "signatures": {
         "trusted": "Some events were written without the operator's key, and the operator vouched for them "
-        "afterwards; that nobody changed them in between is trusted.",
+        "afterwards; that they were not changed in between is trusted.",
     },
     "statistics": {
         "trusted": "Statistics that no data can have were refused; otherwise clients are trusted to have sent their "

@@ -196,7 +196,7 @@ class PrivacySpec:
     epsilon: float = key(10.0, "budget epsilon; 1 is strong, 10 is weak")
     delta: float = key(0.01, "budget delta")
     sigma: float | Literal["auto"] = key("auto", 'noise; "auto" chooses it at the request, from recorded scalars')
-    unit: Unit = key("client", "client covers each client by itself; joint covers a request's clients together")
+    unit: Unit = key("client", "client covers each client separately; joint covers a request's clients together")
     scope: Scope = key("all", "all covers every later release; latest only the latest one (the paper's rule)")
     calibration: Calibration = key("exact", "exact (Balle & Wang), or classical (the paper's theorem 2)")
     accounting: Accounting = key("round", "round; population reproduces the paper's figures, certifies nothing")
@@ -236,7 +236,7 @@ class KeepSpec:
     updates_every: int = key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
     statistics: Literal["auto", "clients", "sum"] = key(
         "auto",
-        "ridge: clients keeps each one's statistics, so a forget asks nobody; sum asks those who stay again; auto is "
+        "ridge: clients keeps each one's statistics, so a forget asks no client; sum asks those that stay; auto is "
         "clients, on Flower sum",
     )
 

@@ -102,8 +102,8 @@ class NetworkFeatures(FeatureMap):
         allowed = SAME_FEATURES * float(np.max(np.abs(together), initial=0.0))
         if np.max(np.abs(together[:1] - alone)) > allowed or np.max(np.abs(together - again)) > allowed:
             raise InputError(
-                "the feature module gives a sample other features beside other samples or after them: it must look at "
-                "each sample by itself, without statistics over a batch, memory or randomness"
+                "the feature module gives a sample other features next to other samples or after them: it must look at "
+                "each sample separately, without statistics over a batch, memory or randomness"
             )
         object.__setattr__(self, "_probed", together)
 

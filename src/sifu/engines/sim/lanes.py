@@ -57,7 +57,7 @@ def lane_engines(
     from sifu.engines.sim.gpu.lane_group import LaneGroup
 
     if any(federation.reply_rules != ReplyRules() for federation in federations):
-        raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
+        raise InputError("lanes look at no single client's reply: leave server.rejected and server.update_bound out")
     first = federations[0]
     for other in federations[1:]:
         if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (
@@ -66,7 +66,7 @@ def lane_engines(
             raise InputError("lanes must share the model, the local training, participation and the server rate")
     if any(federation.facts.noise > 0.0 and federation.noise_source != "seeded" for federation in federations):
         raise InputError(
-            "lanes draw the noise of training from a keyed generator, which protects nobody: set privacy.noise = "
+            "lanes draw the noise of training from a keyed generator, which protects no client: set privacy.noise = "
             "'seeded' for an experiment, or use device cpu for noise from the operating system"
         )
     data = _gather(clients, max(client.samples for federation in federations for client in federation.clients))

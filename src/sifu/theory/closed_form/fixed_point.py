@@ -126,4 +126,4 @@ def _check_lengths(quantised: Floats, limit: int, complaint: str) -> None:
     """Squared lengths within the limit; those that are not may be inexact, but not small."""
     longest = float(np.max(np.einsum("ij,ij->i", quantised, quantised), initial=0.0))
     if longest > limit:
-        raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample by itself")
+        raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample on its own")

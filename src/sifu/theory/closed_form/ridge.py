@@ -83,7 +83,7 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     import scipy.linalg
 
     if statistics.samples < 1:
-        raise InputError("nobody is left: a head needs the statistics of at least one sample")
+        raise InputError("no client is left: a head needs the statistics of at least one sample")
     with threadpool_limits(limits=1):
         chosen = relative_penalty_by_gcv(statistics) if relative is None else float(relative)
         ridge = penalty(statistics, chosen)
@@ -131,7 +131,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
 
     samples, fixed = statistics.samples, statistics.fixed
     if samples < 1:
-        raise InputError("nobody is left: cross-validation needs the statistics of at least one sample")
+        raise InputError("no client is left: cross-validation needs the statistics of at least one sample")
     gram, cross = _scaled(statistics)
     live = np.flatnonzero(np.diagonal(gram))  # without features that are zero in every sample, as struck blocks are
     if live.size < fixed.width:
