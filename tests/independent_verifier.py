@@ -473,6 +473,10 @@ class Verifier:
         """Every name that the clients of a request have had."""
         return [self.clients[c]["name"] for name in json.loads(request["clients"]) for c in self.chain(name)]
 
+    def plain(self, name: str) -> str:
+        """Section 4b: the name that a client first joined under, which is the one in certificates."""
+        return str(self.clients[self.chain(name)[0]]["name"])
+
     def take_step(self, event: Row, request: str) -> None:
         """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
         before, new = self.steps.get(request, 0), STEPS[event["kind"]]
@@ -1100,7 +1104,7 @@ class Verifier:
                     self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
                     self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
                     spent[i] += charge
-                names = [self.clients[c]["name"] for c in clients]
+                names = list(dict.fromkeys(self.plain(self.clients[c]["name"]) for c in clients))
                 text = "inf" if math.isinf(here) else here
                 people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
         self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
@@ -1374,7 +1378,8 @@ class Verifier:
             "accounting": self.spec["privacy"]["accounting"], "noise_source":
                 self.facts["noise_source"] if request["method"] == "dp" else self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
-            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-4",
+            "run": self.run["run"], "format": "sifu-certificate-4",
+            "clients": [self.plain(name) for name in json.loads(request["clients"])],
             "start": {"heuristic": "initial", "merge": "merge"}.get(
                 self.nodes[request["noise_node"]]["kind"], "fresh" if request["source_node"] is None else "trained"),
             "keeps_updates": self.spec["keep"]["updates_every"] > 0,

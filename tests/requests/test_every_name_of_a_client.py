@@ -95,9 +95,7 @@ def test_negative_control_with_names_taken_apart_exact_is_false_and_both_verifie
     assert any("subjects" in problem for problem in independent_verifier.verify(run.folder))
 
 
-@pytest.mark.parametrize(
-    ("unit", "together"), [("client", [("c3", "c3~2"), ("c1",)]), ("joint", [("c3", "c3~2", "c1")])]
-)
+@pytest.mark.parametrize(("unit", "together"), [("client", [("c3",), ("c1",)]), ("joint", [("c3", "c1")])])
 def test_the_bound_holds_for_clients_that_never_were(
     tmp_path: Path, unit: Any, together: list[tuple[str, ...]]
 ) -> None:
@@ -196,7 +194,7 @@ def test_status_shows_what_a_client_did_under_all_of_its_names(tmp_path: Path) -
     before = {client.name: client.psi for client in run.status().clients}
     run.forget(["c3"], records=[0], method="fine_tuning", level="none", max_rounds=1)
     after = {client.name: client.psi for client in run.status().clients}
-    assert after["c3~2"] > before["c3"] > 0.0
+    assert after["c3"] > before["c3"] > 0.0
 
 
 def test_a_client_has_the_name_that_it_first_joined_under(tmp_path: Path) -> None:

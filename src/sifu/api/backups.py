@@ -21,7 +21,7 @@ from sifu.store.database import transaction
 from sifu.store.known_keys import key_problem, known_key_problem, remember_key
 from sifu.store.operator_keys import keys_of
 from sifu.store.reader import RunReader
-from sifu.store.remainders import SEPARATOR
+from sifu.store.remainders import names_now
 from sifu.store.sample_salts import erase_salts
 from sifu.store.table_rows import RequestRow
 from sifu.store.updates import only_clients
@@ -161,9 +161,10 @@ def _record_restoration(
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
         recorded = {row.request: row for row in writer.requests()}
         late = {body["request"]: body for body in bodies if not _carried_out(recorded.get(body["request"]))}
-        recorded_names = {profile.name for profile in writer.clients()}
+        now = names_now(writer)
         late = {
-            request: body | {"clients": _as_known(body["clients"], recorded_names)} for request, body in late.items()
+            request: body | {"clients": [now.get(name, name) for name in body["clients"]]}
+            for request, body in late.items()
         }
         leaving: set[str] = set()
         for body in late.values():
@@ -217,18 +218,6 @@ def _read_certificate(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a sifu certificate: {error}") from error
     return content
-
-
-def _as_known(clients: list[str], recorded: set[str]) -> list[str]:
-    """Clients by the names that an older run knows them by: one that joined again since is the one it was before."""
-    names = []
-    for name in clients:
-        earlier = name
-        while earlier not in recorded and SEPARATOR in earlier:
-            first, _, turn = earlier.rpartition(SEPARATOR)
-            earlier = f"{first}{SEPARATOR}{int(turn) - 1}" if turn.isdecimal() and int(turn) > 2 else first
-        names.append(earlier if earlier in recorded else name)
-    return names
 
 
 def _request_again(body: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sifu.core.spec import Spec
+from sifu.data.table import is_frame
 from sifu.errors import InputError
+from sifu.launch.federation import clients_of_frame
 from sifu.launch.public_features import with_features
 
 if TYPE_CHECKING:
@@ -20,16 +22,35 @@ if TYPE_CHECKING:
 
 ModelGiven: TypeAlias = "Callable[[], nn.Module] | Model"
 """A function without arguments that makes a torch module (a class is one), or a model of `sifu.engines.sim`."""
-ClientsGiven: TypeAlias = "Mapping[str, Sequence[ArrayLike] | Dataset[Any]] | Sequence[ClientData]"
-"""Pairs (x, y) of arrays, or torch data sets, by the clients' names; or the clients themselves."""
+ClientsGiven: TypeAlias = "Mapping[str, Sequence[ArrayLike] | Dataset[Any]] | Sequence[ClientData] | Frame"
+"""Pairs (x, y) of arrays, or torch data sets, by the clients' names; the clients themselves; or a frame of all rows."""
+
+
+class Frame(Protocol):
+    """A frame of pandas or polars, a table of pyarrow, a data set of Hugging Face: columns that can be looked up.
+
+    The spec says which column is the label (`data.label`) and which the client (`data.client`), and how the others
+    are coded, as for a table in a file.
+    """
+
+    def __getitem__(self, column: Any, /) -> Any: ...
+    def __len__(self) -> int: ...
 
 
 def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
     from sifu.data import from_arrays, from_torch
 
+    if is_frame(data):
+        return clients_of_frame(spec, data)
+    named: Any = data
     if isinstance(data, Mapping):
-        named: Any = data
+        frame = next((name for name, value in data.items() if is_frame(value)), None)
+        if frame is not None:
+            raise InputError(
+                f"{frame!r} is a table: put all clients into one, with a column for the client (data.client), or give "
+                "pairs (x, y) of arrays"
+            )
         pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
         odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
         if odd:
@@ -48,7 +69,7 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     elif not isinstance(data, Iterable):
         raise InputError(f"clients must be a dict of names and pairs (x, y) of arrays, found {type(data).__name__}")
     else:
-        clients = tuple(data)
+        clients = tuple(named)
         strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
         if strange:
             raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
@@ -58,9 +79,13 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     return with_features(spec, clients)
 
 
-def check_names_differ(clients: ClientsGiven) -> None:
+def check_names_differ(clients: Any) -> None:
     """Refuse two clients of one name: requests go by names."""
-    names = () if isinstance(clients, Mapping) else [getattr(client, "name", None) for client in clients]
+    names = (
+        ()
+        if isinstance(clients, Mapping) or is_frame(clients)
+        else [getattr(client, "name", None) for client in clients]
+    )
     for name, times in Counter(name for name in names if isinstance(name, str)).items():
         if times > 1:
             raise InputError(f"two clients have the same name, {name!r}: every client needs its own")

@@ -19,7 +19,7 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import AUTHORS_SCALES, SCALES, channels_first
 from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.table import column_names
-from sifu.data.table_coding import TableCoding
+from sifu.data.table_coding import TableCoding, split_names
 from sifu.errors import InputError
 from sifu.launch.federation import NPZ, TABLE, takes_rows
 from sifu.store.reader import RunReader
@@ -70,7 +70,7 @@ def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -
     """What a run's current model is; `content` are the bytes of its safetensors file, `networks` those beside it."""
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind = spec.model.kind
-    coding = TableCoding.from_spec(spec.data) if spec.data.name == TABLE else None
+    coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
     return {
         "format": FORMAT,
@@ -213,7 +213,9 @@ def _normalisation(spec: Spec) -> dict[str, Any] | None:
 
 
 def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
-    """The columns that were features, in their order, if the table is still there."""
+    """The columns that were features, in their order, as training recorded them, or as the table still has them."""
+    if spec.data.columns:
+        return split_names(spec.data.columns, "data.columns")
     try:
         return coding.features_of(column_names(Path(spec.data.file).expanduser(), coding))
     except InputError:

@@ -36,6 +36,7 @@ from sifu.store import keys
 from sifu.store.files import write_atomically
 from sifu.store.operator_keys import keys_of
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.remainders import names_now, plain_name
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.theory.facts import BATCH_NORMALISATION, OTHER_BUFFERS, ClientProfile
 from sifu.verify.anchor import anchor_of
@@ -144,7 +145,7 @@ class Run(RunRequests):
         Of the forgotten the run keeps nothing to compare with. Where the source of the data still has what they had, it
         is compared whole: some of their samples among others are not recognised, and certificates say so.
         """
-        names = {self._sample_digest_of(client): view.clients[client].name for client in sorted(view.forgotten)}
+        names = {self._sample_digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
         names.pop(None, None)
         for client, profile in enumerate(new, start=len(view.clients)):
             forgotten = names.get(self._sample_digest_of(client))
@@ -312,10 +313,10 @@ class Run(RunRequests):
 
 def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
     """Those of a file's clients that have not joined from it yet; nobody sends twice, nobody forgotten comes back."""
-    view, files = RunView(reader), files_of_joined(reader)
+    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
     newcomers = []
     for client in clients:
-        index = view.index_of.get(client.name)
+        index = view.index_of.get(now.get(client.name, client.name))
         if index is not None and index in view.forgotten | view.waiting:
             raise InputError(
                 f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "

@@ -62,6 +62,7 @@ class RunFolder:
         self._make_engine, self._data_folder = make_engine, data_folder
         self._engine: Engine | None = None
         self._own_model: ModelGiven | None = None
+        self._own_clients: Callable[[], Sequence[Any]] | None = None
         self._sample_digests: Digests = None
         self._unusable: Mapping[int, str] = {}
         """Clients whose data are not there or not those that they had, by number, and what is wrong."""

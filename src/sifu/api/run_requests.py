@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Unpack
 
 from sifu.api.run_folder import RunFolder
@@ -37,6 +37,7 @@ from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.inbox import post
 from sifu.store.reader import RunReader
+from sifu.store.remainders import plain_names
 from sifu.store.table_rows import RequestRow
 from sifu.verify.integrity import check_integrity
 
@@ -80,12 +81,12 @@ class RunRequests(RunFolder):
         what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
-            wanted = make_terms(view, clients, _with_row_numbers(view, clients, terms))
+            wanted = make_terms(view, clients, self._with_row_numbers(view, clients, terms))
             plan = plan_request(view, wanted, controls=True)
             if wanted.records and view.spec.model.kind != RIDGE:
                 with suppress(InputError):  # the data may not be at hand for a plan; a request needs them
                     self.prepare_records(view.reader, wanted)
-            return plan
+            return _with_plain_names(view.reader, plan)
 
     def plan_of(self, request: str) -> Plan:
         """What a waiting request would do now, planned from exactly the terms it has in the ledger."""
@@ -95,7 +96,7 @@ class RunRequests(RunFolder):
                 raise _no_such_request(request, rows)
             if not rows[request].waits:
                 raise InputError(f"request {request} is {rows[request].status}: there is nothing left to plan")
-            return plan_request(view, rows[request].terms, controls=True)
+            return _with_plain_names(view.reader, plan_request(view, rows[request].terms, controls=True))
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""
@@ -117,13 +118,13 @@ class RunRequests(RunFolder):
         except RunBusyError:
             with self.snapshot() as reader:
                 view = RunView(reader)
-                wanted = _new_terms(view, clients, request, terms)
+                wanted = self._new_terms(view, clients, request, terms)
                 check_new(view, wanted, request)
             return self._post(wanted, request, deadline_days, actor)
         with writer:
             take_in(writer)
             view = RunView(writer)
-            wanted = _new_terms(view, clients, request, terms)
+            wanted = self._new_terms(view, clients, request, terms)
             return receive(writer, view, wanted, request, deadline_days, actor)
 
     def _post(self, terms: RequestTerms, request: str | None, deadline_days: int, actor: str | None) -> str:
@@ -204,7 +205,7 @@ class RunRequests(RunFolder):
             rows = {row.request: row for row in view.requests}
             wanted = None
             if clients is not None:
-                wanted = make_terms(view, clients, _with_row_numbers(view, clients, terms))
+                wanted = make_terms(view, clients, self._with_row_numbers(view, clients, terms))
             lacking = unapproved(writer)
             if wanted is None and request is not None and request not in rows:
                 raise _no_such_request(request, rows)
@@ -265,6 +266,28 @@ class RunRequests(RunFolder):
             rows = {row.request: row for row in writer.requests()}
             return [outcome_of(writer, rows[name]) for name in done]
 
+    def _new_terms(self, view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
+        """The terms of a request that somebody asks for now."""
+        terms = make_terms(view, clients, self._with_row_numbers(view, clients, given))
+        _check_not_settled(view, request)
+        return terms
+
+    def _with_row_numbers(self, view: RunView, clients: Sequence[str], terms: TermsGiven) -> TermsGiven:
+        """The terms with row numbers where records are named by identities, as the client's data have them."""
+        records = terms.get("records")
+        if isinstance(records, str):
+            raise InputError(f"records must be a list of identities or row numbers, found {records!r}")
+        if records is not None and view.spec.data.name == TABLE:
+            records = [str(record) for record in records]  # without data.id a row's number in the file identifies it
+        if records is None or not any(isinstance(record, str) for record in records):
+            return terms
+        if isinstance(clients, str) or len(clients) != 1:
+            raise InputError("records are rows of one client's data: name that client alone")
+        given = self._own_clients() if self._own_clients else ()
+        identities = [record for record in records if isinstance(record, str)]
+        rows = [record for record in records if not isinstance(record, str)]
+        return {**terms, "records": sorted({*rows, *rows_of_identities(view.reader, clients[0], identities, given)})}
+
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the requests that are done, in order."""
         with self.snapshot() as reader:
@@ -314,27 +337,9 @@ def _records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRe
     return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 
 
-def _new_terms(view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
-    """The terms of a request that somebody asks for now."""
-    terms = make_terms(view, clients, _with_row_numbers(view, clients, given))
-    _check_not_settled(view, request)
-    return terms
-
-
-def _with_row_numbers(view: RunView, clients: Sequence[str], terms: TermsGiven) -> TermsGiven:
-    """The terms with row numbers where records are named by identities, which are looked up in the client's data."""
-    records = terms.get("records")
-    if isinstance(records, str):
-        raise InputError(f"records must be a list of identities or row numbers, found {records!r}")
-    if records is not None and view.spec.data.name == TABLE:
-        records = [str(record) for record in records]  # without data.id a row's number in the file identifies it
-    if records is None or not any(isinstance(record, str) for record in records):
-        return terms
-    if isinstance(clients, str) or len(clients) != 1:
-        raise InputError("records are rows of one client's data: name that client alone")
-    identities = [record for record in records if isinstance(record, str)]
-    rows = [record for record in records if not isinstance(record, str)]
-    return {**terms, "records": sorted({*rows, *rows_of_identities(view.reader, clients[0], identities)})}
+def _with_plain_names(reader: RunReader, plan: Plan) -> Plan:
+    """A plan for people: clients go by the names that they first joined under."""
+    return replace(plan, terms=replace(plan.terms, clients=plain_names(reader, plan.terms.clients)))
 
 
 def _no_such_request(request: str, rows: dict[str, RequestRow]) -> InputError:

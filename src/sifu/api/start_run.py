@@ -24,7 +24,7 @@ from sifu.data.dataset import sample_digest
 from sifu.errors import InputError
 from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, check_repeats, facts_of, on_device
-from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
+from sifu.launch.federation import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.regularities import Regularities
 from sifu.record.training import ProgressCallback
@@ -68,6 +68,7 @@ def open_run(
 
     opened = Run(folder, make_engine, data_folder)
     opened._own_model = model
+    opened._own_clients = None if clients is None else lambda: as_clients(clients, opened.spec)
     return opened
 
 
@@ -89,7 +90,9 @@ def train(
 
     `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
     function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
-    arrays or to torch data sets. `engine` is used instead of building one from the spec, with which it must agree.
+    arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
+    names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
+    spec, with which it must agree.
     `device` is auto, cpu or cuda (`sifu.launch.devices`); `precision` is that of networks on a GPU: float32, tf32 or
     tf32x3.
     """
@@ -109,7 +112,7 @@ def train(
             )
     if clients is not None:
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
-    folder, digests = Path(run), tuple[str, ...]()
+    folder, digests, given = Path(run), tuple[str, ...](), engine is None
     if (folder / DATABASE).exists():
         existing = open_run(
             folder,
@@ -144,6 +147,7 @@ def train(
         folder=str(Path(place).resolve()) if place else "",
         file=str(Path(file).resolve()) if file else "",
         test_file=str(Path(test_file).expanduser().resolve()) if test_file else "",
+        columns=columns_of_features(resolved.data, clients) if given else "",
     )
     create_run(folder, spec, replace(resolved, data=located), engine, digests).close()
     created = open_run(

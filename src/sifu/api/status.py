@@ -7,7 +7,7 @@ import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
+from sifu.store.remainders import clients_now, plain_name, plain_names, remainder_to_join
 from sifu.store.table_rows import RejectionRow, RequestRow
 
 MOST_TOLD = 10
@@ -159,7 +160,8 @@ class RequestStatus:
 class RunStatus:
     """Everything `sifu status` shows.
 
-    `rounds` are those on the active history, `rounds_run` all that were ever run. `psi_star` is the influence that
+    `rounds` are those on the active history, `rounds_run` all that were ever run; of a head in closed form they count
+    how often it was solved. `psi_star` is the influence that
     noise of `sigma` hides, `psi_status` whether what Psi rests on is met, assumed or failed. `bytes_kept` says by
     method what a request needs on disk. `accuracy` (None for a run that predicts real numbers) and `loss` are means
     over the active clients' training samples. `held_out` are the figures on held-out rows, where there are any.
@@ -220,10 +222,11 @@ class RunStatus:
         """What the run is, how far it is, and how good, in a few words each."""
         states = Counter(client.state for client in self.clients)
         requests = Counter(request.status for request in self.requests)
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         summary = {
             "run": self.run,
             "model": f"{self.model}, {self.parameters} parameters",
-            "phase": f"{self.phase} after {self.rounds} rounds",
+            "phase": self.phase if self.closed_form else f"{self.phase} after {rounds}",
             "clients": ", ".join(f"{count} {state}" for state, count in states.items()),
             "requests": ", ".join(f"{count} {status}" for status, count in requests.items()) or "none",
         }
@@ -293,8 +296,8 @@ def status_of(view: RunView) -> RunStatus:
         psi_star=sigma / multiplier if sigma else None,
         psi_status=psi_status(view.facts, measured, privacy.accounting, max(filter(math.isfinite, psi), default=0.0)),
         clients=tuple(
-            ClientStatus(client.name, client.samples, _state(view, k), psi[k], psi[k] * multiplier)
-            for k, client in enumerate(view.clients)
+            ClientStatus(plain_name(reader, k), view.clients[k].samples, _state(view, k), psi[k], psi[k] * multiplier)
+            for k in clients_now(reader)
         ),
         bytes_kept={name: method_named(name).bytes_kept(view) for name in METHODS},
         models=tuple(
@@ -329,7 +332,10 @@ def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
 
 
 def _state(view: RunView, client: int) -> ClientState:
-    return "forgotten" if client in view.forgotten else "waiting" if client in view.waiting else "active"
+    between = remainder_to_join(view.reader)
+    if client in view.waiting or (between is not None and between.before == client):
+        return "waiting"
+    return "forgotten" if client in view.forgotten else "active"
 
 
 def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.datetime) -> list[RequestStatus]:
@@ -347,7 +353,7 @@ def _request_status(
     return RequestStatus(
         request=row.request,
         status=row.status,
-        clients=row.clients,
+        clients=plain_names(reader, row.clients),
         records=len(row.records) or None,
         method=row.method,
         epsilon=row.terms.epsilon,
@@ -362,7 +368,7 @@ def _request_status(
         filed_by=approvals.filed_by,
         approvals=tuple(approvals.approved_by),
         approvals_missing=lacking if row.waits else 0,
-        terms=row.terms,
+        terms=replace(row.terms, clients=plain_names(reader, row.clients)),
         terms_digest=row.terms.digest(row.request),
     )
 

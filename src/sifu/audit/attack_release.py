@@ -31,7 +31,7 @@ from sifu.record.other_world import retrain_unrecorded
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest
 from sifu.store.reader import RunReader
-from sifu.store.remainders import joined_remainders
+from sifu.store.remainders import joined_remainders, plain_names
 from sifu.store.table_rows import EvaluationRow, RequestRow
 
 MOST_HELD_OUT = 2000
@@ -141,7 +141,7 @@ class ReleaseAttack:
         membership = None
         if samples and scorer is not None:
             membership = self._membership(row, watched, evidence, named, scorer, samples, data)
-        return AttackAudit(row.request, row.clients, membership, forgetting)
+        return AttackAudit(row.request, plain_names(self.reader, row.clients), membership, forgetting)
 
     def _membership(
         self,

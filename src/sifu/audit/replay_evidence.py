@@ -15,6 +15,7 @@ from sifu.record.coupled_replay import NoisedModel, recorded_noise, recorded_psi
 from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
+from sifu.store.remainders import plain_names
 from sifu.store.table_rows import RequestRow
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
@@ -295,7 +296,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     for charge in reader.charges():
         charged[charge.subject] = max(charged[charge.subject], charge.charge)
     subjects = [
-        Watched(row.subject, row.clients, tuple(names[k] for k in row.clients), requests[row.request])
+        Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
         for row in reader.subjects()
         if method_info(requests[row.request].method).protection == "noise"
         and requests[row.request].noise_node is not None

@@ -54,10 +54,9 @@ def show_status(run: Run, as_json: bool, everything: bool = False) -> None:
 
 
 def _print_standing(run: Run, status: RunStatus) -> None:
-    out.print(
-        f"[bold]{escape(status.run)}[/]: {status.phase}, {status.rounds} rounds on the active history "
-        f"({status.rounds_run} run in all)"
-    )
+    rounds = f"{status.rounds} round{'' if status.rounds == 1 else 's'}"
+    history = "" if status.closed_form else f", {rounds} on the active history ({status.rounds_run} run in all)"
+    out.print(f"[bold]{escape(status.run)}[/]: {status.phase}{history}")
     held_out = "" if status.held_out is None else f"; {status.held_out.words}"
     out.print(f"{_how_good(run, status)} {TRAINING_DATA}{held_out}")
     missed = missed_target(status.accuracy, status.target)

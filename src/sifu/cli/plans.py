@@ -337,7 +337,7 @@ def print_plan(plan: Plan, everything: bool) -> None:
     if plan.predicted_accuracy is not None:
         facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % when it is done")
     if terms.records:
-        facts.add_row("afterwards", f"{escape(terms.clients[0])} joins again with what it has left")
+        facts.add_row("afterwards", f"{escape(terms.clients[0])} stays with what it has left")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
     facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))

@@ -20,6 +20,7 @@ from sifu.store.client_accuracy import read_held_out
 from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
+from sifu.store.remainders import joined_remainders
 from sifu.store.table_rows import RequestRow
 
 MOST_POINTS = 60
@@ -133,6 +134,7 @@ class LiveView:
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
         so_far = self._read_on(reader, int(branch), seq, spec.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
+        again = len(joined_remainders(reader))  # each was forgotten under one number and has another
         pending = pending_requests(reader, datetime.datetime.now(datetime.UTC))
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
@@ -146,8 +148,8 @@ class LiveView:
             accuracy=so_far.points[-1][1] if so_far.points else None,
             curve=tuple(_thinned(so_far.points)),
             participants=so_far.points[-1][3] if so_far.points else None,
-            clients=int(clients),
-            forgotten=len({client for subject in reader.subjects() for client in subject.clients}),
+            clients=int(clients) - again,
+            forgotten=len({client for subject in reader.subjects() for client in subject.clients}) - again,
             rounds_run=so_far.rounds_run,
             seconds_left=self._seconds_left(int(branch), int(position), expected) if at_work else None,
             events=seq,

@@ -34,12 +34,13 @@ from sifu.console.tokens import Token
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.wording import psi_words
+from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
 from sifu.requests.given_terms import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.store.actor import same_person
+from sifu.store.remainders import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100
@@ -201,7 +202,8 @@ def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
     """Names, whether they can be asked to be forgotten, and numbers of the clients of a run."""
     with run.run.view() as view:
         active = set(view.active.tolist())
-        return [(client.name, index in active, index) for index, client in enumerate(view.clients)]
+        now = enumerate(clients_now(view.reader))
+        return [(plain_name(view.reader, client), client in active, number) for number, client in now]
 
 
 @page
@@ -301,7 +303,7 @@ def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
 def _term_words(name: str, value: Any, spec: Spec) -> str:
     """A term as people read it; what comes from the spec is said with its value."""
     if name == "records":
-        return ", ".join(f"row {row}" for row in value) or "all of the client's data"
+        return rows_words(value)
     if name == "target" and value is None:
         return f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
     if name == "max_rounds" and value == 0:

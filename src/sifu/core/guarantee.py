@@ -174,7 +174,7 @@ def what_was_erased(
         who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
         remains += f" Statistics {who} are stored with the operator, unreleased."
     if records is not None:
-        remains += " The client takes part again, under another name, with the records it has left."
+        remains += " The client takes part again with the records it has left."
     return erased, remains
 
 

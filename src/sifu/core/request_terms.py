@@ -12,6 +12,7 @@ from typing import Any, get_args
 from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import StopSpec
+from sifu.core.wording import rows_words
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 
@@ -173,10 +174,12 @@ def terms_words(terms: Mapping[str, Any]) -> str:
     'epsilon 10, target default, release now'
     """
 
-    def word(value: Any) -> str:
-        return "default" if value in (None, []) else f"{value:g}" if isinstance(value, float) else str(value)
+    def word(name: str, value: Any) -> str:
+        if name == "records":
+            return rows_words(value)
+        return f"{name} {'default' if value is None else f'{value:g}' if isinstance(value, float) else value}"
 
-    return ", ".join(f"{name} {word(terms[name])}" for name in TERMS[1:] if name in terms)
+    return ", ".join(word(name, terms[name]) for name in TERMS[1:] if name in terms)
 
 
 def parse_sigma(sigma: Any) -> Any:

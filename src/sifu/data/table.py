@@ -6,9 +6,10 @@ import csv
 import hashlib
 import io
 import json
+import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sifu.data.dataset import Dataset
-from sifu.data.table_coding import FAR_OUTSIDE, Place, TableCoding
+from sifu.data.table_coding import FAR_OUTSIDE, Place, TableCoding, stripped
 from sifu.errors import InputError, SifuWarning
 from sifu.theory.arrays import Array
 
@@ -25,7 +26,23 @@ ENDINGS = (*CSV_ENDINGS, ".parquet")
 LARGEST_FILE = 4 << 30
 """Bytes of one file."""
 MOST_FILES = 100_000
+OTHER_FILES = {
+    b"pk\x03\x04": "a workbook or a zip file: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an old workbook: save the sheet as CSV",
+    b"\x1f\x8b": "compressed with gzip: unpack it first",
+    b"par1": "Parquet: let its name end in .parquet",
+    b"%pdf": "a PDF: export the table as CSV",
+    b"<!doctype": "HTML: perhaps a page was saved instead of the table",
+    b"<html": "HTML: perhaps a page was saved instead of the table",
+    b"<?xml": "XML: write the table as CSV",
+    b"[{": "JSON: write the table as CSV",
+    b'{"': "JSON: write the table as CSV",
+    b"sqlite format 3": "a database: export the table as CSV",
+}
+"""How files begin that are taken for CSV by mistake, in lower case, and what they are."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+NO_TEXT = ""
+"""The separator of what is no text: Parquet, frames."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,7 @@ class TableFile:
     @property
     def decimal_commas(self) -> bool:
         """Whether 1,5 is a number: only where commas do not separate fields."""
-        return self.separator != ","
+        return self.separator not in (",", NO_TEXT)
 
 
 def read_table(
@@ -68,6 +85,52 @@ def read_table(
     of `test_file` are. With `one_client` a file without a column for the client is one client's.
     """
     tables = _read_tables(path, coding, one_file=one_client)
+    return _dataset(f"table:{path.stem}", tables, coding, held_out=held_out, test_file=test_file, seed=seed)
+
+
+def read_frame(frame: Any, coding: TableCoding) -> Dataset:
+    """The data set in a frame of pandas or polars, a table of pyarrow or a data set of Hugging Face."""
+    if not coding.client:
+        raise InputError("the frame holds all clients: name the column that says whose a row is (data.client)")
+    names = frame_names(frame)
+    odd = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
+    if odd is not None:
+        raise InputError(f"the frame's columns need names of their own, texts that differ; found {odd!r}")
+    try:
+        columns = {str(name): _values(frame[name]) for name in names}
+    except TypeError as error:
+        raise InputError(
+            f"the columns of a {type(frame).__name__} cannot be read ({error}): a lazy frame needs .collect() first"
+        ) from error
+    table = TableFile("the frame", columns, separator=NO_TEXT)
+    if not columns or not table.rows:
+        raise InputError("the frame has no rows")
+    return _dataset("frame", [table], coding)
+
+
+def is_frame(data: Any) -> bool:
+    """Whether this is a frame or table of some library, by what it can do."""
+    columns = getattr(data, "column_names", None) or getattr(data, "columns", None)
+    return columns is not None and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column: pyarrow's, pandas' and polars' columns have a method for it, others are iterated."""
+    for method in ("to_pylist", "to_list", "tolist"):
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return list(column)
+
+
+def _dataset(
+    name: str,
+    tables: Sequence[TableFile],
+    coding: TableCoding,
+    *,
+    held_out: float = 0.0,
+    test_file: Path | None = None,
+    seed: int = 0,
+) -> Dataset:
     features = _feature_columns(tables, coding)
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
@@ -93,7 +156,7 @@ def read_table(
         x_test, y_test, client_test = x[~kept], y[~kept], client[~kept]
     classes = coding.class_names or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" else ())
     return Dataset(
-        f"table:{path.stem}",
+        name,
         x[kept],
         y[kept],
         x_test,
@@ -128,8 +191,17 @@ def first_row(path: Path) -> list[str]:
 
 
 def column_names(path: Path, coding: TableCoding) -> list[str]:
-    """The columns of a table, in their order."""
-    return list(_read_tables(path, coding, one_file=not path.is_dir())[0].columns)
+    """The columns of a table, or of the first file of a folder, in their order; its rows are not read."""
+    if path.is_dir():
+        path = next(iter(sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)), path / "none")
+    if path.suffix.lower() not in CSV_ENDINGS or not path.is_file():
+        return list(read_columns(path, coding.header).columns)
+    return list(coding.header) or [name for name in map(stripped, first_row(path)) if name]
+
+
+def frame_names(frame: Any) -> list[str]:
+    """The columns of a frame, in their order."""
+    return list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
 
 
 def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None = None) -> tuple[Array, list[str]]:
@@ -141,10 +213,8 @@ def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None =
     features = coding.features_of(list(table.columns)) if names is None else list(names)
     absent = [name for name in features if name not in table.columns]
     if absent:
-        raise InputError(
-            f"{path}, read as separated by {SEPARATORS[table.separator]}, has no column {absent[0]!r}; it has "
-            f"{', '.join(table.columns)[:400]}"
-        )
+        read_as = f", read as separated by {SEPARATORS[table.separator]}," if table.separator else ""
+        raise InputError(f"{path}{read_as} has no column {absent[0]!r}; it has {', '.join(table.columns)[:400]}")
     x = _features(table, features, coding, table.places)
     return x, [str(value) for value in table.columns.get(coding.identity, ())] if coding.identity else []
 
@@ -173,7 +243,13 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
                 f'data.id = "{name}" or data.ignore = "{name}"'
             )
     if y.dtype.kind == "i" and y.size and y.ndim == 1:
-        share = np.bincount(y).max() / y.size
+        counts = np.bincount(y)
+        if not coding.classes and (counts == 0).any():
+            _warn(
+                f"column {coding.label!r} has classes 0 to {len(counts) - 1}, and no row has class "
+                f"{int(np.argmin(counts > 0))}: if there is none, list the others in data.classes"
+            )
+        share = counts.max() / y.size
         if share > 0.95:
             _warn(
                 f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is "
@@ -205,7 +281,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> 
 def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[str]:
     """The columns that are features, the same in every file and in the order of the first."""
     first = tables[0]
-    coding.check_columns(list(first.columns), first.name, SEPARATORS[first.separator])
+    coding.check_columns(list(first.columns), first.name, SEPARATORS.get(first.separator, ""))
     for table in tables[1:]:
         if list(table.columns) != list(first.columns):
             raise InputError(
@@ -222,7 +298,7 @@ def _features(table: TableFile, names: Sequence[str], coding: TableCoding, place
 def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
     if not coding.client:
         return [Path(table.name).stem] * table.rows
-    owners = ["" if value is None else str(value).strip() for value in table.columns[coding.client]]
+    owners = ["" if value is None else stripped(str(value)) for value in table.columns[coding.client]]
     for owner, place in zip(owners, places, strict=True):
         if not owner:
             raise InputError(f"{place}: column {coding.client!r}, the client, is empty: say whose row it is")
@@ -232,7 +308,7 @@ def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[
 def _identities(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
     if not coding.identity:
         return []
-    identities = ["" if value is None else str(value).strip() for value in table.columns[coding.identity]]
+    identities = ["" if value is None else stripped(str(value)) for value in table.columns[coding.identity]]
     for identity, place in zip(identities, places, strict=True):
         if not identity:
             raise InputError(f"{place}: column {coding.identity!r}, the identity (data.id), is empty")
@@ -274,39 +350,50 @@ def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
         raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
     table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, tuple(header))
     if not table.columns or not table.rows:
-        raise InputError(f"{path} has no rows")
+        raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
     return table
 
 
 def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
     text = _decoded(path)
     separator = _separator(text)
+    rows: list[tuple[int, list[str]]] = []
     try:
-        rows = list(_csv_rows(text, separator))
+        rows.extend(_csv_rows(text, separator))
     except csv.Error as error:
-        raise InputError(f"{path} is not a CSV file ({error})") from error
+        after = f" after line {rows[-1][0]}" if rows else ""
+        raise InputError(f"{path} is not a CSV file{after} ({error}): look for a quote that is not closed") from error
     if not rows:
-        raise InputError(f"{path} has no rows")
-    names = header
-    if header and [field.strip() for field in rows[0][1]] == list(header):
+        raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
+    names, first = header, 0
+    if header and [stripped(field) for field in rows[0][1]] == list(header):
         rows = rows[1:]  # the file has the header line after all
     elif not header:
-        names = tuple(field.strip() for field in rows.pop(0)[1])
+        first, fields = rows.pop(0)
+        names = tuple(map(stripped, fields))
+        while names and not names[-1]:  # a separator at the end of the line
+            names = names[:-1]
     if len(set(names)) != len(names) or not all(names):
-        twice = next((name for name in names if names.count(name) > 1), "")
-        what = f"{twice!r} is there twice" if twice else "one of them is empty"
+        twice = next((name for name in names if name and names.count(name) > 1), "")
+        what = f"{twice!r} is there twice" if twice else f"column {names.index('') + 1} has none"
         raise InputError(
-            f"{path}: the first line must name the columns, each with its own name; {what}. For a file without such a "
-            "line, name the columns in data.header"
+            f"{path}, line {first}: the first line must name the columns, each with its own name; {what}. Give it one "
+            "(pandas: index=False leaves its index out), or for a file without such a line name the columns in "
+            "data.header"
         )
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for row, (line, fields) in enumerate(rows):
-        if len(fields) != len(names):
-            raise InputError(
-                f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}; there "
-                f"are {len(names)} columns"
+        if any(field.strip() for field in fields[len(names) :]) or len(fields) < len(names):
+            hint = (
+                f"the file's first line, {names[0][:60]!r}, does not name them: remove the lines above the names"
+                if len(names) == 1
+                else "look for a separator or a quote too many or too few there"
             )
-        for name, field in zip(names, fields, strict=True):
+            raise InputError(
+                f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}, and the "
+                f"columns are {len(names)}: {hint}"
+            )
+        for name, field in zip(names, fields, strict=False):  # a separator at the end of a line makes an empty field
             columns[name].append(field)
     return TableFile(str(path), columns, tuple(line for line, _ in rows), separator)
 
@@ -315,13 +402,15 @@ def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Each row that is not blank, with the line it ends on."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     for fields in reader:
+        if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
+            continue  # a line for Excel alone
         if any(field.strip() for field in fields):
             yield reader.line_num, fields
 
 
 def _separator(text: str) -> str:
     """What separates the fields: what makes the most of the first line, a comma where nothing does."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("sep=")), "")
     fields = {mark: len(next(csv.reader([first], delimiter=mark))) for mark in SEPARATORS}
     return max(SEPARATORS, key=lambda mark: (fields[mark], mark == ","))
 
@@ -332,12 +421,17 @@ def _decoded(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encodings: tuple[str, ...] = ("utf-16",)
+    kind = next((kind for start, kind in OTHER_FILES.items() if content[:16].lower().startswith(start)), None)
+    if kind is not None:
+        raise InputError(f"{path} is not a CSV file but {kind}")
+    if content.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        encodings: tuple[str, ...] = ("utf-32",)
+    elif content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encodings = ("utf-16",)
     else:
         encodings = ("utf-8-sig", "cp1252")
-    if b"\0" in content and encodings[0] != "utf-16":
-        raise InputError(f"{path} is not a text file: it holds zero bytes")
+        if b"\0" in content:
+            raise InputError(f"{path} is not a text file: it holds zero bytes. If it is UTF-16, save it as UTF-8")
     for encoding in encodings:
         try:
             return content.decode(encoding)
@@ -356,4 +450,4 @@ def _read_parquet(path: Path) -> TableFile:
         columns = {str(name): table.column(name).to_pylist() for name in table.column_names}
     except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable Parquet file ({type(error).__name__})") from error
-    return TableFile(str(path), columns)
+    return TableFile(str(path), columns, separator=NO_TEXT)

@@ -20,13 +20,22 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 MOST_WORDS = 1000
-MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "-", "."})
+MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nat", "-", "."})
 """Texts that stand for a missing value, in lower case."""
 FAR_OUTSIDE = 10.0
 """A scaled number beyond this is reported: its constants, or the value, are probably wrong."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f]\d{3})+([.,]\d+)?")
+_WITH_A_SIGN = re.compile(
+    r"[<>=~\u2264\u2265$\u20ac\u00a3]*\s*[+-]?\d[\d.,]*\s*(%|[^\W\d_]{1,6}(/\w{1,6})?|[$\u20ac\u00a3])?"
+)
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?"
+    r"|\d{1,2}[-. ]*[^\W\d_]{3,9}[-., ]*\d{2,4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+)
+_INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
+"""Characters that are not seen, which programs leave at the ends of texts."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,11 @@ class TableCoding:
             header=tuple(map(str, mapping["header"])),
         )
 
+    @property
+    def numbers_filled(self) -> list[str]:
+        """Columns for whose missing values a number stands."""
+        return [name for name, fill in self.missing.items() if fill is not None]
+
     def features_of(self, columns: Sequence[str]) -> list[str]:
         """The columns that are features, in the order given."""
         others = {self.label, self.client, self.identity, *self.ignored}
@@ -112,10 +126,18 @@ class TableCoding:
         for key, names in named:
             for name in filter(None, names):
                 if name not in columns:
+                    near = next((column for column in columns if column.casefold() == name.casefold()), "")
+                    hint = f": did you mean {near!r}?" if near else ""
                     read_as = f", read as separated by {separator}," if separator else ""
                     raise InputError(
-                        f"{file}{read_as} has no column {name!r}, which {key} names; it has {', '.join(columns)[:400]}"
+                        f"{file}{read_as} has no column {name!r}, which {key} names; it has "
+                        f"{', '.join(columns)[:400]}{hint}"
                     )
+        for key, others in (("data.scale", self.scales), ("data.missing", self.numbers_filled)):
+            both = next((name for name in others if name in self.categories), None)
+            if both is not None:
+                remedy = f"leave it out of {key}" if key == "data.scale" else f'write data.missing = "{both}="'
+                raise InputError(f"column {both!r} is in data.categories and has a number in {key}: {remedy}")
         roles = [self.label, *filter(None, (self.client, self.identity)), *self.ignored]
         twice = next((name for name in roles if roles.count(name) > 1), None)
         if twice is not None:
@@ -190,6 +212,20 @@ def split_names(text: str, key: str) -> list[str]:
     return names
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Names as `split_names` reads them.
+
+    >>> split_names(join_names(["age", "weight, in kg"]), "data.columns")
+    ['age', 'weight, in kg']
+    """
+    return ", ".join(map(quoted, names))
+
+
+def quoted(name: str) -> str:
+    """A name as a spec writes it, in double quotes where it holds a character that separates names."""
+    return f'"{name}"' if re.search(r"[,;=\n\"]", name) else name
+
+
 def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
     """Columns of words as a spec writes them.
 
@@ -239,9 +275,7 @@ def is_missing(value: Any) -> bool:
     >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
     [True, True, True, True, False, False]
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return True
-    return isinstance(value, str) and value.strip().lower() in MISSING_WORDS
+    return _text(value).lower() in MISSING_WORDS
 
 
 def looks_like_a_number(text: str, commas: bool = False) -> bool:
@@ -250,10 +284,12 @@ def looks_like_a_number(text: str, commas: bool = False) -> bool:
 
 
 def looks_like_a_date(text: str) -> bool:
-    """Whether a text is a date or a time stamp.
+    """Whether a text is a date, a time or both.
 
-    >>> looks_like_a_date("2024-01-31"), looks_like_a_date("31.1.24"), looks_like_a_date("3.14")
-    (True, True, False)
+    >>> looks_like_a_date("2024-01-31"), looks_like_a_date("31 Jan 2024"), looks_like_a_date("10:30")
+    (True, True, True)
+    >>> looks_like_a_date("3.14"), looks_like_a_date("12 kg")
+    (False, False)
     """
     return bool(_DATE.fullmatch(text))
 
@@ -312,8 +348,17 @@ def _fill(column: str, text: str) -> float | None:
     return float(text) if text else None
 
 
+def stripped(text: str) -> str:
+    """A text without what is not seen at its ends.
+
+    >>> stripped("\\ufeff age\\u200b ")
+    'age'
+    """
+    return text.strip().strip(_INVISIBLE).strip()
+
+
 def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    return "" if value is None else stripped(str(value))
 
 
 def _listed(value: Any, positions: Mapping[str, int]) -> bool:
@@ -321,10 +366,10 @@ def _listed(value: Any, positions: Mapping[str, int]) -> bool:
 
 
 def _number(place: Place, column: str, value: Any, commas: bool, words_key: str = "data.categories") -> float:
-    if isinstance(value, int | float | np.number):
+    if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
     else:
-        text = _text(value)
+        text = _text(value).replace("\u2212", "-")  # the minus sign of typesetters
         if commas and _DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
@@ -341,12 +386,16 @@ def _why_no_number(text: str, words_key: str) -> str:
             "which looks like a date: turn it into a number first (days since a fixed date), or leave the column out "
             "with data.ignore"
         )
+    if _THOUSANDS.fullmatch(text):
+        return "a number with marks between the thousands: write it without them (a decimal comma as a point)"
     if _DECIMAL_COMMA.fullmatch(text):
         return "a decimal comma in a file that commas separate: separate it by semicolons, or write a decimal point"
-    if text.lower() in {"inf", "-inf", "+inf", "infinity"} or _NUMBER.fullmatch(text):
-        return "which is not a finite number"
+    if text.lower().lstrip("+-") in {"inf", "infinity"} or _NUMBER.fullmatch(text):
+        return "which is not a finite number: correct it, or write ? and say with data.missing what stands for it"
     if words_key == "data.classes":
         return 'which is not a number: list the words of the label in data.classes, for example classes = "no,yes"'
+    if _WITH_A_SIGN.fullmatch(text):
+        return "a number with a sign or a unit: write the number alone, or leave the column out with data.ignore"
     return "which is not a number: list the words of this column in data.categories, or leave it out with data.ignore"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.data.table import CSV_ENDINGS, ENDINGS, TableFile, first_row, read_columns
-from sifu.data.table_coding import is_missing, looks_like_a_date, looks_like_a_number, whole_number
+from sifu.data.table_coding import is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
 from sifu.errors import InputError
 
 FEW_WORDS = 20
@@ -61,7 +61,7 @@ def propose_spec(
         first = files[0]
     if not header and first.suffix.lower() in CSV_ENDINGS and first.is_file():
         fields = first_row(first)
-        if any(looks_like_a_number(field.strip()) or is_missing(field) for field in fields):
+        if any(looks_like_a_number(field.strip()) or (field.strip() and is_missing(field)) for field in fields):
             raise InputError(
                 f"the first line of {first} holds values, not names of columns: name all {len(fields)} columns with "
                 "--columns A,B,..."
@@ -157,10 +157,10 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         checks.append(f"missing: values are missing in {', '.join(roles.gaps)}; the fillers are constants of yours")
     if ignored:
         checks.append(f"ignored: {', '.join(ignored)} (dates or free text)")
-    filled = [f"{_quoted(name)}={scales.get(name, (0, 1))[0]:g}" for name in roles.gaps if name in roles.numbers]
-    filled += [f"{_quoted(name)}=" for name in roles.gaps if name in roles.categories]
-    constants = [f"{_quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in scales.items()]
-    words = [f"{_quoted(name)}={_word_list(listed)}" for name, listed in roles.categories.items()]
+    filled = [f"{quoted(name)}={scales.get(name, (0, 1))[0]:g}" for name in roles.gaps if name in roles.numbers]
+    filled += [f"{quoted(name)}=" for name in roles.gaps if name in roles.categories]
+    constants = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in scales.items()]
+    words = [f"{quoted(name)}={_word_list(listed)}" for name, listed in roles.categories.items()]
     regression = ["", "[ridge]", 'task = "regression"', "shift = 0.0  # CHECK: middle of the target"]
     regression += ["scale = 1.0  # CHECK: spread of the target"]
     lines = [
@@ -175,12 +175,12 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         f"label = {_toml(roles.label)}  # CHECK",
         f"client = {_toml(roles.client)}  # CHECK",
         *([f"id = {_toml(roles.identity)}  # CHECK"] if roles.identity else []),
-        *([f"header = {_toml(', '.join(map(_quoted, header)))}"] if header else []),
+        *([f"header = {_toml(', '.join(map(quoted, header)))}"] if header else []),
         *([f"classes = {_toml(_word_list(roles.classes))}  # CHECK, in their order"] if roles.classes else []),
         f"scale = {_lines(constants)}  # CHECK",
         f"categories = {_lines(words)}  # CHECK",
         f"missing = {_lines(filled)}  # CHECK",
-        f"ignore = {_toml(', '.join(map(_quoted, ignored)))}  # CHECK",
+        f"ignore = {_toml(', '.join(map(quoted, ignored)))}  # CHECK",
         "held_out = 0.2  # share of each client's rows that is kept for testing",
         'preprocessing = "unknown"  # CHECK: "fixed" once everything above is known from elsewhere',
         "",
@@ -206,12 +206,8 @@ def _are_codes(words: Sequence[str]) -> bool:
     return 2 < len(words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in words)
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"' if re.search(r"[,;=\n\"]", name) else name
-
-
 def _word_list(words: Sequence[str]) -> str:
-    return ",".join(map(_quoted, words))
+    return ",".join(map(quoted, words))
 
 
 def _toml(text: str) -> str:

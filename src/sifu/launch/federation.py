@@ -150,6 +150,35 @@ def _own_dataset(data: DataSpec, seed: int) -> Any:
     )
 
 
+def clients_of_frame(spec: Spec, frame: Any) -> tuple[Any, ...]:
+    """The clients in a frame that a program handed over; the spec names the columns, as it does for a file."""
+    from sifu.data.table import read_frame
+    from sifu.data.table_coding import TableCoding
+
+    data = replace(spec.data, name=TABLE, partition="given")
+    if data.held_out or data.test_file:
+        raise InputError(
+            "data.held_out and data.test_file are for tables in files: hold rows of a frame out before you hand it over"
+        )
+    return clients_from_spec(replace(spec, data=data), dataset=read_frame(frame, TableCoding.from_spec(data)))
+
+
+def columns_of_features(data: DataSpec, frame: Any = None) -> str:
+    """The columns that are features, of a table or a frame, as a spec writes them; empty for other data."""
+    from sifu.data.table import column_names, frame_names, is_frame
+    from sifu.data.table_coding import TableCoding, join_names, split_names
+
+    if frame is not None and not is_frame(frame):
+        return ""
+    if frame is None and data.name != TABLE:
+        return ""
+    coding = TableCoding.from_spec(data)
+    names = column_names(Path(data.file).expanduser(), coding) if frame is None else frame_names(frame)
+    features = coding.features_of(names)
+    text = join_names(features)
+    return text if split_names(text, "data.columns") == features else ""  # a quote in a name cannot be written
+
+
 def takes_rows(spec: Spec) -> bool:
     """Whether samples are handed over as rows of numbers, not as images."""
     return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
@@ -218,7 +247,7 @@ def known_outputs(spec: Spec) -> int:
     """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
     if spec.model.outputs or spec.model.kind in REAL_OUTPUTS:
         return spec.model.outputs
-    if spec.data.name == TABLE and spec.data.classes:
+    if spec.data.name in (TABLE, PYTHON) and spec.data.classes:
         return len(parse_classes(spec.data.classes))
     return CLASSES.get(spec.data.name, 0)
 

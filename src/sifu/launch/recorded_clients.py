@@ -158,10 +158,12 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
-def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]) -> list[int]:
+def rows_of_identities(
+    reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any] = ()
+) -> list[int]:
     """The rows of a client, counted from 0 in what it first joined with, that these identities name.
 
-    Its data are read for it, and may lack rows that were forgotten already.
+    Its data are read for it, or are among those `given`, and may lack rows that were forgotten already.
     """
     spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
     recorded, client = reader.clients(), names_now(reader).get(client, client)
@@ -169,7 +171,7 @@ def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]
     if position is None:
         raise InputError(f"there is no client {client!r} in this run")
     first = recorded[chain_of(reader, position)[0]]
-    clients = [] if first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
+    clients = given if given or first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
     by_name = {item.name: item for item in clients}
     by_name |= _clients_of_files(reader, files, by_name, {}) if first.name in files else {}
     source = by_name.get(first.name)

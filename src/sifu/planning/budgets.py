@@ -26,6 +26,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.record.everyones_psi import is_followed, track_everyone, with_earlier_names
 from sifu.record.run_view import RunView
+from sifu.store.remainders import plain_name, plain_names
 from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
 
@@ -81,7 +82,7 @@ def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise
     return tuple(
         BudgetLine(
             exposure.subject,
-            tuple(view.clients[index].name for index in exposure.subject.clients),
+            plain_names(view.reader, (view.clients[index].name for index in exposure.subject.clients)),
             exposure.subject.budget,
             exposure.subject.used if exposure.subject.scope == "all" else 0.0,
             charge(exposure.psi_to_hide(depth), noise_std),
@@ -183,4 +184,4 @@ def _influence(view: RunView, depth: int) -> Floats:
 def most_expensive(view: RunView) -> str:
     """The name of the active client with the largest Psi at the current model: the most expensive one to forget now."""
     active = view.active
-    return view.clients[int(active[np.argmax(influence(view, view.path.tip)[active])])].name
+    return plain_name(view.reader, int(active[np.argmax(influence(view, view.path.tip)[active])]))

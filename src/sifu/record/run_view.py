@@ -23,7 +23,7 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.record.regularities import Regularities
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import RunReader, readable
-from sifu.store.remainders import chain_of, check_rows, names_now
+from sifu.store.remainders import chain_of, check_rows, names_now, plain_names
 from sifu.store.table_rows import EvaluationRow, ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
@@ -287,13 +287,14 @@ class RunView:
         indices = tuple(self.index_of[name] for name in names)
         gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
         if gone:
-            raise InputError(f"already forgotten: {', '.join(gone)}; leave {'them' if len(gone) > 1 else 'it'} out")
+            names = plain_names(self.reader, gone)
+            raise InputError(f"already forgotten: {', '.join(names)}; leave {'them' if len(names) > 1 else 'it'} out")
         return indices
 
     def _refuse_unknown(self, names: Sequence[str]) -> None:
         unknown = [name for name in names if name not in self.index_of]
         if unknown:
-            everyone = list(self.index_of)
+            everyone = plain_names(self.reader, self.index_of)
             some = ", ".join(everyone[:3]) + (f", ... ({len(everyone)} in all)" if len(everyone) > 3 else "")
             near = difflib.get_close_matches(unknown[0], everyone, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

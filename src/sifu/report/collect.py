@@ -18,6 +18,7 @@ from sifu.store.client_accuracy import read_held_out
 from sifu.store.history_rows import ParticipationRows
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
+from sifu.store.remainders import clients_now, plain_names
 from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.history import PathNode
@@ -68,7 +69,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
         phase=reader.phase,
         model_kind=view.spec.model.kind,
         parameters=sum(int(np.prod(shape)) for shape in reader.layout.shapes),
-        client_count=len(view.clients),
+        client_count=len(clients_now(reader)),
         active_count=int(view.active.size),
         training_rounds=max(node.position for node in nodes.values() if node.branch == 0),
         rounds_in_all=sum(1 for node in nodes.values() if node.kind == "round") + _rounds_apart(nodes.values()),
@@ -211,7 +212,7 @@ def _requests(
             Request(
                 request=row.request,
                 status=row.status,
-                clients=row.clients,
+                clients=plain_names(reader, row.clients),
                 method=row.method,
                 epsilon=row.terms.epsilon,
                 delta=row.terms.delta,

@@ -21,6 +21,7 @@ from sifu.methods.registry import method_named
 from sifu.record.group_state import is_hit, nodes_always_kept
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
+from sifu.store.remainders import plain_names
 from sifu.store.table_rows import RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.calibration import hidden_sensitivity
@@ -189,7 +190,7 @@ class RecordedRequest:
     def statement(self, exposure: Exposure) -> SubjectStatement:
         """Psi, charge and budget of one subject."""
         psi = self.psi(exposure)
-        names = tuple(self.view.clients[index].name for index in exposure.subject.clients)
+        names = plain_names(self.reader, (self.view.clients[index].name for index in exposure.subject.clients))
         cost = charge(psi, self.noise_std) if self.method.info.protection == "noise" else None
         return SubjectStatement(names, psi, cost, exposure.subject.budget)
 
@@ -221,7 +222,7 @@ class RecordedRequest:
             run=self.reader.value("run"),
             request=request.request,
             method=request.method,
-            clients=request.clients,
+            clients=plain_names(self.reader, request.clients),
             records=len(request.records) or None,
             terms=request.terms,
             delta_at_most=self.delta_at_most,

@@ -10,6 +10,7 @@ from sifu.errors import InputError
 from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
 from sifu.store.inbox import Letter, letters
 from sifu.store.reader import RunReader
+from sifu.store.remainders import plain_names
 from sifu.store.table_rows import RequestRow
 
 DEADLINE_DAYS = 30
@@ -64,7 +65,7 @@ def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingR
             run,
             row.request,
             row.status,
-            row.clients,
+            plain_names(reader, row.clients),
             row.received,
             deadline_of(row).strftime(TIME_FORMAT),
             _left(row, now),

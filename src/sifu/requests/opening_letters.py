@@ -20,6 +20,7 @@ from sifu.requests.receiving import receive
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.store.actor import LONGEST_ACTOR
 from sifu.store.inbox import Letter, any_letters, discard, letters
+from sifu.store.remainders import plain_names
 from sifu.store.writer import RunWriter
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         if id_of_signed(letter.content) != letter.id:
             raise InputError("the letter's name is not the id that was signed")
         terms = terms_of_signed(writer, letter.content)
-        actor = f"client {terms.clients[0]}"[:LONGEST_ACTOR]
+        actor = f"client {plain_names(writer, terms.clients)[0]}"[:LONGEST_ACTOR]
         receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
     elif letter.kind == "decision":
         open_decision(writer, letter.content)

@@ -10,6 +10,7 @@ from sifu.requests.certification import RecordedRequest
 from sifu.requests.cost import Cost, cost_of
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.reader import RunReader
+from sifu.store.remainders import plain_names
 from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise
@@ -73,7 +74,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     cost = cost_of(reader, row)
     return Outcome(
         request=row.request,
-        clients=row.clients,
+        clients=plain_names(reader, row.clients),
         records=len(row.records) or None,
         method=row.method,
         level=row.level or "none",

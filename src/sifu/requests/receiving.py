@@ -9,6 +9,7 @@ from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
 from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
 from sifu.store.actor import actor_name
+from sifu.store.remainders import plain_names
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import IN_PROCESS
 
@@ -56,8 +57,9 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
     for row in view.requests:
         both = set(row.clients) & set(terms.clients)
         if row.waits and both:
+            names = plain_names(view.reader, sorted(both))
             raise InputError(
-                f"client {', '.join(sorted(both))} already waits in request {row.request}; to ask with other terms, "
+                f"client {', '.join(names)} already waits in request {row.request}; to ask with other terms, "
                 "withdraw that one first (sifu requests decide)"
             )
     # A client that forgets records stays.

@@ -253,8 +253,8 @@ def _promise(body: dict[str, Any]) -> list[str]:
     ]
     if records is not None:
         lines.append(
-            "All that the participant had contributed before was forgotten, too; it joined again, under another "
-            "name, with the records it has left."
+            "All that the participant had contributed before was forgotten, too; it takes part again with the records "
+            "it has left."
         )
     if level == "exact":
         lines.append(f"{exact_words(whom_words(len(body['clients']), None), body['method'], records)}.")

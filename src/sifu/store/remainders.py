@@ -7,7 +7,7 @@ keep the numbers that they had when the client first joined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sifu.errors import InputError
@@ -53,6 +53,26 @@ def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
 def plain_name(reader: RunReader, client: int) -> str:
     """The name that a client first joined under, which is the one people know it by."""
     return reader.clients()[chain_of(reader, client)[0]].name
+
+
+def plain_names(reader: RunReader, names: Iterable[str]) -> tuple[str, ...]:
+    """The names that people know clients by, each once; a name that no client has is left as it is."""
+    plain = reader.remembered(
+        "plain names", lambda: {item.name: plain_name(reader, item.client) for item in joined_remainders(reader)}
+    )
+    return tuple(dict.fromkeys(plain.get(name, name) for name in names))
+
+
+def clients_now(reader: RunReader) -> list[int]:
+    """The number that every client has now, in the order in which they first joined: people count these."""
+    numbers: list[int] = reader.remembered("clients now", lambda: _last_of_each(reader))
+    return list(numbers)
+
+
+def _last_of_each(reader: RunReader) -> list[int]:
+    last = {item.first: item.client for item in joined_remainders(reader)}
+    again = {item.client for item in joined_remainders(reader)}
+    return [last.get(client, client) for client in range(len(reader.clients())) if client not in again]
 
 
 def _find(reader: RunReader) -> list[Remainder]:
@@ -108,23 +128,6 @@ def next_name(name: str, taken: list[str]) -> str:
 def _first_and_turn(name: str) -> tuple[str, int]:
     first, _, turn = name.rpartition(SEPARATOR)
     return (first, int(turn)) if first and turn.isdecimal() and turn.isascii() else (name, 1)
-
-
-def may_be_all_names(names: Sequence[str], clients: Sequence[str]) -> bool:
-    """Whether `names` are those of `clients` in order, each perhaps after names that it may have had before.
-
-    >>> may_be_all_names(["a", "a~2", "b"], ["a~2", "b"]), may_be_all_names(["b", "a~2"], ["a~2"])
-    (True, False)
-    """
-    rest = list(names)
-    for client in clients:
-        if client not in rest:
-            return False
-        own, rest = rest[: rest.index(client) + 1], rest[rest.index(client) + 1 :]
-        turns = [_first_and_turn(name) for name in own]
-        if len({first for first, _ in turns}) > 1 or turns != sorted(set(turns)):
-            return False
-    return not rest
 
 
 def names_now(reader: RunReader) -> dict[str, str]:

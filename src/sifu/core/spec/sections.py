@@ -51,6 +51,7 @@ class DataSpec:
     missing: str = key("", "table: what stands for a missing value, COLUMN=NUMBER; CATEGORY=; adds an indicator")
     ignore: str = key("", "table: columns to leave out, A,B")
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
+    columns: str = key("", "table: filled in by training, the columns that are features in their order")
     held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id")
     test_file: str = key("", "table: a file with rows for testing instead")
     watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
