@@ -11,6 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command
+from sifu.data.table_coding import whole_number
 from sifu.data.table_proposal import propose_spec
 from sifu.errors import InputError
 
@@ -124,24 +125,76 @@ def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -
     assert "--columns" in answer.err
 
 
+def test_a_wrong_name_of_the_data_lists_tables_among_the_right_ones(tmp_path: Path, cli: Command) -> None:
+    (tmp_path / "spec.toml").write_text('[data]\nname = "tabel"\n')
+    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
+    assert answer.code == 2
+    assert "table" in answer.err.replace("tabel", "")
+
+
+@pytest.mark.parametrize("kind", ["ridge", "softmax"])
+def test_more_outputs_than_listed_classes_are_refused(tmp_path: Path, cli: Command, kind: str) -> None:
+    (tmp_path / "a.csv").write_text("c,x,y\np,1,no\nq,2,yes\n")
+    keys = {"name": "table", "file": tmp_path / "a.csv", "label": "y", "client": "c", "classes": "no,yes"}
+    lines = [f'{key} = "{value}"' for key, value in keys.items()]
+    model = f'partition = "given"\n[model]\nkind = "{kind}"\noutputs = 3\n'
+    (tmp_path / "spec.toml").write_text("[data]\n" + "\n".join(lines) + "\n" + model)
+    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
+    assert answer.code == 2
+    assert "model.outputs = 3, but data.classes lists 2" in " ".join(answer.err.split())
+
+
 @pytest.mark.skipif(not HOSPITALS.is_dir(), reason="the published files of four hospitals are not here")
 def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
-    from sklearn.metrics import roc_auc_score
+    """No file is edited but the spec; what leaves is deleted before anything is verified."""
+    pytest.importorskip("onnx")
+    from onnx_tools import answers_of_the_graph
 
-    files = tmp_path / "files"
+    files, spec, run = tmp_path / "files", tmp_path / "heart.toml", tmp_path / "run"
     files.mkdir()
     for source in HOSPITALS.glob("processed.*.data"):  # the copies have a header line, the published files have none
         lines = source.read_text().splitlines(True)
         (files / f"{source.stem.partition('.')[2]}.data").write_text("".join(lines[lines[0].startswith("age") :]))
-    spec = tmp_path / "heart.toml"
-    assert cli("init", spec, "--from", files, "--columns", COLUMNS, "--label", "num").code == 0
-    edit(spec, classes="healthy=0,disease=1|2|3|4", preprocessing="fixed")
-    assert cli("train", spec, "--run", tmp_path / "run").code == 0
-    from sifu.launch.federation import held_out_from_spec
+    fifth = (files / "hungarian.data").read_text().splitlines(True)[:60]
+    (tmp_path / "fifth.csv").write_text("".join(fifth))
 
-    run = sifu.open_run(tmp_path / "run")
-    assert cli("export", run.folder, "--model", tmp_path / "m.safetensors").code == 0
-    held_out = held_out_from_spec(run.spec)
-    assert held_out is not None
-    scores = np.asarray(sifu.load_model(tmp_path / "m.safetensors").scores(held_out[0]))
-    assert roc_auc_score(held_out[1], scores[:, 1] - scores[:, 0]) >= 0.87
+    def done(*words: object) -> str:
+        answer = cli(*words)
+        assert answer.code == 0, answer.err
+        return " ".join(answer.out.split())
+
+    done("init", spec, "--from", files, "--columns", COLUMNS, "--label", "num")
+    edit(spec, classes="healthy=0,disease=1|2|3|4", preprocessing="fixed")
+    done("train", spec, "--run", run)
+    trained = sifu.open_run(run).status().held_out
+    assert trained is not None
+    assert (trained.auc or 0.0) >= 0.87
+    done("forget", run, "--client", "va")
+    (files / "va.data").unlink()
+    patients = [row for row in range(60) if _trains(run, "cleveland", row)][:3]
+    done("forget", run, "--client", "cleveland", "--records", ",".join(map(str, patients)))
+    (files / "cleveland.data").unlink()  # the statistics that were kept suffice
+    done("join", run, "--file", tmp_path / "fifth.csv", "--client", "debrecen")
+    assert "4 active, 1 forgotten" in done("status", run)
+    assert [request.level for request in sifu.open_run(run).status().requests] == ["exact", "exact"]
+    done("verify", run)
+
+    done("export", run, "--model", tmp_path / "m.safetensors")
+    done("predict", tmp_path / "m.safetensors", tmp_path / "fifth.csv", "--out", tmp_path / "predictions.csv")
+    done("export", run, "--model", tmp_path / "m.onnx")
+    header, *rows = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert "score" in header
+    columns = list(zip(*(line.strip().split(",") for line in fifth), strict=True))
+    named = dict(zip(COLUMNS.split(","), columns, strict=True))
+    words = {"cp", "restecg", "slope", "ca", "thal"}
+    inputs = {
+        name: np.array([[whole_number(value)] if name in words else [_number(value)] for value in values])
+        for name, values in named.items()
+        if name != "num"
+    }
+    (answer, *_) = answers_of_the_graph(tmp_path / "m.onnx", inputs)
+    assert [row.split(",")[1] for row in rows] == [str(word) for word in np.ravel(answer["class"])]
+
+
+def _number(text: str) -> float:
+    return float("nan") if text == "?" else float(text)

@@ -51,10 +51,11 @@ def load(
             raise InputError(f"there is no file {own}; give the path of an npz file with arrays x and y")
         return read_npz(own)
     if name not in NAMES:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), NAMES, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower().replace("-", "_"), [*NAMES, "table", "npz"], n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(
-            f"data set {name!r} is not known: {hint}Known are {', '.join(NAMES)}, and npz with the path of a file"
+            f"data set {name!r} is not known: {hint}Known are {', '.join(NAMES)}, and with the path of a file "
+            "table and npz"
         )
     if name == "digits":
         return read_digits()

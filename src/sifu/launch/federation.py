@@ -245,10 +245,15 @@ def preprocessing_of(spec: Spec) -> str:
 
 def known_outputs(spec: Spec) -> int:
     """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    listed = len(parse_classes(spec.data.classes)) if spec.data.name in (TABLE, PYTHON) and spec.data.classes else 0
+    if listed and spec.model.outputs not in (0, listed) and spec.model.kind not in REAL_OUTPUTS:
+        raise InputError(
+            f"model.outputs = {spec.model.outputs}, but data.classes lists {listed}: leave model.outputs out"
+        )
     if spec.model.outputs or spec.model.kind in REAL_OUTPUTS:
         return spec.model.outputs
-    if spec.data.name in (TABLE, PYTHON) and spec.data.classes:
-        return len(parse_classes(spec.data.classes))
+    if listed:
+        return listed
     return CLASSES.get(spec.data.name, 0)
 
 
