@@ -118,6 +118,16 @@ def test_a_proposal_takes_no_constant_from_the_rows(tmp_path: Path) -> None:
     assert "age=50,20" in texts[0]
 
 
+def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None:
+    rows = "".join(f"K-{row},{'pq'[row % 2]},{row % 7},{row % 2}\n" for row in range(40))
+    (tmp_path / "a.csv").write_text("Kunde,Filiale,x,y\n" + rows)
+    checks = propose_spec(tmp_path / "a.csv", client="Filiale").checks
+    assert any("--id 'Kunde'" in check for check in checks)
+    assert not any(
+        "--id" in check for check in propose_spec(tmp_path / "a.csv", client="Filiale", identity="Kunde").checks
+    )
+
+
 def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:
     write_clinics(tmp_path)
     answer = cli("init", tmp_path / "spec.toml", "--from", tmp_path / "clinic-0.data")

@@ -237,8 +237,8 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
                 f"{np.abs(values).max():.6g}; such a column drowns the others: {advice}, from constants that no "
                 "client's data decided"
             )
-        middle, spread = coding.scales.get(name, (0.0, 1.0))
-        raw = values * spread + middle
+        shift, factor = coding.scales.get(name, (0.0, 1.0))
+        raw = values * factor + shift
         if len(raw) > 20 and np.unique(values).size == len(raw) and np.allclose(raw, np.round(raw), rtol=0, atol=1e-6):
             _warn(
                 f"column {name!r} has another whole number in every row, like an identity: if it is one, set "

@@ -85,6 +85,8 @@ class _Roles:
     gaps: tuple[str, ...]
     flags: tuple[str, ...]
     """Numbers that are 0 or 1, which need no constants."""
+    unlike: tuple[str, ...]
+    """Free texts of which no two rows have the same, where no column is the identity yet."""
 
     @classmethod
     def guess(cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool) -> _Roles:
@@ -132,6 +134,7 @@ class _Roles:
             tuple(wordy),
             tuple(gaps),
             tuple(flags),
+            tuple(name for name in wordy if not identity and len(_words(columns[name])) == len(columns[name])),
         )
 
 
@@ -143,6 +146,8 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
     checks.append(f"client: {f'column {roles.client!r}' if roles.client else 'one file per client'}")
     if roles.identity:
         checks.append(f"identity: column {roles.identity!r}; it is never a feature")
+    for name in roles.unlike:
+        checks.append(f"identity: {name!r} has another text in every row; if it identifies a row, say --id {name!r}")
     if scales:
         checks.append(f"scale: published ranges by the names of {', '.join(scales)}")
     unscaled = [name for name in unscaled if name not in roles.flags]
