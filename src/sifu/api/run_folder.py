@@ -248,8 +248,8 @@ class RunFolder:
         check = partial(check_remainder, self.folder, reader, remainder=remainder)
         self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
-    def engine_at(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
-        """An engine that goes on at another local rate without those who are `gone`; refused if none can be built."""
+    def _engine_at(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
+        """An engine that continues at another local rate without those who are `gone`; refused if none can be built."""
 
         def check(engine: Engine, **others: Any) -> dict[int, str]:
             if engine.facts.local_rate != rate:

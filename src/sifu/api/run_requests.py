@@ -234,7 +234,7 @@ class RunRequests(RunFolder):
                 engine_again=self.engine_again,
                 prepare_records=self.prepare_records,
                 digest_of=self._sample_digest_of,
-                engine_at=self.engine_at,
+                engine_at=self._engine_at,
             )
             resumed = worker.finish_running()
             if wanted is not None:

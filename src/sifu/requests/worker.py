@@ -231,9 +231,10 @@ class Worker:
         rate, engine = self._found_anew(view, plan)
         start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
-        self.engine = engine
+        before, self.engine = self.engine, engine
         self._join_again()
-        self._retrain(row.request)
+        # An engine at a new rate has stand-ins for those who left: their accuracy is measured by the one before.
+        self._retrain(row.request, before if engine is not before and rate is not None else None)
 
     def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
         """The automatic rate of those who stay, where training begins afresh, and an engine for it: made before
@@ -268,7 +269,7 @@ class Worker:
         with uninterrupted():
             self.writer.record(JOINED, payload, joined=profile, joined_digest=digest)
 
-    def _retrain(self, request: str) -> None:
+    def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
         """Rounds without the client, then the certificate."""
         row = self._row(request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
@@ -277,7 +278,7 @@ class Worker:
         training = self._run_rounds(f"retraining {request}", stop)
         assert training is not None  # it does not end at a letter
         training.note_standing()
-        issue_certificates(self.writer, self.engine, row)
+        issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
         self._tell(f"request {request} is done: {self._row(request).level}")
 
