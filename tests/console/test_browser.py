@@ -14,19 +14,24 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from provider_for_tests import ProviderForTests
 
 import sifu
 from run_tools import copy_run, environment, query, small_spec
 from sifu.console.tokens import TokenFile, state_folder
+from sifu.report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
+pytest.importorskip("axe_core_python")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+AXE = Path(str(files("axe_core_python").joinpath("axe.min.js"))).read_text(encoding="utf-8")
 PATIENCE = 120_000
 """Milliseconds; a shared machine may be slow, and a carry-out starts a process."""
 
@@ -75,10 +80,10 @@ main()
 """A console for which it is some days later: what is due today is overdue there."""
 
 
-def start_console(folder: Path, port: int, days_later: int = 0) -> subprocess.Popen[bytes]:
+def start_console(folder: Path, port: int, *options: str, days_later: int = 0) -> subprocess.Popen[bytes]:
     program = ["-c", DAYS_LATER.replace("DAYS", str(days_later))]
     process = subprocess.Popen(
-        [sys.executable, *program, "serve", str(folder), "--port", str(port)],
+        [sys.executable, *program, "serve", str(folder), "--port", str(port), *options],
         env=environment(),
         stdout=subprocess.DEVNULL,
     )
@@ -90,6 +95,17 @@ def start_console(folder: Path, port: int, days_later: int = 0) -> subprocess.Po
             assert process.poll() is None
             time.sleep(0.1)
     raise AssertionError("the console does not answer")
+
+
+def serious_barriers(page: Any) -> list[str]:
+    """What axe finds on a page that keeps people out of it."""
+    page.evaluate(AXE)
+    violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{page.url}: {violation['id']} {[node['html'][:120] for node in violation['nodes']][:3]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+    ]
 
 
 def log_in(browser: Any, address: str, secret: str, **options: Any) -> Any:
@@ -198,6 +214,7 @@ def test_a_killed_console_loses_nothing(served: Served) -> None:
     assert run.verify().problems == []
 
 
+OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
 LONG_AND_HOSTILE = "<img src=x onerror=alert(1)>" + "Sankt-Elisabeth-Krankenhaus-" * 6
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},
@@ -217,11 +234,13 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
     for number in range(1, 10):
         run.request([f"client-{number:03d}"], f"case-{number}", deadline_days=3 * number, actor="rita")
     run.decide("case-9", "approved", actor="ann")
+    write_report(folder / "wards")
     _, secret = TokenFile(state_folder(folder)).create("otto", ["operator"])
     port = free_port()
     process = start_console(folder, port, days_later=1)
     pictures = Path(os.environ.get("SIFU_PICTURES") or tmp_path)
     dialogs: list[str] = []
+    barriers: list[str] = []
     try:
         with sync_api.sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -240,12 +259,86 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                     page.wait_for_selector(".badge")
                     assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, name)
                     page.screenshot(path=pictures / f"{name}-{look}.png", full_page=True)
-                page.go_back()
+                request, wards = page.url, page.url.split("/requests/")[0]
+                for path in (*OVER_ALL, wards, f"{wards}/clients", f"{wards}/trail", f"{wards}/report", request):
+                    page.goto(path if path.startswith("http") else f"http://127.0.0.1:{port}{path}")
+                    assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, path)
+                    barriers += serious_barriers(page)
+                page.goto(f"http://127.0.0.1:{port}/")
                 page.click("a:has-text('case-9')")
                 page.wait_for_selector("text=made from Python with data or a model of its own")
                 assert page.locator("button:has-text('Carry out now')").count() == 0
+            page.set_content("<button></button>")
+            assert serious_barriers(page) != []  # control: axe looks
             browser.close()
     finally:
         process.kill()
         process.wait()
     assert dialogs == []
+    assert barriers == []
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}}
+
+
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Filed by identity, approved after a sign-in through OpenID Connect, carried out live, handed over as evidence."""
+    folder, provider = tmp_path / "desk", ProviderForTests()
+    rows = [f"P-{k}-{n},clinic-{k},{(7 * k + 3 * n) % 11},{n % 5},{n % 2}" for k in range(8) for n in range(10)]
+    (tmp_path / "patients.csv").write_text("id,clinic,age,dose,ill\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    table = {"name": "table", "file": str(tmp_path / "patients.csv"), "client": "clinic", "label": "ill", "id": "id"}
+    spec = small_spec(model={"kind": "logistic"}, stop={"max_rounds": 4}, requests={"approval": "one"})
+    sifu.train(spec | {"data": table | {"partition": "given"}}, run=folder / "clinics")
+    tokens = TokenFile(state_folder(folder))
+    secrets = {name: tokens.create(name, [role])[1] for name, role in (("dora", "requester"), ("otto", "operator"))}
+    tokens.create("ann@hospital.example", ["approver"], sign_in=True)
+    provider.claims = {"email": "ann@hospital.example", "email_verified": True}
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = start_console(folder, port, "--sign-in", provider.issuer)
+    try:
+        with sync_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            dora = log_in(browser, address, secrets["dora"], **options)
+            dora.click("main a:has-text('clinics')")
+            dora.fill("#clients", "clinic-3")
+            dora.fill("#term-records", "P-3-4")
+            dora.fill("#request", "patient")
+            dora.click("text=Submit request")
+            dora.wait_for_selector("text=Request patient was filed")
+            assert "P-3-4" not in dora.url
+            run = dora.url
+
+            ann = browser.new_context(**options).new_page()
+            ann.set_default_timeout(PATIENCE)
+            ann.goto(f"{address}/login")
+            ann.click("text=Sign in with your organisation")
+            ann.wait_for_selector(".me:has-text('ann@hospital.example')")
+            ann.click("a:has-text('patient')")
+            ann.wait_for_selector("text=What it would do")
+            ann.click("button:has-text('Approve these terms')")
+            ann.wait_for_selector("text=is approved")
+
+            otto = log_in(browser, address, secrets["otto"], **options)
+            otto.goto(f"{run}/requests/1")
+            otto.check("#confirm-carry-out")
+            otto.click("button:has-text('Carry out now')")
+            otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
+            with otto.expect_download() as started:
+                otto.click("text=Download the evidence")
+            started.value.save_as(tmp_path / "evidence.zip")
+            for page in (dora, ann, otto):
+                width = options.get("viewport", {"width": 1280})["width"]
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+            browser.close()
+    finally:
+        process.kill()
+        process.wait()
+        provider.server.shutdown()
+    assert "evidence-patient/index.html" in zipfile.ZipFile(tmp_path / "evidence.zip").namelist()
+    steps = sifu.open_run(folder / "clinics").request_record("patient").steps
+    assert [step.actor for step in steps][:2] == ["dora", "ann@hospital.example"]
+    assert sifu.verify_run(folder / "clinics").problems == []
