@@ -47,7 +47,7 @@ class NotCertifiableError(SifuError):
 
 
 class NobodyAnsweredError(SifuError):
-    """Clients that are needed are not there: nothing was changed, and the same command goes on when they are."""
+    """Clients that are needed are not there: nothing was changed, and the same command continues when they are."""
 
 
 class RunDamagedError(SifuError):
@@ -57,7 +57,7 @@ class RunDamagedError(SifuError):
 
 
 class DiskError(SifuError):
-    """The disk failed to read or write: what was recorded before stays, and the same command goes on."""
+    """The disk failed to read or write: what was recorded before stays, and the same command continues."""
 
     exit_code = 5
 

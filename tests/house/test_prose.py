@@ -58,7 +58,7 @@ IN_SOURCE = {
     "at hand": 26,
     "beside": 72,
     "of its own": 22,
-    "goes on": 18,
+    "goes on": 16,
     "pays": 22,
 }
 """How often each of them may stand in src: lower a number when you rewrite sentences, never raise one."""

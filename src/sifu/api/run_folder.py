@@ -113,7 +113,7 @@ class RunFolder:
     def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
         """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows.
 
-        Refused where it lacks the data of a client that goes on, which those `leaving` do not.
+        Refused where it lacks the data of a client that stays, which those `leaving` do not.
         """
         with self.reader() as reader:
             if self._engine is None:
@@ -294,7 +294,7 @@ def solved_from_files(spec: Spec) -> bool:
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
-    """Refuse to go on without the data of a client that goes on, unless its statistics are kept.
+    """Refuse to go on without the data of a client that stays, unless its statistics are kept.
 
     A client that is to join again with fewer records is not in the record yet: its data are needed.
     """
