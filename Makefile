@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-slow test-paper test-flower check bench clean docs fuzz load paper
+.PHONY: demo test test-properties test-slow test-paper test-flower check bench clean docs fuzz load paper
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -39,6 +39,9 @@ demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a min
 
 test: $(VENV)/.dev       ## everything but the long suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(TESTS)
+
+test-properties: $(VENV)/.dev  ## the property tests again, with all of their examples
+	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 -m "hypothesis and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

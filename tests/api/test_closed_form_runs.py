@@ -189,7 +189,7 @@ def test_what_the_certificate_says(trained: Path, tmp_path: Path, cli: Command) 
     assert public["level"] == "exact"
     words = words_of(public)
     assert "bit for bit" in words.guarantee
-    assert any("kept a copy" in sentence for sentence in words.not_covered)
+    assert any("copy that was kept" in sentence for sentence in words.not_covered)
     assert "statistics" in words.erased
     assert "solve" not in public
     (whole,) = (folder / "statistics").glob("*.sum.statistics")
@@ -406,5 +406,5 @@ def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
 
 def test_a_solve_without_anybody_is_refused() -> None:
     fixed = recorded_fixed_point(sifu.Spec.from_mapping(TABLE), ModelLayout(("w",), ((4, 3),), "float64"))
-    with pytest.raises(InputError, match="nobody is left"):
+    with pytest.raises(InputError, match="no client is left"):
         fit_head(Statistics.nobody(fixed), 0.1)

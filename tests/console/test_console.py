@@ -86,7 +86,7 @@ def test_verification_and_report_at_a_click(desk: Any) -> None:
     assert "script-src" not in report.headers["content-security-policy"]
     assert report.headers["content-security-policy"].startswith("default-src 'none'")
     metrics = desk.program("eve").get("/metrics").text
-    assert f'sifu_last_verification_holds{{run="{south}",name="south"}} 1' in metrics
+    assert f'sifu_last_verification_holds{{name="south",run="{south}"}} 1' in metrics
 
 
 def test_a_run_that_was_signed_anew_is_not_shown_but_named(desk: Any) -> None:
@@ -106,7 +106,7 @@ def test_a_run_that_was_signed_anew_is_not_shown_but_named(desk: Any) -> None:
     assert listed["north"]["clients"] > 0
     assert desk.browser("rita").get("/").status_code == 200
     assert program.get("/api/v1/pending").status_code == 200
-    assert 'name="south"} 0' in program.get("/metrics").text
+    assert f'sifu_readable{{name="south",run="{south}"}} 0.0' in program.get("/metrics").text
 
 
 MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
@@ -516,7 +516,7 @@ def test_metrics_are_what_prometheus_reads(desk: Any) -> None:
     south = desk.key("south")
     lines = desk.program("eve").get("/metrics").text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    label = f'run="{south}",name="south"'
+    label = f'name="south",run="{south}"'
     assert values[f'sifu_requests{{{label},state="done"}}'] == "4.0"
     assert values[f'sifu_requests{{{label},state="received"}}'] == "1.0"
     assert float(values[f"sifu_rounds_total{{{label}}}"]) > 8

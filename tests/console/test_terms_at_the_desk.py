@@ -146,7 +146,7 @@ def test_a_requester_may_ask_for_records_and_more_protection(desk: Any) -> None:
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
     assert desk.program("rita").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body).status_code == 201
     page = desk.browser("rita").get(f"/runs/{desk.key('north')}/requests/1").text
-    assert "row 2, row 5" in page
+    assert "rows 2 and 5" in page
     form = desk.browser("rita").get(f"/runs/{desk.key('north')}").text
     assert 'name="records"' in form
     assert 'name="epsilon"' in form

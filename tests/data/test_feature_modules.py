@@ -255,7 +255,7 @@ class _Draws(torch.nn.Module):
 
 @pytest.mark.parametrize("module", [_MinusTheMean(), _Remembers(), _Draws()])
 def test_a_module_that_does_not_look_at_each_sample_by_itself_is_refused(module: torch.nn.Module) -> None:
-    with pytest.raises(InputError, match="each sample by itself"):
+    with pytest.raises(InputError, match="each sample separately"):
         NetworkFeatures(module, (6,))
 
 

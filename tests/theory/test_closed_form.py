@@ -209,7 +209,7 @@ def test_what_does_not_belong_is_refused() -> None:
         statistics_of(FIXED, np.zeros((1, 4)), np.ones((1, 3)))
     with pytest.raises(InputError, match="NaN"):
         statistics_of(FIXED, np.full((1, 4), np.nan), np.zeros((1, 3)))
-    with pytest.raises(InputError, match="nobody is left"):
+    with pytest.raises(InputError, match="no client is left"):
         fit_head(Statistics.nobody(FIXED))
 
 

@@ -265,7 +265,7 @@ def test_noise_that_protects_nobody_is_refused(make_federation: Any) -> None:
     (engine,) = lane_engines([honest], [data], DEVICE)
     engine.close()
     claiming, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "system", 1))
-    with pytest.raises(InputError, match="protects nobody"):
+    with pytest.raises(InputError, match="protects no client"):
         lane_engines([claiming], [data], DEVICE)
 
 

@@ -185,7 +185,7 @@ def tied() -> nn.Module:
 REFUSED = {
     "statistics of a batch": ModuleModel(flat(nn.BatchNorm1d(3))),
     "drops units at random": ModuleModel(flat(nn.Dropout(0.5))),
-    "a loss of its own": ModuleModel(flat(), custom_loss=lambda scores, targets: scores.square().mean()),
+    "its own loss": ModuleModel(flat(), custom_loss=lambda scores, targets: scores.square().mean()),
     "share parameters": ModuleModel(tied),
     "changes its buffers": ModuleModel(Counting),
     r"\(": ModuleModel(Branching),
