@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 
 def examples(most: int) -> int:
-    """How many examples a property sees: a third of `most`, and all of them with SIFU_EXAMPLES=all (make test-properties)."""
+    """How many examples a property sees: a third of `most`, or all of them with SIFU_EXAMPLES=all."""
     return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 3)
 
 
