@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # These packages of ours import an extra's package at their top, because they are of no use without it.
-NEEDS_AN_EXTRA = ("sifu.engines.flower", "sifu.server", "sifu.console", "sifu.engines.sim.gpu")
+NEEDS_AN_EXTRA = ("sifu.flower", "sifu.engines.flower", "sifu.server", "sifu.console", "sifu.engines.sim.gpu")
 
 IMPORT_ALL = """
 import importlib, pkgutil, sifu
