@@ -35,13 +35,13 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
 from sifu.methods.request_plan import plan_request
 from sifu.planning.plan import Plan
-from sifu.record.other_world import retrain_unrecorded
-from sifu.record.run_view import RunView
-from sifu.requests.given_terms import make_terms
+from sifu.requests.receiving import make_terms
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.run_view import RunView
 from sifu_paper.provenance import commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "auto_choice.json"

@@ -32,7 +32,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup, step
 from sifu.engines.flower.blueprint import Patience
-from sifu.engines.flower.rounds import OpenRound
+from sifu.engines.flower.plain_rounds import OpenRound
 from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, arrays_record, read_model
 from sifu.theory.facts import ClientProfile
 

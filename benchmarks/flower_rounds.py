@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg
 import sifu
 from sifu.core.engine import Position
 from sifu.engines.flower.wire import Instruction
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 from sifu_paper.flower_simulation import enter_federation, simulate
 
 if TYPE_CHECKING:

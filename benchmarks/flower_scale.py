@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sifu
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 from sifu_paper.flower_simulation import enter_federation, simulate
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from sklearn.metrics import roc_auc_score
 
 import sifu
 from sifu.core.spec import Spec
+from sifu.data.client_data import ClientData
 from sifu.data.dataset import Dataset
-from sifu.data.federation import ClientData
 from sifu.data.hospitals import HOSPITALS
 from sifu.data.sources import load
-from sifu.launch.public_features import map_of
+from sifu.run.public_features import map_of
 from sifu_paper.provenance import provenance
 
 

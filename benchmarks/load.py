@@ -24,9 +24,8 @@ import sifu
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout
 from sifu.errors import SifuError
-from sifu.theory.draws import base_key, place_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.participation import Participation
+from sifu.theory.participation import Participation, base_key, place_key
 from sifu_paper.provenance import commit, processor
 
 SIZE = 8

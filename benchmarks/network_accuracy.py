@@ -23,7 +23,7 @@ from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.scoring import Samples, Scorer
-from sifu.launch.federation import clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu_paper.provenance import commit, provenance
 from sifu_paper.settings import load_experiment, run_spec
 

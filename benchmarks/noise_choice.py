@@ -41,11 +41,11 @@ from noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
 from sifu.api import Run, open_run, train
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
-from sifu.launch.federation import engine_from_spec
 from sifu.methods.base import noised_model
 from sifu.planning.plan import Plan
-from sifu.record.other_world import retrain_unrecorded
-from sifu.record.run_view import RunView
+from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.run_view import RunView
 from sifu_paper.provenance import commit
 
 GRID = 12

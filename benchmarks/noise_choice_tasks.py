@@ -10,7 +10,7 @@ import numpy as np
 
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, partition
 from sifu.data.dataset import Dataset
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.base import noised_model
 from sifu.planning.plan import Plan
-from sifu.record.other_world import retrain_unrecorded
-from sifu.record.run_view import RunView
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.run_view import RunView
 from sifu_paper.provenance import commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planner_calibration.json"

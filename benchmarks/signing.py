@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sifu
-from sifu.record import training
+from sifu.run import training
 from sifu.store.checkpoints import Checkpoint, Signer
 from sifu_paper.provenance import commit, processor
 

@@ -45,7 +45,7 @@ except ImportError:  # the library limits threads with it where it solves; the s
     stand_in.threadpool_limits = lambda limits=None: nullcontext()  # type: ignore[attr-defined]
     sys.modules["threadpoolctl"] = stand_in
 
-from sifu.data.feature_maps.efficientnet import SIDE, EfficientNetLite0
+from sifu.data.feature_maps.fixed_networks import SIDE, EfficientNetLite0
 from sifu.data.partition import partition
 from sifu.data.sources import load
 from sifu.theory.closed_form import FixedPoint, Targets, statistics_of, total
@@ -189,7 +189,7 @@ def public_trunk(folder: Path) -> EfficientNetLite0:
         with np.load(packed, allow_pickle=False) as stored:
             trunk.load_state_dict({name: torch.as_tensor(stored[name]) for name in stored.files}, strict=True)
         return trunk.eval()
-    from sifu.data.feature_maps.efficientnet import pretrained_efficientnet
+    from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet
 
     pretrained = pretrained_efficientnet((3, SIDE, SIDE)).module
     assert isinstance(pretrained, EfficientNetLite0)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import sifu
-from sifu.data.federation import ClientData
+from sifu.data.client_data import ClientData
 
 WIDTH, CLASSES, SAMPLES = 1280, 10, 100
 

@@ -20,7 +20,7 @@ from sifu.methods.base import Method, Start
 from sifu.methods.plan_parts import plan_in_place
 from sifu.methods.registry import register
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 
 
 class Halfway(Method):

@@ -10,12 +10,12 @@ from unittest import mock
 
 import sifu.methods.base as noised
 import sifu.methods.groups as groups_method
-import sifu.record.run_view as run_view
 import sifu.requests.certification as certification
+import sifu.run.run_view as run_view
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
 from sifu.core.randomness import NormalSource, add_noise
-from sifu.store.table_rows import GroupModelRow
+from sifu.store.projection import GroupModelRow
 from sifu.theory.closed_form import Statistics
 
 

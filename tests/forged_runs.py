@@ -15,9 +15,9 @@ from run_tools import connect
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.ledger import GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest
-from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Signer
-from sifu.store.history_rows import clients_digest, rows_digest
+from sifu.store.files import certificate_path
+from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader

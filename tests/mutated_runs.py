@@ -34,7 +34,7 @@ from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
-from sifu.requests.opening_letters import take_in
+from sifu.requests.letters import take_in
 from sifu.store import timestamps
 from sifu.store.inbox import post
 from sifu.store.keys import KEY_FILE

@@ -35,8 +35,8 @@ from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
-from sifu.launch.federation import engine_from_spec
 from sifu.requests.approvals import NEEDED
+from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store import timestamps
 from sifu.store.witnesses import WITNESSES
 from timestamp_authority import make_authority, stamp
@@ -314,9 +314,9 @@ def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
     sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
     from flower_federation import HASTY, grid_of, profiles_of
 
-    from sifu.engines.flower.engine import FlowerFederation
+    from sifu.engines.flower.exchange import ClaimedRoster
+    from sifu.engines.flower.flower_engine import FlowerFederation
     from sifu.engines.flower.ready import blueprint
-    from sifu.engines.flower.roster import ClaimedRoster
     from sifu.theory.facts import CLAIMED
 
     grid = grid_of(list(clients))

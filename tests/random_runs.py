@@ -12,7 +12,7 @@ import sifu
 from sifu.api.run import Run
 from sifu.core.spec import Spec
 from sifu.errors import NotCertifiableError
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 
 
 def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sifu
 from run_tools import query
 from sifu.api import verify_run
 from sifu.core.spec import Spec
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store import timestamps, witnesses
 from timestamp_authority import make_authority, stamp
 

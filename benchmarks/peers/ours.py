@@ -13,9 +13,9 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import ModelSpec, Spec
 from sifu.data import ClientData
 from sifu.engines.sim import ModuleModel
-from sifu.launch.federation import engine_from_spec
-from sifu.record.regularities import Regularities
-from sifu.record.training import levels_to_keep
+from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.regularities import Regularities
+from sifu.run.training import levels_to_keep
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import crosses_a_level, thin
 from sifu.theory.rounding import norm
@@ -74,7 +74,7 @@ def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[
 
 
 class Tracking:
-    """What a recorded run does after each round, short of the disk (see `sifu.record.training`)."""
+    """What a recorded run does after each round, short of the disk (see `sifu.run.training`)."""
 
     def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
         self._tracker = SensitivityTracker(len(engine.clients))

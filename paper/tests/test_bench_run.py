@@ -327,7 +327,7 @@ def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
     """The measure itself: positive for a model that relies on a mark, zero for one that has not seen it."""
     from sifu.core.engine import Position
     from sifu.core.spec import Spec
-    from sifu.launch.federation import clients_from_spec, engine_from_spec
+    from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 
     spec = Spec.from_mapping(
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sifu.data.federation import ClientData
+from sifu.data.client_data import ClientData
 from sifu.errors import InputError
 from sifu_paper.options import Options
 from sifu_paper.requests import choose_requests

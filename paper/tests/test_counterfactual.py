@@ -9,7 +9,7 @@ import pytest
 
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu_paper.counterfactual import Measured, measure_distances
 
 

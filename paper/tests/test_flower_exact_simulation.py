@@ -10,7 +10,7 @@ import pytest
 from flower_federation import small_spec
 
 from sifu.core.engine import Position, run_group_rounds
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.closed_form import total
 from sifu_paper.flower_simulation import enter_federation, simulate
 

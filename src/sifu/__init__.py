@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from sifu.report import write_evidence, write_report
-    from sifu.server.loop import ServerLoop
+    from sifu.server.server_loop import ServerLoop
 
 __all__ = [
     "Advice",
@@ -134,7 +134,7 @@ _ELSEWHERE = {
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",
     "audit_run": "sifu.audit",
-    "ServerLoop": "sifu.server.loop",
+    "ServerLoop": "sifu.server.server_loop",
     "write_evidence": "sifu.report",
     "write_report": "sifu.report",
 }

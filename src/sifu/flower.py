@@ -19,12 +19,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from sifu.core.spec import Spec
+from sifu.engines.flower.checkpoints_of_nodes import witness_mod
 from sifu.engines.flower.client import add_profile, client_app
-from sifu.engines.flower.kept_checkpoints import witness_mod
 from sifu.engines.flower.own import RATE_KEYS
 from sifu.errors import InputError
-from sifu.launch.spec_files import load_spec
-from sifu.record.training import Progress
+from sifu.run.spec_files import load_spec
+from sifu.run.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.server.own_app import OwnOptions, make_own_server
 

@@ -17,7 +17,7 @@ from securesystemslib.signer import SSlibKey
 import sifu
 from run_tools import Command
 from sifu.errors import InputError
-from sifu.store.certificate_path import certificate_path
+from sifu.store.files import certificate_path
 
 
 def operator_key(run: Path) -> Ed25519PublicKey:

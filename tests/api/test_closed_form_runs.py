@@ -22,7 +22,7 @@ from sifu.core.layout import ModelLayout
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics, statistics_path
+from sifu.store.statistics_files import read_statistics, statistics_path
 from sifu.theory.closed_form import Statistics, fit_head
 
 TABLE: dict[str, Any] = {

@@ -16,8 +16,8 @@ from sifu.core.engine import Position, RoundResult
 from sifu.core.spec import Spec
 from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError
-from sifu.launch.devices import engine_kind
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.devices import engine_kind
 from sifu.theory.facts import BY_PARTICIPANTS, UNKNOWN
 
 SPEC = small_spec(local={"rate": 0.05, "steps": 3}, stop={"target": 0.0, "max_rounds": 6})

@@ -82,7 +82,7 @@ def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> No
 
 def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`forget` with the same clients and terms finishes what it had begun, and says what came of it."""
-    from sifu.record.training import RecordedTraining
+    from sifu.run.training import RecordedTraining
 
     run = sifu.train(small_spec(), run=tmp_path / "run")
     whole = RecordedTraining.run

@@ -16,9 +16,9 @@ from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError, RoundRejectedError
-from sifu.record.closed_form_round import RecordedSolve
+from sifu.run.closed_form_round import RecordedSolve
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import FixedPoint, Statistics
 
 TABLE: dict[str, Any] = {

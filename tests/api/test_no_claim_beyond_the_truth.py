@@ -26,7 +26,7 @@ from sifu.core.spec import Spec
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import delta_reached
 from sifu.theory.facts import FIXED_CONSTANTS
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import sifu
 from run_tools import query, scalars, state
 from sifu.errors import InputError, SifuWarning
-from sifu.record.training import Progress
+from sifu.run.training import Progress
 
 SPEC: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},

@@ -12,12 +12,11 @@ from sklearn.metrics import roc_auc_score
 import sifu
 from run_tools import small_spec
 from sifu.audit import AuditOptions, Replays, audit_run
-from sifu.audit.forgetting import relearn_rounds
-from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira
+from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira, relearn_rounds
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
 from sifu.engines.sim.scoring import Scorer, stacked
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import exact_multiplier
 
 SMALL_ATTACKS = AuditOptions(replays=Replays(replays=2000, losses=40), shadows=6, relearn_rounds=5, seed=2)

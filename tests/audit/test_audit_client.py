@@ -14,7 +14,7 @@ from run_tools import Command, small_spec
 from sifu.audit import audit_client
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 
 CLIENT = "client-003"
 

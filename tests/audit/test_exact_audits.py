@@ -14,7 +14,7 @@ from run_tools import small_spec
 from sifu.api import start_run
 from sifu.audit import AuditOptions, audit_run
 from sifu.engines.sim import linear
-from sifu.launch import federation
+from sifu.run import clients_and_engine as federation
 
 ATTACKS = AuditOptions(shadows=0, relearn_rounds=1, seed=1)
 RIDGE: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_groups_are_replayed_in_both_worlds(tmp_path: Path) -> None:
 
 def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a merge that keeps the model of the client's own group."""
-    from sifu.record import group_state
+    from sifu.run import group_state
 
     spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "never"}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")

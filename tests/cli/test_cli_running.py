@@ -152,7 +152,7 @@ def busy_writer(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     folder = tmp_path / "busy"
     program = (
         "import sys, sifu\n"
-        "from sifu.record import training\n"
+        "from sifu.run import training\n"
         "training.COMMIT_SECONDS = 0.0\n"
         f"sifu.train({small_spec(stop={'max_rounds': 100000}, keep={'models': 4})!r}, run=sys.argv[1])\n"
     )

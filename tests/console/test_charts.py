@@ -7,8 +7,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import sifu
-from sifu.console.charts import charts
 from sifu.console.live import LiveView
+from sifu.console.rendering import charts
 
 
 def texts(svg: str) -> list[str]:

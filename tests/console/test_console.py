@@ -498,7 +498,7 @@ def test_overdue_requests_come_first(desk: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_openapi_document_says_what_the_routes_do(desk: Any) -> None:
     from sifu.console import json_api
-    from sifu.console.openapi import OPERATIONS
+    from sifu.console.json_api import OPERATIONS
 
     document = desk.stranger().get("/api/v1/openapi.json").json()
     assert document["openapi"].startswith("3.1")

@@ -119,7 +119,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 def test_half_sent_requests_do_not_block_others(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many connections as are allowed that send half a head; as control, with all the time in the world."""
-    from sifu.console import slow_requests
+    from sifu.console import serving as slow_requests
 
     for seconds, answered in ((0.5, True), (600.0, False)):
         monkeypatch.setattr(slow_requests, "HEAD_SECONDS", seconds)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from run_tools import Command
-from sifu.console.roles import RIGHTS, ROLES, rights_of
-from sifu.console.tokens import TokenFile, state_folder
+from sifu.console.tokens import RIGHTS, ROLES, TokenFile, rights_of, state_folder
 from sifu.errors import InputError, RunDamagedError
 
 

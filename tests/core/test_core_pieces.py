@@ -16,8 +16,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.randomness import SystemNormals, add_noise, keyed_generator, noise_source
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError, SifuError
-from sifu.theory.draws import base_key, place_key
-from sifu.theory.participation import Participation
+from sifu.theory.participation import Participation, base_key, place_key
 
 
 def test_every_error_has_an_exit_code() -> None:

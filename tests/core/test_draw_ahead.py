@@ -9,8 +9,7 @@ from sifu.core import round_stream
 from sifu.core.engine import Position
 from sifu.core.round import RoundSetup, draw
 from sifu.core.round_stream import DrawsAhead
-from sifu.theory.draws import Places
-from sifu.theory.participation import Participation
+from sifu.theory.participation import Participation, Places
 
 KEY = 12345
 SOME, OTHERS = Places.of(np.arange(300)), Places.of(np.arange(20, 300))

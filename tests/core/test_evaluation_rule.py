@@ -12,7 +12,7 @@ from run_tools import small_spec
 from sifu.core.round_stream import is_evaluated
 from sifu.core.spec import Spec, StopSpec
 from sifu.errors import InputError
-from sifu.record.training import Progress
+from sifu.run.training import Progress
 from sifu.store.reader import RunReader
 
 AUTHORS = StopSpec(target=0.9, max_rounds=60, evaluation="authors")

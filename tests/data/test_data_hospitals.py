@@ -13,7 +13,7 @@ from sifu.core.spec import Spec
 from sifu.data.hospitals import FILES, HOSPITALS, coded, feature_names, read_hospitals, read_patients
 from sifu.data.sources import load
 from sifu.errors import InputError
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 
 HEADER = "age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal, num"
 SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))

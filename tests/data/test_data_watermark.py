@@ -9,7 +9,7 @@ from sifu.core.spec import Spec
 from sifu.data import Dataset, watermarked
 from sifu.data.watermark import mark_places
 from sifu.errors import InputError
-from sifu.launch.federation import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 
 
 def images(rng: np.random.Generator, shape: tuple[int, ...]) -> Dataset:

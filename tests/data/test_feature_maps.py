@@ -21,7 +21,7 @@ from sifu.data.feature_maps import (
     feature_map,
     fixed_point,
 )
-from sifu.data.feature_maps import filter_bank as bank_module
+from sifu.data.feature_maps import convolutions as bank_module
 from sifu.data.feature_maps.feature_map import drawn_normals
 from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError

@@ -40,7 +40,7 @@ from run_tools import scalars
 from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
 from sifu.api import verify_run
 from sifu.errors import SifuError
-from sifu.record import group_training, training
+from sifu.run import group_training, training
 from sifu.store import database, keys, writer
 
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")

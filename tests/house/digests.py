@@ -35,7 +35,7 @@ import sifu
 from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel
-from sifu.launch.federation import engine_from_spec
+from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.files import model_bytes
 
 RECORDED = Path(__file__).resolve().with_name("digests.json")

@@ -16,7 +16,7 @@ from run_tools import copy_run, query, small_spec, spec_for
 from sifu.core.engine import Engine, Position
 from sifu.core.guarantee import words_of
 from sifu.errors import InputError
-from sifu.record.training import Progress
+from sifu.run.training import Progress
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
 from sifu.theory.merging import members_by_group, merge, move_on

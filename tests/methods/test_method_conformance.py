@@ -13,7 +13,7 @@ import sifu
 from run_tools import copy_run, query, scalars, sigma_for, spec_for, state
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS, method_named
-from sifu.record.training import Progress
+from sifu.run.training import Progress
 
 LEVELS = ("none", "conditional", "proven", "exact")
 

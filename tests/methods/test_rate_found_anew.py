@@ -21,7 +21,7 @@ from sifu.audit import audit_run
 from sifu.core.engine import Position
 from sifu.data import ClientData
 from sifu.errors import NotCertifiableError
-from sifu.launch.federation import engine_from_spec
+from sifu.run.clients_and_engine import engine_from_spec
 from sifu.theory.regularity import automatic_rate
 
 SPEC: dict[str, Any] = {

@@ -18,7 +18,7 @@ from run_tools import copy_run, files_of, query, scalars, sigma_for, small_spec,
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods import stored_updates as replay
 from sifu.methods.registry import METHODS
-from sifu.record.training import Progress
+from sifu.run.training import Progress
 from sifu.theory.history import ActivePath
 
 REPLAYING = ("fed_eraser", "fed_accum")

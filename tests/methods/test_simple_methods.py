@@ -17,7 +17,7 @@ from sifu.api import verify_certificate
 from sifu.core.guarantee import words_of
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.composition import gaussian_epsilon, one_round_epsilon
 

@@ -21,17 +21,16 @@ from sifu.api import verify_run
 from sifu.api.start_run import create_run
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
-from sifu.data.feature_maps.tuned import TunedFeatures
-from sifu.data.federation import ClientData
+from sifu.data.client_data import ClientData
+from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.errors import InputError
-from sifu.launch.federation import engine_from_spec
-from sifu.record import group_training
-from sifu.record.group_state import trunks_at_hand, use_trunks
-from sifu.requests import statistics_erasure
-from sifu.requests.kept_figures import RANDOM
-from sifu.store.own_statistics import OwnStatistics
+from sifu.requests import erasure as statistics_erasure
+from sifu.requests.what_remains import RANDOM
+from sifu.run import group_training
+from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_part, read_statistics
+from sifu.store.statistics_files import OwnStatistics, read_part, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, fit_head, total
 from sifu.theory.closed_form.blocks import Part, is_struck, parts_through, strike, words_of_part

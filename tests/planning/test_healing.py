@@ -17,13 +17,13 @@ from run_tools import copy_run, small_spec
 from sifu.core.engine import Evaluation, Position
 from sifu.core.spec import Spec
 from sifu.errors import NobodyAnsweredError, RoundRejectedError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.planning.forecast import Forecast
 from sifu.planning.learning_curve import LearningCurve
 from sifu.planning.noise_healing import Healing
-from sifu.record.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
-from sifu.record.run_view import RunView
-from sifu.store.table_rows import EvaluationRow
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
+from sifu.run.run_view import RunView
+from sifu.store.projection import EvaluationRow
 from suite_setup import examples
 
 SPEC = small_spec(
@@ -238,7 +238,7 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
 def test_the_run_itself_is_the_one_without_rehearsed_rounds(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sifu.record.rehearsal.MOST_ROUNDS", 0)
+    monkeypatch.setattr("sifu.run.rehearsal.MOST_ROUNDS", 0)
     sifu.train(SPEC, run=tmp_path / "without")
     assert rows_of(tmp_path / "without") == []
     with_rounds, without = (

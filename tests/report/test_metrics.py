@@ -16,10 +16,10 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, small_spec
 from sifu.errors import InputError
-from sifu.record.run_view import ACTIVE
 from sifu.report.metrics import MetricsLog, write_metrics
-from sifu.report.metrics.files import crc32c
-from sifu.report.metrics.mlflow_log import MlflowLog
+from sifu.report.metrics.log import MlflowLog
+from sifu.report.metrics.metric_files import crc32c
+from sifu.run.run_view import ACTIVE
 
 
 def recorded(run: Path) -> list[tuple[int, float]]:
@@ -197,7 +197,7 @@ def test_without_a_terminal_long_work_says_a_line_from_time_to_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sifu.cli import output
-    from sifu.record.training import Progress
+    from sifu.run.training import Progress
 
     now = [0.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])

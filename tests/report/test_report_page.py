@@ -14,8 +14,8 @@ import sifu
 from sifu.core.guarantee import words_of
 from sifu.errors import InputError
 from sifu.report import collect, write_report
+from sifu.report.page import page_path
 from sifu.report.words import verdict
-from sifu.report.write import page_path
 from sifu.store.writer import RunWriter
 
 FIGURE_NAMES = {"history", "psi", "rounds", "before-after", "accuracy"}

@@ -16,10 +16,10 @@ from run_tools import Command, copy_run, dump, query, small_spec, state
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.requests.approvals import unapproved
-from sifu.requests.opening_letters import take_in
+from sifu.requests.letters import take_in
 from sifu.requests.worker import Worker
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.serve import serve
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter

@@ -15,7 +15,7 @@ import independent_verifier
 import sifu
 from run_tools import query
 from sifu.data import ClientData
-from sifu.record import everyones_psi, run_view
+from sifu.run import everyones_psi, run_view
 from sifu.store.reader import RunReader
 from sifu.store.remainders import chain_of, plain_name
 

@@ -18,10 +18,10 @@ import sifu
 from folder_values import places_that_differ, values_by_place
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
-from sifu.requests.kept_figures import COUNTS, KEPT_FIGURES, RANDOM, kept_figures
+from sifu.requests.what_remains import COUNTS, KEPT_FIGURES, RANDOM, kept_figures
 from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics_files import read_statistics
 
 RIDGE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},

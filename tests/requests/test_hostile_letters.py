@@ -21,7 +21,7 @@ from run_tools import query
 from sifu.api import verify_run
 from sifu.api.status import InboxLetter
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError
-from sifu.requests.opening_letters import take_in
+from sifu.requests.letters import take_in
 from sifu.store import writer as writer_module
 from sifu.store.database import transaction
 from sifu.store.inbox import LARGEST_LETTER_BYTES, any_letters, letters, post

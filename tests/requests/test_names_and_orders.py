@@ -20,8 +20,8 @@ from forged_runs import add_event, execute, rebuild_chain, replace_certificate, 
 from run_tools import connect, query, small_spec
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
-from sifu.record.run_view import RunView
-from sifu.store.certificate_path import certificate_path
+from sifu.run.run_view import RunView
+from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 from sifu.store.writer import RunWriter
 from sifu.verify.value_comparison import agree, differing
@@ -208,7 +208,7 @@ def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from sifu.core.spec import Spec
-    from sifu.launch.federation import clients_from_spec
+    from sifu.run.clients_and_engine import clients_from_spec
 
     spec = small_spec(stop={"max_rounds": 3})
     clients = [

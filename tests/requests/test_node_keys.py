@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sifu.core.identity import key_fingerprint
 from sifu.errors import InputError
 from sifu.requests.client_list import fingerprint_of_file
-from sifu.store.node_keys import sign_statement, signer_of
+from sifu.store.keys import sign_statement, signer_of
 
 BEGIN = "-----BEGIN PUBLIC KEY-----\n"
 

@@ -22,7 +22,7 @@ from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.worker import Worker
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics, Targets, statistics_of
 
 TABLE: dict[str, Any] = {

@@ -17,7 +17,7 @@ import sifu
 from run_tools import Command, dump, query, start_cli
 from sifu.errors import InputError, SifuError
 from sifu.requests.deadlines import is_overdue
-from sifu.requests.opening_letters import take_in
+from sifu.requests.letters import take_in
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 

@@ -19,10 +19,10 @@ from sifu.core.guarantee import words_of
 from sifu.data import ClientData
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError
-from sifu.launch.federation import engine_from_spec
 from sifu.requests.worker import Worker
+from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.reader import RunReader
-from sifu.store.sample_salts import SALTS_FILE, read_salts, recorded_digests, salted_sample_digest
+from sifu.store.sealed import SALTS_FILE, read_salts, recorded_digests, salted_sample_digest
 
 DATA = {"data": {"preprocessing": "fixed"}}
 SPECS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from run_tools import query
 from sifu.choices import terms_on_offer
 from sifu.cli.main import app
 from sifu.console.asking import terms_given
-from sifu.console.openapi import openapi_document
+from sifu.console.json_api import openapi_document
 from sifu.core.request_terms import TERMS, RequestTerms
 
 TERMS_GIVEN: dict[str, Any] = {

@@ -27,7 +27,7 @@ def spec(**sections: object) -> dict:
     }
 
 
-def answers(task: sifu.server.loop.Task) -> Replies:
+def answers(task: sifu.server.server_loop.Task) -> Replies:
     """What honest clients send."""
     if task.kind == "evaluate":
         return {
@@ -44,9 +44,9 @@ def loop(folder: Path, given: dict | None = None, samples: dict | None = None, *
 def run_to_end(
     folder: Path,
     given: dict | None = None,
-    change: Callable[[sifu.server.loop.Task, Replies], Replies] = lambda task, replies: replies,
+    change: Callable[[sifu.server.server_loop.Task, Replies], Replies] = lambda task, replies: replies,
     **options: object,
-) -> list[sifu.server.loop.Task]:
+) -> list[sifu.server.server_loop.Task]:
     tasks = []
     with loop(folder, given, **options) as server:
         while task := server.next():
@@ -125,7 +125,7 @@ BAD: dict[str, object] = {
 def test_what_cannot_be_used_is_refused_and_recorded(tmp_path: Path, reason: str) -> None:
     given = spec(server={"rejected": "reply"})
 
-    def change(task: sifu.server.loop.Task, replies: Replies) -> Replies:
+    def change(task: sifu.server.server_loop.Task, replies: Replies) -> Replies:
         replies.pop("site-5")
         return {**replies, "site-0": BAD[reason], "a stranger": {"w": np.zeros(3)}}
 

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripted_job import prepare, work
-from sifu.record import group_training, training
+from sifu.run import group_training, training
 
 TOUCHING_THE_DISK = {"fsync", "replace", "rename", "unlink", "execute", "executemany", "executescript"}
 """Functions of `os` and methods of an SQLite connection."""

@@ -14,9 +14,9 @@ import pytest
 import sifu
 from run_tools import Command, dump, small_spec, state
 from sifu.errors import SifuError
-from sifu.record import training
+from sifu.run import training
 from sifu.store import connection, database, files, writer
-from sifu.store.new_rows import NewRows, insert_rows
+from sifu.store.projection import NewRows, insert_rows
 
 
 class FullDisk:

@@ -21,7 +21,7 @@ from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
 from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.facts import FIXED_CONSTANTS, ClientProfile
 from suite_setup import examples
 

@@ -13,7 +13,7 @@ import pytest
 
 import sifu
 from run_tools import scalars, small_spec
-from sifu.record.training import Progress, uninterrupted
+from sifu.run.training import Progress, uninterrupted
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),
@@ -108,7 +108,7 @@ def test_an_interrupt_waits_also_when_another_thread_could_take_it() -> None:
 
 def test_an_interrupt_just_after_a_commit_commits_nothing_twice(tmp_path: Path, monkeypatch: Any) -> None:
     """Ctrl-C lands after the transaction and before the pending rounds were let go of."""
-    from sifu.record import training
+    from sifu.run import training
     from sifu.store.writer import RunWriter
 
     monkeypatch.setattr(training, "COMMIT_SECONDS", 0.0)

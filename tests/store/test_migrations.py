@@ -13,7 +13,7 @@ import pytest
 import sifu
 from run_tools import query
 from sifu.errors import RunDamagedError
-from sifu.store import migrations
+from sifu.store import database as migrations
 from sifu.store.database import is_copy_in_memory, schema_problems
 from sifu.store.writer import RunWriter
 

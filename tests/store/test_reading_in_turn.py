@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sifu.store import history_reader
+from sifu.store import history_tables as history_reader
 from sifu.store.reader import RunReader
 
 

@@ -13,7 +13,7 @@ from run_tools import copy_run, small_spec
 from sifu.core.engine import Evaluation
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import Forecast
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import STANDING_FILE, read_standing, remove_standing, write_standing
 from sifu.store.writer import RunWriter
 

@@ -18,9 +18,8 @@ from run_tools import small_spec
 from sifu.api import verify_run
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.client_accuracy import read_standing
-from sifu.store.files import write_atomically
+from sifu.store.files import private_folder, read_plain, write_atomically
 from sifu.store.inbox import any_letters
-from sifu.store.regular_files import private_folder, read_plain
 from sifu.store.writer import RunWriter
 
 

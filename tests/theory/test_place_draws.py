@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.theory.draws import (
+from sifu.theory.participation import (
+    Participation,
     Places,
     base_key,
     fraction_limit,
@@ -19,7 +20,6 @@ from sifu.theory.draws import (
     scores_below,
     smallest_scores,
 )
-from sifu.theory.participation import Participation
 from suite_setup import examples
 
 WORD = 2**64
@@ -74,7 +74,7 @@ def test_the_smallest_are_the_smallest(seed: int, size: int, count: int) -> None
 
 
 def test_when_too_few_are_below_everybody_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sifu.theory.draws as draws
+    import sifu.theory.participation as draws
 
     index, key = np.arange(1000), place_key(base_key(0, "participation"), 0, 0)
     expected = smallest_scores(key, Places.of(index), 100)

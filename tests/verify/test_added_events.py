@@ -20,7 +20,7 @@ from forged_runs import add_event, execute, rebuild_chain, resign_everything
 from run_tools import query
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.rollback import Subject
 
 

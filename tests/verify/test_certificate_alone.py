@@ -21,7 +21,7 @@ from sifu.audit import audit_client
 from sifu.core.certificate import FIELDS
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS
-from sifu.store.certificate_path import certificate_path
+from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]

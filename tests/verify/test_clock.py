@@ -16,7 +16,7 @@ from sifu.errors import RunDamagedError
 from sifu.requests.deadlines import is_overdue
 from sifu.store import writer
 from sifu.store.reader import RunReader
-from sifu.verify.timestamped import _check_dates
+from sifu.verify.outside_record import _check_dates
 
 
 def moment(**after: float) -> str:

@@ -17,7 +17,7 @@ from forged_runs import execute, rebuild_chain, replace_certificate, resign_ever
 from run_tools import connect
 from sifu.api import verify_run
 from sifu.core.ledger import canonical_json
-from sifu.store.certificate_path import certificate_path
+from sifu.store.files import certificate_path
 from sifu.store.keys import create_key, sign
 
 

@@ -17,9 +17,9 @@ from run_tools import Command, small_spec
 from sifu.api import verify_run
 from sifu.errors import InputError
 from sifu.store import witnesses
-from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.witnessed import check_heads, read_witness
+from sifu.store.files import certificate_path
+from sifu.store.witnesses import check_heads, read_witness
 
 
 @pytest.fixture

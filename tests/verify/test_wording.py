@@ -13,7 +13,7 @@ from sifu.api import verify_certificate
 from sifu.core import guarantee
 from sifu.core.guarantee import words_of
 from sifu.core.premises import sentences
-from sifu.core.premises.premise import Premise
+from sifu.core.premises.conditions import Premise
 
 AFTERTHOUGHT = " as before."
 
@@ -32,7 +32,7 @@ def other_wording(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(sentences, "SENTENCES", other)
     monkeypatch.setattr(guarantee, "WORDING", guarantee.WORDING + 1)
-    monkeypatch.setattr("sifu.verify.certificates.WORDING", guarantee.WORDING)
+    monkeypatch.setattr("sifu.verify.certificate_checks.WORDING", guarantee.WORDING)
     monkeypatch.setattr("sifu.core.certificate.WORDING", guarantee.WORDING)
 
 

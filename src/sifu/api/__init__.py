@@ -11,12 +11,12 @@ from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
-from sifu.launch.spec_files import load_spec
 from sifu.planning.plan import Plan
 from sifu.requests.deadlines import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep
+from sifu.run.spec_files import load_spec
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 

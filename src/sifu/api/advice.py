@@ -37,13 +37,13 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
-from sifu.launch.federation import clients_from_spec, engine_from_spec
-from sifu.launch.measured_rows import held_out_figures, rows_at_hand
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
-from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.measured_rows import held_out_figures, rows_at_hand
+from sifu.run.run_view import RunView
+from sifu.run.training import ProgressCallback
 from sifu.store.client_accuracy import read_held_out
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation

@@ -17,10 +17,10 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError
-from sifu.store.certificate_path import certificate_path
+from sifu.store.files import certificate_path
 from sifu.store.keys import load_key
 from sifu.store.reader import RunReader
-from sifu.verify.envelope import PAYLOAD_TYPE
+from sifu.verify.certificate_file import PAYLOAD_TYPE
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:sifu:public-certificate:4"

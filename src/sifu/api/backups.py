@@ -10,24 +10,22 @@ from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, RunDamagedError
-from sifu.record.run_view import RunView
-from sifu.record.training import uninterrupted
-from sifu.requests.erasure import forgetting_models
-from sifu.requests.statistics_erasure import statistics_to_erase
+from sifu.requests.erasure import forgetting_models, statistics_to_erase
+from sifu.run.run_view import RunView
+from sifu.run.training import uninterrupted
 from sifu.store import keys
-from sifu.store.actor import actor_name
 from sifu.store.backup import read_backup, write_backup
+from sifu.store.checkpoints import keys_of
+from sifu.store.clock import actor_name
 from sifu.store.database import transaction
 from sifu.store.known_keys import key_problem, known_key_problem, remember_key
-from sifu.store.operator_keys import keys_of
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import names_now
-from sifu.store.sample_salts import erase_salts
-from sifu.store.table_rows import RequestRow
-from sifu.store.updates import only_clients
+from sifu.store.sealed import erase_salts
+from sifu.store.update_files import only_clients
 from sifu.store.writer import RunWriter
-from sifu.verify.anchor import anchor_of, check_anchor, holds_anchor, parse_anchor
-from sifu.verify.restorations import RESTORED
+from sifu.verify.outside_record import RESTORED, anchor_of, check_anchor, holds_anchor, parse_anchor
 from sifu.verify.verification import verify_run
 
 BACKED_UP = "backup made"

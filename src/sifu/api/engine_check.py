@@ -15,12 +15,12 @@ from typing import Any
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
-from sifu.launch.devices import facts_of
-from sifu.record.regularities import Regularities
+from sifu.run.devices import facts_of
+from sifu.run.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
-from sifu.store.sample_salts import (
+from sifu.store.sealed import (
     SALTS_FILE,
     WITHOUT_SALTS,
     outlived,

@@ -1,21 +1,228 @@
-"""A released model outside its run: a safetensors file with its description, or an ONNX file that holds both.
-
-The safetensors file is byte for byte what the run certified, so that its digest can be compared.
-"""
+"""A released model outside its run: a safetensors or ONNX file, and the description that makes it usable."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sifu.api.model_description import description_path, networks_path, read_bytes, read_description
+import numpy as np
+
 from sifu.core.allowed_code import allow_code
+from sifu.core.ledger import read_json
+from sifu.core.spec import RIDGE, Spec
+from sifu.data.dataset import AUTHORS_SCALES, SCALES, channels_first
+from sifu.data.npz import MOST_CLASSES, stored_samples
+from sifu.data.table import column_names
+from sifu.data.table_coding import TableCoding, split_names
 from sifu.errors import InputError
+from sifu.run.clients_and_engine import NPZ, TABLE, takes_rows
+from sifu.store.projection import GroupModelRow
+from sifu.store.reader import RunReader
 from sifu.theory.arrays import Array
+from sifu.version import __version__
 
 if TYPE_CHECKING:
     from sifu.api.loaded_model import LoadedModel
+
+FORMAT = "sifu-model-4"
+LARGEST_DESCRIPTION = 1 << 20
+IMAGE_SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion_mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+}
+"""Samples of the named data sets that have one shape only."""
+
+
+def description_path(model: Path) -> Path:
+    """Where the description of a model file lies."""
+    return model.with_name(f"{model.name}.json")
+
+
+def networks_path(model: Path) -> Path:
+    """Where the networks lie that groups tuned and that the features of a model file go through."""
+    return model.with_name(f"{model.name}.networks")
+
+
+def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
+    """The groups' networks that the current head stands on; none where no network is tuned."""
+    whole = next((row for row in reader.statistics().values() if row.is_sum), None)
+    groups = reader.group_models()
+    return [groups[node] for node in whole.trunks] if whole else []
+
+
+def networks_bytes(reader: RunReader) -> bytes:
+    """What each group tuned of the network, as safetensors: GROUP/NAME. All else is in the public network."""
+    from safetensors.numpy import save
+
+    arrays = {}
+    for row in networks_of_head(reader):
+        for name, values in reader.group_layout.unflatten(reader.load_model(row.node)).items():
+            arrays[f"{row.grp}/{name}"] = np.ascontiguousarray(values)
+    return save(arrays)
+
+
+def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -> dict[str, Any]:
+    """What a run's current model is; `content` are the bytes of its safetensors file, `networks` those beside it."""
+    spec, layout = Spec.from_mapping(reader.spec), reader.layout
+    kind = spec.model.kind
+    coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
+    features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
+    return {
+        "format": FORMAT,
+        "software": f"sifu {__version__}",
+        "model": kind,
+        "task": {key: getattr(spec.ridge, key) for key in ("task", "shift", "scale")} if kind == RIDGE else None,
+        "dtype": layout.dtype,
+        "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
+        "outputs": int(layout.shapes[-1][-1]),
+        "classes": list(coding.class_names) or None if coding else None,
+        "features": features,
+        "features_digest": str(reader.facts.get("features", "")),
+        "networks": _networks(reader, spec, networks),
+        "data": spec.data.name,
+        "input_shape": _input_shape(spec),
+        "stored": _stored(spec),
+        "normalise": spec.data.normalise,
+        "normalisation": _normalisation(spec),
+        "table": coding.to_mapping() if coding else None,
+        "columns": _feature_columns(spec, coding) if coding else None,
+        "released": _released(reader),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _networks(reader: RunReader, spec: Spec, content: bytes | None) -> dict[str, Any] | None:
+    """Of networks that groups tuned: how many groups there are, who has one, and the digest of their file."""
+    if not spec.is_tuned:
+        return None
+    return {
+        "groups": spec.groups.count,
+        "stretch": spec.groups.stretch,
+        "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
+        "sha256": None if content is None else hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _released(reader: RunReader) -> dict[str, Any]:
+    """The last event of the ledger when the model was exported: it is from before every later request."""
+    seq, head = reader.last_event()
+    ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
+    return {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)}
+
+
+def description_bytes(reader: RunReader, content: bytes, networks: bytes | None = None) -> bytes:
+    """The description as the file beside the model holds it."""
+    return json.dumps(describe(reader, content, networks), indent=1).encode() + b"\n"
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """A description that `sifu export` wrote, with the fields that using the model needs."""
+    try:
+        content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
+        if content["format"] != FORMAT or not _is_whole(content):
+            raise ValueError(content["format"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise InputError(f"{path} does not describe a model of sifu: export it again") from error
+    described: dict[str, Any] = content
+    return described
+
+
+def _is_whole(content: dict[str, Any]) -> bool:
+    """Whether every field that using a model needs has the form that an export gives it."""
+    texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
+    objects = ("parameters", "features")
+    lists = {"classes": str, "columns": str, "input_shape": int}
+    outputs, classes, task = content["outputs"], content["classes"], content["task"]
+    return (
+        all(isinstance(content[key], str) for key in texts)
+        and all(isinstance(content[key], dict) for key in objects)
+        and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
+        and (content["stored"] is None or _is_stored(content["stored"]))
+        and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
+        and content["dtype"] in ("float32", "float64")
+        and isinstance(content["features"].get("kind"), str)
+        and type(outputs) is int
+        and 0 < outputs <= MOST_CLASSES
+        and (not classes or len(classes) >= max(outputs, 2))
+        and (content["model"] == RIDGE) == (task is not None)
+        and (task is None or isinstance(task["task"], str))
+        and (task is None or {type(task["shift"]), type(task["scale"])} <= {int, float})
+    )
+
+
+def _is_stored(stored: dict[str, Any]) -> bool:
+    return _is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a file that an export wrote."""
+    try:
+        if not path.is_file() or path.stat().st_size > most:
+            raise InputError(f"{path} is not a file that sifu export wrote")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _stored(spec: Spec) -> dict[str, Any] | None:
+    """The shape of one sample in the data file and whether it is of bytes, where that can be known without the clients.
+
+    Of a table `columns` say it.
+    """
+    if spec.data.name in IMAGE_SHAPES:
+        channels, height, width = IMAGE_SHAPES[spec.data.name]
+        return {"shape": [height, width] if channels == 1 else [height, width, channels], "bytes": True}
+    if spec.data.name != NPZ:
+        return None
+    try:
+        shape, dtype = stored_samples(Path(spec.data.file).expanduser())
+    except InputError:
+        return None
+    return {"shape": list(shape), "bytes": dtype == np.uint8}
+
+
+def _input_shape(spec: Spec) -> list[int] | None:
+    """The shape of one sample as the model or its feature map takes it, where it can be known without the clients."""
+    stored = _stored(spec)
+    if stored is None:
+        return None
+    shape = channels_first(np.zeros((0, *stored["shape"]))).shape[1:]
+    return [math.prod(shape)] if takes_rows(spec) else list(shape)
+
+
+def _normalisation(spec: Spec) -> dict[str, Any] | None:
+    """What bytes are divided by and, channel by channel, centred and scaled with; None where numbers go in as is."""
+    if spec.data.name not in SCALES:
+        return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
+    scale = (AUTHORS_SCALES if spec.data.normalise == "authors" else SCALES)[spec.data.name]
+    centred = spec.data.normalise != "unit"
+    return {
+        "divide_bytes_by": scale.largest,
+        "mean": list(scale.mean) if centred else None,
+        "deviation": list(scale.deviation) if centred else None,
+    }
+
+
+def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
+    """The columns that were features, in their order, as training recorded them, or as the table still has them."""
+    if spec.data.columns:
+        return split_names(spec.data.columns, "data.columns")
+    try:
+        return coding.features_of(column_names(Path(spec.data.file).expanduser(), coding))
+    except InputError:
+        return None
+
 
 LARGEST_MODEL = 4 << 30
 
@@ -45,10 +252,10 @@ def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
         allow_code(module)  # naming it is the consent
     from sifu.api.loaded_model import LoadedModel  # imports torch
 
-    return LoadedModel(_parameters(model, content, description), description, _networks(model, description))
+    return LoadedModel(_parameters(model, content, description), description, _tuned_networks(model, description))
 
 
-def _networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:
+def _tuned_networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:
     """What groups tuned, from the file beside the model; nothing where no network was tuned."""
     from safetensors import SafetensorError
     from safetensors.numpy import load

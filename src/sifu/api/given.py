@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from sifu.core.spec import Spec
 from sifu.data.table import is_frame
 from sifu.errors import InputError
-from sifu.launch.federation import clients_of_frame
-from sifu.launch.public_features import with_features
+from sifu.run.clients_and_engine import clients_of_frame
+from sifu.run.public_features import with_features
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -23,7 +23,7 @@ from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.launch.public_features import map_for, tuned_map
+from sifu.run.public_features import map_for, tuned_map
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 

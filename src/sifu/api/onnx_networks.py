@@ -16,7 +16,7 @@ import torch
 from sifu.api.loaded_model import described_map
 from sifu.api.onnx_inputs import INSTEAD, Graph, Prepared, at_most, raw_samples
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-from sifu.data.feature_maps.tuned import TunedFeatures
+from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 

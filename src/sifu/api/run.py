@@ -9,38 +9,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.backups import back_up
-from sifu.api.given import as_model
-from sifu.api.key_rotation import rotate_key, vouch
-from sifu.api.model_description import (
+from sifu.api.exported_models import (
     describe,
     description_bytes,
     description_path,
     networks_bytes,
     networks_path,
 )
+from sifu.api.given import as_model
+from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError, RunDamagedError, SifuWarning
-from sifu.launch.federation import way_to_go_on
-from sifu.launch.recorded_clients import clients_of_file, files_of_joined
-from sifu.record.closed_form_round import RecordedSolve
-from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback, uninterrupted
-from sifu.requests.copies_elsewhere import note_export
 from sifu.requests.erasure import Purge, purge
+from sifu.requests.what_remains import note_export
 from sifu.requests.worker import Worker
+from sifu.run.clients_and_engine import way_to_go_on
+from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.recorded_data import clients_of_file, files_of_joined
+from sifu.run.run_view import RunView
+from sifu.run.training import ProgressCallback, uninterrupted
 from sifu.store import keys
+from sifu.store.checkpoints import keys_of
 from sifu.store.files import write_atomically
-from sifu.store.operator_keys import keys_of
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import names_now, plain_name
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.theory.facts import BATCH_NORMALISATION, OTHER_BUFFERS, ClientProfile
-from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
+from sifu.verify.outside_record import anchor_of
 from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:

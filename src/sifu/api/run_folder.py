@@ -21,13 +21,13 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.embedded_heads import KeptStatistics
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
-from sifu.launch.devices import check_repeats
-from sifu.launch.federation import FLOWER, clients_from_spec, engine_from_spec
-from sifu.launch.measured_rows import held_out_figures, rows_at_hand
-from sifu.launch.recorded_clients import Arranged, arranged_clients
-from sifu.record.group_state import use_trunks_of_head
-from sifu.record.other_world import EngineWithout
-from sifu.record.run_view import RunView
+from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
+from sifu.run.coupled_replay import EngineWithout
+from sifu.run.devices import check_repeats
+from sifu.run.group_state import use_trunks_of_head
+from sifu.run.measured_rows import held_out_figures, rows_at_hand
+from sifu.run.recorded_data import Arranged, arranged_clients
+from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key

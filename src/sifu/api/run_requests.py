@@ -16,29 +16,26 @@ from sifu.choices import LEVELS, Decided, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
-from sifu.launch.federation import TABLE
-from sifu.launch.recorded_clients import rows_of_identities
 from sifu.methods.request_plan import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback
 from sifu.requests.approvals import approvals_needed, check_approved, unapproved
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
-from sifu.requests.given_terms import check_level, make_terms
-from sifu.requests.opening_letters import take_in
+from sifu.requests.letters import id_of_signed, post_decision, take_in, terms_of_signed
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.posted_decisions import post_decision
-from sifu.requests.receiving import check_new, receive
+from sifu.requests.receiving import check_level, check_new, make_terms, receive
 from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record
-from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.requests.worker import Worker
+from sifu.run.clients_and_engine import TABLE
+from sifu.run.recorded_data import rows_of_identities
+from sifu.run.run_view import RunView
+from sifu.run.training import ProgressCallback
 from sifu.store import keys
-from sifu.store.actor import actor_name
+from sifu.store.clock import actor_name
 from sifu.store.inbox import post
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
-from sifu.store.table_rows import RequestRow
 from sifu.verify.integrity import check_integrity
 
 CertificateForm = Literal["public", "auditor"]

@@ -22,12 +22,11 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError
-from sifu.launch.data_warnings import warn_of_data
-from sifu.launch.devices import check_choice, check_repeats, facts_of, on_device
-from sifu.launch.federation import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
-from sifu.launch.spec_files import load_spec
-from sifu.record.regularities import Regularities
-from sifu.record.training import ProgressCallback
+from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
+from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
+from sifu.run.regularities import Regularities
+from sifu.run.spec_files import load_spec, warn_of_data
+from sifu.run.training import ProgressCallback
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -93,7 +92,7 @@ def train(
     arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
     names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
     spec, with which it must agree.
-    `device` is auto, cpu or cuda (`sifu.launch.devices`); `precision` is that of networks on a GPU: float32, tf32 or
+    `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32 or
     tf32x3.
     """
     check_choice(device, precision)

@@ -15,22 +15,22 @@ import numpy as np
 from sifu.core.held_out import HeldOutFigures
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Status, psi_status
+from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
-from sifu.core.waiting import LATE
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
-from sifu.record.everyones_psi import track_everyone, with_earlier_names
-from sifu.record.group_state import has_groups, members_now, models_at_hand
-from sifu.record.run_view import ACTIVE, RunView
 from sifu.requests.approvals import Approvals, approvals_of, unapproved
-from sifu.requests.cost import Cost, cost_of
 from sifu.requests.deadlines import deadline_of, is_overdue
+from sifu.requests.outcome import Cost, cost_of
+from sifu.run.everyones_psi import track_everyone, with_earlier_names
+from sifu.run.group_state import has_groups, members_now, models_at_hand
+from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.inbox import letters
+from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import clients_now, plain_name, plain_names, remainder_to_join
-from sifu.store.table_rows import RejectionRow, RequestRow
 
 MOST_TOLD = 10
 """Refusals and incidents that are shown; the ledger has them all."""

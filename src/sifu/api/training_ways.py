@@ -30,7 +30,9 @@ from sifu.core.spec.group_rule import EVIDENCE, LEAST_MEMBERS, number_of_groups,
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
-from sifu.launch.federation import (
+from sifu.methods.registry import method_named
+from sifu.planning.learning_curve import FirstTraining
+from sifu.run.clients_and_engine import (
     PYTHON,
     HeldOutRows,
     clients_from_spec,
@@ -38,10 +40,8 @@ from sifu.launch.federation import (
     known_outputs,
     preprocessing_of,
 )
-from sifu.launch.measured_rows import held_out_figures, rows_at_hand
-from sifu.methods.registry import method_named
-from sifu.planning.learning_curve import FirstTraining
-from sifu.record.run_view import RunView
+from sifu.run.measured_rows import held_out_figures, rows_at_hand
+from sifu.run.run_view import RunView
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from sifu.audit.audit_report import AttackAudit, AuditOptions, AuditProgress
-from sifu.audit.forgetting import WatermarkSuccess, forgetting_audit
 from sifu.audit.membership import (
     MembershipAudit,
     RecordedRounds,
+    WatermarkSuccess,
     bound_rates,
+    forgetting_audit,
     lira,
     loss_attack,
     shadow_scores,
@@ -25,14 +26,14 @@ from sifu.core.randomness import NormalSource, keyed_generator
 from sifu.core.spec import Spec
 from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
-from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
-from sifu.launch.recorded_clients import arranged_clients
-from sifu.record.other_world import retrain_unrecorded
-from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest
+from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.recorded_data import arranged_clients
+from sifu.run.run_view import RunView
+from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders, plain_names
-from sifu.store.table_rows import EvaluationRow, RequestRow
 
 MOST_HELD_OUT = 2000
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sifu.audit.forgetting import ForgettingAudit
-from sifu.audit.membership import MembershipAudit
+from sifu.audit.membership import ForgettingAudit, MembershipAudit
 from sifu.audit.releases import ExactAudit, ReleaseAudit, Replays
 from sifu.audit.replay_evidence import NodeDistance, NoiseDrawn
 from sifu.plots import audit_figure as plots

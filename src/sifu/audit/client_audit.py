@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.model_description import description_path, read_description
+from sifu.api.exported_models import description_path, read_description
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words
 from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.errors import InputError
-from sifu.store.regular_files import read_plain
-from sifu.store.witnessed import check_heads, read_witness
+from sifu.store.files import read_plain
+from sifu.store.witnesses import check_heads, read_witness
 from sifu.verify.certificate_file import verify_certificate
 
 CANNOT_SHOW = (

@@ -29,7 +29,7 @@ from sifu.methods.base import Method, Start, noised_model
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.rollback import Subject
 

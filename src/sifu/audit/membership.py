@@ -1,18 +1,8 @@
-"""Membership inference on forgotten clients: was this sample's client ever there?
-
-Two attacks. The *loss threshold* (Yeom et al. 2018) calls a sample a member when the released model's loss on it is
-small; non-members are samples that no client held. The *likelihood-ratio attack* (LiRA, Carlini et al. 2022; for
-unlearning Hayes et al. 2024) trains shadow federations from the request on, with the client's influence and without,
-fits a normal law to each sample's confidence in either world, and tells the worlds apart sample by sample.
-
-Only the second plays the game that the certificate is about: for each sample it is a test between the two worlds,
-so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also
-reacts to how unlike the held-out samples a client's are, so it is read next to the same attack on Scratch.
-"""
+"""Attacks on released models: membership inference, watermarks, relearning, and the resemblance to Scratch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +11,7 @@ from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.randomness import NormalSource, add_noise
 from sifu.engines.sim.scoring import Samples, Scorer
+from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices
@@ -165,3 +156,110 @@ def _fit(values: Floats) -> tuple[Floats, Floats]:
     """Mean of each sample, one spread for all: few shadows allow no more (Carlini et al. 2022, section VI.A)."""
     spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
     return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))
+
+
+RELEARN_BRANCH = 1 << 40
+"""Positions that no run uses, so that relearning draws its own participants and batches."""
+
+
+@dataclass(frozen=True)
+class WatermarkSuccess:
+    """Accuracy on the clients' marked samples, with their own marks and with marks no one trained with.
+
+    What the own marks give beyond fresh ones is owed to remembering the mark.
+    """
+
+    own: float
+    fresh: float
+
+    @property
+    def success(self) -> float:
+        """Own less fresh."""
+        return self.own - self.fresh
+
+
+@dataclass(frozen=True)
+class ForgettingAudit:
+    """The released model next to the one before the request and next to Scratch; dictionaries are by model.
+
+    Accuracy and loss before the request are the recorded ones.
+
+    `relearn` counts rounds with the clients back until the model is as good on their data as before (None: not within
+    `relearn_limit`). `disagreement` is the share of samples on which released model and Scratch predict otherwise.
+    """
+
+    accuracy: dict[str, float]
+    loss: dict[str, float]
+    scratch_rounds: int
+    relearn: dict[str, int | None]
+    relearn_limit: int
+    distance_to_scratch: float
+    distance_from_start: float
+    disagreement: dict[str, float]
+    watermark: dict[str, WatermarkSuccess] | None
+
+
+def relearn_rounds(
+    engine: Engine,
+    model: Vector,
+    goal: tuple[float, float],
+    forgotten: ClientIndices,
+    everyone: ClientIndices,
+    order: int,
+    limit: int,
+) -> int | None:
+    """Rounds with the forgotten back among `everyone` until their accuracy (without labels: loss) is what it was."""
+    accuracy, loss = goal
+    for rounds in range(limit + 1):
+        evaluation = engine.evaluate(model, forgotten)
+        if evaluation.accuracy >= accuracy if accuracy > 0.0 else evaluation.loss <= loss * (1.0 + 1e-9):
+            return rounds
+        model = engine.run_round(model, Position(RELEARN_BRANCH + order, rounds), everyone).model
+    return None
+
+
+def forgetting_audit(
+    engine: Engine,
+    scorer: Scorer | None,
+    models: Mapping[str, Vector],
+    start: Vector,
+    forgotten: ClientIndices,
+    everyone: ClientIndices,
+    order: int,
+    scratch_rounds: int,
+    samples: Mapping[str, Samples],
+    watermark: dict[str, WatermarkSuccess] | None,
+    before: EvaluationRow | None,
+    relearn_limit: int,
+) -> ForgettingAudit:
+    """Compare the models `released` and `scratch` with each other, and with what was recorded before the request."""
+    evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
+    accuracy, loss = (
+        {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")
+    )
+    relearn = {}
+    if before is not None:
+        accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss
+        relearn = {
+            name: relearn_rounds(
+                engine, models[name], (before.accuracy, before.loss), forgotten, everyone, order, relearn_limit
+            )
+            for name in evaluations
+        }
+    released, scratch = models["released"].astype(np.float64), models["scratch"].astype(np.float64)
+    disagreement = {}
+    if scorer is not None and scorer.labels:
+        for name, probe in samples.items():
+            pair = [scorer.predictions(models[kind], probe.x) for kind in ("released", "scratch")]
+            disagreement[name] = float(np.mean(pair[0] != pair[1]))
+    return ForgettingAudit(
+        accuracy,
+        loss,
+        scratch_rounds,
+        relearn,
+        relearn_limit,
+        float(np.linalg.norm(released - scratch)),
+        float(np.linalg.norm(scratch - start.astype(np.float64))),
+        disagreement,
+        watermark,
+    )

@@ -25,13 +25,12 @@ from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched, made_of
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.randomness import NormalSource
-from sifu.record.coupled_replay import replay_worlds
-from sifu.record.other_world import EngineWithout
 from sifu.requests.certification import solves
+from sifu.run.coupled_replay import EngineWithout, replay_worlds
 from sifu.store.files import model_bytes, model_salt
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 

@@ -11,12 +11,12 @@ import numpy as np
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.record.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
-from sifu.record.everyones_psi import track_everyone
-from sifu.record.run_view import RunView
+from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
+from sifu.run.everyones_psi import track_everyone
+from sifu.run.run_view import RunView
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
-from sifu.store.table_rows import RequestRow
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject

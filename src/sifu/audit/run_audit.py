@@ -31,8 +31,8 @@ from sifu.core.engine import Engine
 from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.record.coupled_replay import NoisedModel
-from sifu.record.run_view import RunView
+from sifu.run.coupled_replay import NoisedModel
+from sifu.run.run_view import RunView
 from sifu.store.reader import RunReader
 
 

@@ -161,8 +161,7 @@ def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> li
     """The audit as JSON and as a figure (confidential: it shows distances and nodes)."""
     from sifu.audit.audit_report import draw_audit
     from sifu.plots.style import figure_bytes
-    from sifu.store.files import write_atomically
-    from sifu.store.regular_files import private_folder
+    from sifu.store.files import private_folder, write_atomically
 
     private_folder(output, parents=True)
     content = {

@@ -76,7 +76,7 @@ def sign_own_request(
     import json
 
     from sifu.cli.output import tell
-    from sifu.requests.signed_requests import sign_request
+    from sifu.requests.letters import sign_request
     from sifu.store.files import write_atomically
 
     write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")

@@ -20,7 +20,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
 from sifu.core.wording import forgotten_words, psi_words
-from sifu.launch.federation import way_to_go_on
+from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10

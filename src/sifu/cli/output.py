@@ -17,8 +17,8 @@ from rich.text import Text
 
 from sifu.cli.options import Format
 from sifu.core.ledger import plain_values
-from sifu.record.training import expected_rounds
 from sifu.report.metrics import MetricsLog
+from sifu.run.training import expected_rounds
 
 
 def harmless(text: str) -> str:
@@ -127,7 +127,7 @@ class RoundsProgress(ShownBar):
         self._started = 0.0
 
     def __call__(self, update: object) -> None:
-        """Takes a `sifu.record.training.Progress`."""
+        """Takes a `sifu.run.training.Progress`."""
         if self._metrics is not None:
             self._metrics.update()
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]

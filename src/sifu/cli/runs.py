@@ -1,4 +1,4 @@
-"""`sifu demo|init|train|status|report|export|methods|doctor`: a run from its spec to its report."""
+"""Commands that make and read runs: `init`, `train`, `status`, `metrics`, and the option `--metrics`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,60 @@ from sifu.cli.options import (
     SetOption,
     note_run,
 )
-from sifu.cli.training_metrics import MetricsOption, warn
 from sifu.errors import InputError
+
+TARGETS = "FILE.csv, FILE.jsonl, FILE.tfevents (TensorBoard) or mlflow:EXPERIMENT"
+MetricsOption = Annotated[
+    str | None,
+    typer.Option("--metrics", help=f"Also write training accuracy and loss as they come: {TARGETS}.", metavar="TARGET"),
+]
+
+
+def metrics(
+    run: RunArgument,
+    output: Annotated[
+        str | None, typer.Option("--out", "--output", help=f"{TARGETS}; lines that are missing are added.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until nothing is at work on the run any more.")
+    ] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Accuracy and loss of every evaluation, for a spreadsheet, TensorBoard or MLflow.
+
+    Everything comes from the ledger: what is there already is not written again, and a file that a kill left behind is
+    made whole. Without --out, CSV goes to the standard output.
+    """
+    import csv
+    import sys
+    from dataclasses import asdict, astuple
+
+    from sifu.cli.output import print_json, tell
+    from sifu.errors import InputError
+    from sifu.report.metrics import COLUMNS, rows_after, write_metrics
+    from sifu.store.known_keys import check_known_key
+    from sifu.store.reader import RunReader
+
+    if output is not None:
+        count = write_metrics(run, output, follow=follow)
+        tell(format, {"lines": count, "target": output}, f"Added {count} lines to {output}")
+        return
+    if follow:
+        raise InputError("--follow needs --out: where the metrics are to go")
+    with RunReader(run) as reader:
+        check_known_key(reader)
+        rows = rows_after(reader, -1)
+    if format is Format.json:
+        print_json({"metrics": [asdict(row) for row in rows]})
+    else:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *(astuple(row) for row in rows)])
+
+
+def warn(sentence: str) -> None:
+    """Say that metrics fail, beside what the command prints."""
+    from sifu.cli.output import err
+
+    err.print(f"sifu: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def demo(
@@ -105,8 +157,8 @@ def train(
     from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
     from sifu.cli.output import RoundsProgress
-    from sifu.record.run_view import RunView
     from sifu.report.metrics import MetricsLog
+    from sifu.run.run_view import RunView
 
     merged = load_spec(spec, settings or [])
     with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
@@ -226,6 +278,6 @@ def methods(format: FormatOption = Format.text) -> None:
 
 def doctor(format: FormatOption = Format.text) -> None:
     """What is installed, which engines and devices work here."""
-    from sifu.cli.doctor import show_doctor
+    from sifu.cli.upkeep import show_doctor
 
     show_doctor(as_json=format is Format.json)

@@ -24,7 +24,7 @@ from sifu.cli.options import (
     read_records,
     takes_terms,
 )
-from sifu.cli.training_metrics import MetricsOption, warn
+from sifu.cli.runs import MetricsOption, warn
 from sifu.errors import InputError
 
 ClientsOption = Annotated[
@@ -116,7 +116,7 @@ def request(
     from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, tell
     from sifu.core.wording import forgotten_words
-    from sifu.launch.federation import FLOWER, LOOP, way_to_go_on
+    from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
 
     opened = Run(run)
     _add_records(terms, clients, records, run)

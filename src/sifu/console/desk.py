@@ -23,17 +23,15 @@ from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, Ru
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
-from sifu.console.roles import TERMS_OF_REQUESTERS, Right
-from sifu.console.tokens import Token
+from sifu.console.tokens import TERMS_OF_REQUESTERS, Right, Token
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, SifuError
-from sifu.launch.federation import carried_out_elsewhere
 from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.deadlines import POSTED, pending_requests
-from sifu.store.actor import same_person
-from sifu.store.files import write_atomically
+from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.store.clock import same_person
+from sifu.store.files import private_folder, write_atomically
 from sifu.store.inbox import letters
-from sifu.store.regular_files import private_folder
 
 FOUND_AGAIN_EVERY = 3.0
 """Seconds between two looks for new run folders."""

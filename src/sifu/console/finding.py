@@ -20,8 +20,7 @@ from sifu.console.desk import Desk, RequestLine
 from sifu.console.pages import page, page_number, show
 from sifu.console.sessions import Visitor
 from sifu.console.tokens import Token, TokenFile
-from sifu.store.actor import same_person
-from sifu.store.clock import time_of
+from sifu.store.clock import same_person, time_of
 
 LINES_PER_PAGE = 100
 EVENTS_PER_PAGE = 100

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sifu.errors import RunBusyError
-from sifu.store.regular_files import private_folder
+from sifu.store.files import private_folder
 
 JobKind = Literal["carry out", "verify", "report"]
 JobState = Literal["running", "done", "failed"]

@@ -12,16 +12,16 @@ from typing import Any
 
 from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
-from sifu.record.run_view import ACTIVE
-from sifu.record.training import expected_rounds
 from sifu.requests.certification import payload_of_request
 from sifu.requests.deadlines import pending_requests
+from sifu.run.run_view import ACTIVE
+from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders
-from sifu.store.table_rows import RequestRow
 
 MOST_POINTS = 60
 """Points of the curve that are sent; a longer one is thinned."""

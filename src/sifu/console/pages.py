@@ -25,21 +25,19 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
-from sifu.console.charts import charts
 from sifu.console.desk import Desk, RunAtDesk
-from sifu.console.rendering import expected_words, render
-from sifu.console.roles import TERMS_OF_REQUESTERS
+from sifu.console.rendering import charts, expected_words, render
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Session, Visitor
-from sifu.console.tokens import Token
+from sifu.console.tokens import TERMS_OF_REQUESTERS, Token
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.launch.federation import carried_out_elsewhere
-from sifu.requests.given_terms import usual_terms
+from sifu.requests.receiving import usual_terms
 from sifu.requests.request_record import plain_answer
-from sifu.store.actor import same_person
+from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.store.clock import same_person
 from sifu.store.remainders import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]

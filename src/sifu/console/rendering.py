@@ -1,15 +1,16 @@
-"""Filling templates: jinja2 escapes everything, and letters that cannot be shown become visible marks."""
+"""Filling templates with everything escaped, and small SVG charts with axes, a line, the target and values on hover."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from sifu.choices import terms_on_offer
-from sifu.console.charts import charts
 from sifu.console.live import Live
 from sifu.core.wording import attacker_words
 from sifu.planning.ways import Way
@@ -73,3 +74,82 @@ def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
     """Some names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+WIDTH, HEIGHT = 360, 180
+LEFT, RIGHT, TOP, BOTTOM = 46, 350, 26, 150
+"""Edges of the plot; what is written stands around it."""
+
+
+def charts(live: Live) -> Markup:
+    """Accuracy, loss and clients by round, as far as they were recorded; nothing before the second point."""
+    series: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], float | None]] = [
+        ("Training accuracy", [(point[0], point[1]) for point in live.curve], _axis_percent, live.target or None),
+        ("Training loss", [(point[0], point[2]) for point in live.curve], "{:.3g}".format, None),
+        ("Clients in the round", [(point[0], point[3]) for point in live.curve], "{:.0f}".format, None),
+    ]
+    drawn = Markup()
+    for title, rows, words, target in series:
+        points = [(at, value) for at, value in rows if value is not None and math.isfinite(value)]
+        if len(points) > 1:
+            drawn += _chart(title, points, words, target, whole=title.startswith("Clients"))
+    return drawn
+
+
+def _chart(
+    title: str, points: Sequence[tuple[int, float]], words: Callable[[float], str], target: float | None, *, whole: bool
+) -> Markup:
+    values = [value for _, value in points] + ([] if target is None else [target])
+    low, high = (0.0, max(values)) if whole else (min(values), max(values))
+    ticks = _ticks(low, high, whole)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    first, last = points[0][0], points[-1][0]
+
+    def across(at: float) -> float:
+        return round(LEFT + (RIGHT - LEFT) * (at - first) / (last - first), 1)
+
+    def up(value: float) -> float:
+        return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
+
+    parts = [f'<text class="name" x="4" y="14">{title}</text>']
+    for tick in ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{up(tick)}" y2="{up(tick)}"/>')
+        parts.append(f'<text class="up" x="{LEFT - 6}" y="{up(tick) + 3.5}">{words(tick)}</text>')
+    for tick in _ticks(first, last, True):
+        if first <= tick <= last:
+            parts.append(f'<text class="across" x="{across(tick)}" y="{BOTTOM + 15}">{tick:.0f}</text>')
+    parts.append(f'<text class="across" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 2}">round</text>')
+    goal = ""
+    if target is not None:
+        goal = f", target {words(target)}"
+        parts.append(f'<line class="goal" x1="{LEFT}" x2="{RIGHT}" y1="{up(target)}" y2="{up(target)}"/>')
+        parts.append(f'<text class="goal-name" x="{LEFT + 4}" y="{up(target) - 4}">target {words(target)}</text>')
+    parts.append('<polyline class="line" points="' + " ".join(f"{across(at)},{up(y)}" for at, y in points) + '"/>')
+    reach = (RIGHT - LEFT) / (len(points) - 1)
+    for at, value in points:
+        parts.append(
+            f'<g class="point"><rect x="{across(at) - reach / 2:.1f}" y="{TOP}" width="{reach:.1f}" '
+            f'height="{BOTTOM - TOP}"/><circle cx="{across(at)}" cy="{up(value)}" r="3.5"/>'
+            f"<title>round {at}: {words(value)}</title></g>"
+        )
+    said = escape(f"{title} by round: {words(points[-1][1])} at round {last}{goal}")
+    head = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">'
+    return Markup("".join((head, *parts, "</svg>")))
+
+
+def _ticks(low: float, high: float, whole: bool) -> list[float]:
+    """Three to six round numbers that span a range.
+
+    >>> _ticks(0.62, 0.94, False), _ticks(0, 40, True)
+    ([0.6, 0.7, 0.8, 0.9, 1.0], [0.0, 10.0, 20.0, 30.0, 40.0])
+    """
+    span = max(high - low, 1e-9 * max(abs(high), 1.0), 1.0 if whole else 1e-3)
+    power = 10.0 ** math.floor(math.log10(span / 3))
+    step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= 4.0 + 1e-9)
+    step = max(step, 1.0) if whole else step
+    start, end = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * number, 10) for number in range(start, max(end, start + 1) + 1)]
+
+
+def _axis_percent(value: float) -> str:
+    return f"{100 * value:.4g}\u00a0%"

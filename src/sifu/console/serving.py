@@ -1,7 +1,8 @@
-"""Starting the console: on this machine alone, unless TLS or an explicit word says otherwise."""
+"""Starting the console: on this machine alone, unless TLS or an explicit word allows more; slow senders are cut off."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -10,11 +11,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from sifu.console.tokens import TokenFile
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
     from uvicorn import Server
+
+HEAD_SECONDS = 10.0
+"""From the connection, or from the first byte of a further request, to the end of its headers."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with a time limit on headers, which uvicorn lacks."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The time for the first request begins."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: a whole head ends the limit, a part of one begins it."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to wait for."""
+        self._end_limit()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if not self._awaits_head():
+            self._end_limit()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(HEAD_SECONDS, self._close)
+
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _close(self) -> None:
+        self._limit = None
+        if self._awaits_head() and not self.transport.is_closing():
+            self.transport.close()
+
 
 MOST_CONNECTIONS = 4000
 
@@ -107,7 +154,7 @@ def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Serv
     """
     from uvicorn import Config, Server
 
-    from sifu.console.slow_requests import ImpatientProtocol
+    from sifu.console.serving import ImpatientProtocol
 
     config = Config(
         app,  # type: ignore[arg-type]

@@ -1,8 +1,4 @@
-"""Tokens of the console: a long random text for each person or system, of which only a hash is stored.
-
-A token has 256 random bits, so one SHA-256 is enough: nobody can try them all. The file is private to its owner. It is
-read again when it changes, so a token that was revoked by a command stops working at once.
-"""
+"""Tokens and roles: who may enter the console and what each role may do."""
 
 from __future__ import annotations
 
@@ -12,18 +8,48 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from sifu.console.roles import ROLES, Right, Role, rights_of
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.actor import actor_name, same_person
+from sifu.store.clock import actor_name, same_person
 from sifu.store.database import DATABASE
-from sifu.store.files import write_atomically
-from sifu.store.regular_files import private_folder
+from sifu.store.files import private_folder, write_atomically
+
+Role = Literal["requester", "approver", "auditor", "operator"]
+"""requester files requests and sees their own; approver decides; auditor reads everything; operator carries out."""
+Right = Literal[
+    "see", "see own", "file", "approve", "refuse", "withdraw own", "withdraw", "set terms", "carry out", "examine"
+]
+"""`see` covers runs, clients, requests, plans and public certificates; `examine` what is confidential: verification,
+the audit trail, the report, the evidence and metrics; `set terms` every term of a request, without it people ask for
+`TERMS_OF_REQUESTERS` alone."""
+
+RIGHTS: dict[Role, frozenset[Right]] = {
+    "requester": frozenset(("see own", "file", "withdraw own")),
+    "approver": frozenset(("see", "see own", "approve", "refuse")),
+    "auditor": frozenset(("see", "see own", "examine")),
+    "operator": frozenset(
+        ("see", "see own", "file", "refuse", "withdraw own", "withdraw", "set terms", "carry out", "examine")
+    ),
+}
+"""Operators cannot approve: carrying out and agreeing are for different people. A person may have several roles."""
+TERMS_OF_REQUESTERS = ("records", "epsilon", "delta", "level")
+"""Whose data to forget, and a stronger protection than the run's own; what could spoil the model is for operators."""
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def rights_of(roles: Collection[Role]) -> frozenset[Right]:
+    """Everything that somebody with these roles may do.
+
+    >>> "approve" in rights_of(["operator"]), "approve" in rights_of(["operator", "approver"])
+    (False, True)
+    """
+    return frozenset().union(*(RIGHTS[role] for role in roles))
+
 
 TOKENS_FILE = "tokens.json"
 PREFIX = "sifu_"

@@ -1,19 +1,9 @@
-"""What a client sends back is not trusted: every reply is checked before anything of it touches the model.
-
-Any engine can use it: make a `ReplyGate` for a round, hand it each reply as it arrived, and average only what it lets
-through. A reply that is refused is a `Rejection` with one of a few stable reasons, which the ledger records.
-
-**A bound on updates bounds every Psi beforehand.** If every accepted model is within U of the model the round
-started from, then for a client with weight w_c < 1
-
-    Delta_c = g w_c/(1-w_c) ||theta_c - mean|| = g w_c ||theta_c - mean of the others|| <= 2 g w_c U,
-
-and Delta_c <= g U for a client that was alone, whatever anybody sends (`largest_increment`).
-"""
+"""When a round closes, and what may be wrong with the replies it waited for."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -25,6 +15,59 @@ from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.errors import InputError
 from sifu.theory.facts import ClientProfile
 from sifu.theory.rounding import norm_up, up
+
+ALL = "all"
+LATE = "late: "
+"""How an incident of a client that answered too late begins."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a round waits for: a `share` of those asked, a `count` of answers, or `seconds`; the first that is given."""
+
+    share: float | None = None
+    count: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> Wait:
+        """From the spec.
+
+        >>> Wait.parse("all"), Wait.parse("80%").share, Wait.parse("4").count, Wait.parse("30s").seconds
+        (Wait(share=None, count=None, seconds=None), 0.8, 4, 30.0)
+        """
+        written = text.strip()
+        if written == ALL:
+            return Wait()
+        matched = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%|s)?", written)
+        if matched:
+            number, unit = float(matched[1]), matched[2]
+            if unit == "%" and 0 < number <= 100:
+                return Wait(share=number / 100)
+            if unit == "s" and number > 0:
+                return Wait(seconds=number)
+            if unit is None and number.is_integer() and number >= 1:
+                return Wait(count=int(number))
+        raise InputError(
+            f"server.wait must be all, a share such as 80%, a number of answers such as 4, or a time such as 30s, "
+            f"found {text!r}"
+        )
+
+    @property
+    def closes_early(self) -> bool:
+        """Whether a round can close while some clients have time left."""
+        return self.share is not None or self.count is not None
+
+    def enough(self, asked: int) -> int:
+        """How many answers close a round in which `asked` clients were asked.
+
+        >>> Wait.parse("80%").enough(5), Wait.parse("4").enough(3), Wait.parse("30s").enough(5)
+        (4, 3, 5)
+        """
+        if self.share is not None:
+            return min(asked, math.ceil(self.share * asked - 1e-9))
+        return asked if self.count is None else min(asked, self.count)
+
 
 OnRejection = Literal["stop", "reply", "round"]
 """What a rejected reply does: stop training with a sentence, leave out that reply, or drop the whole round."""

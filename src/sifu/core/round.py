@@ -26,9 +26,8 @@ from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.draws import Places, place_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.participation import ClientIndices, Participation, Places, place_key
 
 LISTED = 5
 """How many clients an error names."""

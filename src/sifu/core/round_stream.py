@@ -6,9 +6,9 @@ streamed round by round. What comes out is the same; a consumer that has enough 
 
 Participants of the next round, drawn on another core while this one is trained.
 
-A draw looks at the score of every client (`sifu.theory.draws`), and is keyed by the round's place alone: it can be made
-before the round that comes before it has ended. Rounds mostly follow each other; a draw that turns out not to be wanted
-is dropped, and made anew for the place that is.
+A draw looks at every client's score (`sifu.theory.participation`) and is keyed by the round's place alone: it can
+be made before the previous round has ended. Rounds mostly follow each other; a draw for another place is
+dropped and made again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from sifu.core.round import RoundSetup, draw
 from sifu.core.spec import StopSpec
 from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.draws import Places, place_key
-from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.participation import ClientIndices, Participation, Places, place_key
 from sifu.theory.rounding import norm
 from sifu.theory.sensitivity import gram_up
 

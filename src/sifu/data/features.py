@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.data.federation import ClientData, check_federation
+from sifu.data.client_data import ClientData, check_federation
 from sifu.errors import InputError
 
 if TYPE_CHECKING:

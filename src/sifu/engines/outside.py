@@ -23,9 +23,8 @@ from sifu.engines.flower.averaging import average_replies
 from sifu.engines.own_models import OwnTraining
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.theory.arrays import Integers
-from sifu.theory.draws import base_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.participation import ClientIndices
+from sifu.theory.participation import ClientIndices, base_key
 
 Arrays = Mapping[str, NDArray[Any]]
 Kind = Literal["train", "evaluate"]

@@ -14,9 +14,8 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.theory.draws import base_key, place_key
 from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, TrainingFacts
-from sifu.theory.participation import Participation
+from sifu.theory.participation import Participation, base_key, place_key
 
 CARRIED = "keeping whole numbers of the model ({}) at their initial values"
 

@@ -19,8 +19,8 @@ from sifu.core.premises import Premise, before_training_premises, collect_premis
 from sifu.core.randomness import add_noise, noise_source
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.record.group_state import Merged
-from sifu.record.run_view import RunView
+from sifu.run.group_state import Merged
+from sifu.run.run_view import RunView
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way

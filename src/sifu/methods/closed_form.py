@@ -18,8 +18,8 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.scratch import Scratch
 from sifu.planning.group_healing import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.record.group_state import REBUILT, is_hit, members_now, models_at_hand, own_statistics, trunks_at_hand
-from sifu.record.run_view import RunView
+from sifu.run.group_state import REBUILT, is_hit, members_now, models_at_hand, own_statistics, trunks_at_hand
+from sifu.run.run_view import RunView
 from sifu.theory.rollback import Exposure
 
 

@@ -22,7 +22,7 @@ from sifu.errors import InputError
 from sifu.methods.base import Method, Start
 from sifu.methods.plan_parts import plan_in_place
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.composition import TrainingNoise, composed_ratio, promise_of
 from sifu.theory.rollback import Exposure, Subject
 

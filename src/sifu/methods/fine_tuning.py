@@ -10,7 +10,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.plan_parts import plan_in_place
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 
 
 class FineTuning(Method):

@@ -22,7 +22,7 @@ from sifu.methods.plan_parts import plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.group_healing import predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.record.group_state import (
+from sifu.run.group_state import (
     REBUILT,
     are_apart,
     has_groups,
@@ -32,7 +32,7 @@ from sifu.record.group_state import (
     models_at_hand,
     parts_without,
 )
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.merging import expected_groups_left
 from sifu.theory.rollback import Exposure
 

@@ -23,7 +23,7 @@ from sifu.methods.base import Method, Start, noised_model
 from sifu.methods.plan_parts import plan_in_place
 from sifu.planning.noise_choice import on_ladder
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.rollback import least_noise
 
 

@@ -19,7 +19,7 @@ from sifu.methods.base import Start, noised_model
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure
 

@@ -9,7 +9,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, planned_charges
 from sifu.planning.forecast import Forecast, predicted_rounds
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 
 

@@ -15,7 +15,7 @@ from sifu.methods.noisy_scratch import NoisyScratch
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.methods.stored_updates import FedAccum, FedEraser
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 
 METHODS: dict[str, type[Method]] = {
     method.info.name: method

@@ -19,7 +19,7 @@ from sifu.methods.registry import METHODS, method_for
 from sifu.planning.plan import Plan
 from sifu.planning.released_accuracy import released_accuracy
 from sifu.planning.ways import AutoChoice, Compared, Way, choose_way, least_level, reason_of, strongest_way
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 
 TAKE_SIGMA = ("sifu", "last")
 """The methods that honour a sigma of the request's own; `auto` takes no other where one is given."""

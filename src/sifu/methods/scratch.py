@@ -14,7 +14,7 @@ from sifu.methods.base import Method, Start
 from sifu.methods.plan_parts import plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure
 

@@ -39,8 +39,8 @@ from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Method, RoundUpdates, Start
 from sifu.methods.plan_parts import plan_from
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
-from sifu.store.updates import UpdatesRow
+from sifu.run.run_view import RunView
+from sifu.store.update_files import UpdatesRow
 from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
 

@@ -32,7 +32,7 @@ from sifu.core.round_stream import evaluation_interval
 from sifu.core.spec import LINEAR_KINDS
 from sifu.planning.learning_curve import FirstTraining
 from sifu.planning.measure import Measure, measure_of
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_standing
 from sifu.theory.arrays import Floats
 

@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 
 from sifu.planning.forecast import Forecast, Prediction
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.store.reader import RunReader
 
 LEARNED_AGAIN = 0.1

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sifu.record.rehearsal import rehearsed_noises
-from sifu.record.run_view import ACTIVE, RunView
-from sifu.store.table_rows import EvaluationRow
+from sifu.run.rehearsal import rehearsed_noises
+from sifu.run.run_view import ACTIVE, RunView
+from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats
 
 _FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)

@@ -21,7 +21,7 @@ import numpy as np
 
 from sifu.planning.learning_curve import FirstTraining
 from sifu.planning.noise_healing import Healing
-from sifu.record.rehearsal import healed_noise
+from sifu.run.rehearsal import healed_noise
 from sifu.theory.arrays import Floats
 
 HARM_OF_LOSS = 1.8

@@ -19,7 +19,7 @@ from sifu.choices import LEVELS, Level
 from sifu.core.premises import Premise, level_of
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.planning.plan import NoiseOption
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.rollback import Exposure, least_noise, least_noises
 
 LARGEST_NOISE_TO_SIGNAL = 0.5

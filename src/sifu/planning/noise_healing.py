@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sifu.planning.learning_curve import LearningCurve
-from sifu.record.rehearsal import HealedNoise
+from sifu.run.rehearsal import HealedNoise
 from sifu.theory.arrays import Floats
 
 OF_ROUNDS = 1.0 / 3.0

@@ -16,7 +16,7 @@ from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
 from sifu.planning.ways import AutoChoice, Way
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise
 

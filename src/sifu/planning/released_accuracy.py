@@ -14,7 +14,7 @@ import numpy as np
 from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 
 
 def released_accuracy(view: RunView, plan: Plan) -> float | None:

@@ -11,15 +11,15 @@ import numpy as np
 
 from sifu.core.method_info import method_info
 from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
-from sifu.record.group_state import has_groups, models_at_hand, parts_without
-from sifu.record.run_view import RunView
-from sifu.report.psi import psi_panel
+from sifu.report.figures import psi_panel
+from sifu.run.group_state import has_groups, models_at_hand, parts_without
+from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.history_rows import ParticipationRows
+from sifu.store.history_tables import ParticipationRows
 from sifu.store.known_keys import check_known_key
+from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import clients_now, plain_names
-from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.history import PathNode
 

@@ -20,7 +20,7 @@ from sifu.core.ledger import read_json
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.store.actor import same_person
+from sifu.store.clock import same_person
 from sifu.store.reader import RunReader
 
 APPROVED = "request approved"

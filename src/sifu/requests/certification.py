@@ -1,4 +1,4 @@
-"""A certificate's statements, recomputed from the recorded scalars; used to issue it and to verify it."""
+"""A certificate's statements, recomputed from the recorded scalars, and issuing it as the last event of a request."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from sifu.choices import Retention
-from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, auditor_form, public_form
+from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event
 from sifu.core.method_info import CLOSED_FORM, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
-from sifu.record.group_state import is_hit, nodes_always_kept
-from sifu.record.run_view import RunView
+from sifu.run.group_state import is_hit, nodes_always_kept
+from sifu.run.run_view import RunView, evaluation_row
+from sifu.run.training import uninterrupted
+from sifu.store import keys
+from sifu.store.clock import actor_name
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
-from sifu.store.table_rows import RequestRow
-from sifu.store.updates import UpdatesRow
+from sifu.store.update_files import UpdatesRow
+from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
@@ -287,3 +294,59 @@ def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) ->
 def _versions(reader: RunReader) -> dict[str, str]:
     result: dict[str, str] = json.loads(reader.value("versions"))
     return result
+
+
+def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> None:
+    """Certify the current model for a request whose rounds are done."""
+    request, final = row.request, writer.tip
+    recorded = RecordedRequest(writer, row)
+    asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
+    rolled_back = payload_of_request(writer, request, "rolled back")
+    models = _certified_models(writer, row, rolled_back)
+    last = writer.events()[-1]
+    facts = recorded.facts(
+        final_node=final,
+        models=models,
+        erased=tuple(rolled_back.get("dropped_models", [])),
+        remaining=tuple(rolled_back["remaining_models"]),
+        ledger=last,
+        # That of the event itself, unless the event is a rotation, which the old key has signed.
+        ledger_signature=(writer.signer().sign(writer.value("run"), last) or b"").hex(),
+        issued=writer.now(),
+    )
+    public_key = writer.value("public_key")
+    certificates = {
+        (request, "auditor"): keys.sign(writer.folder, auditor_form(facts), public_key),
+        (request, "public"): keys.sign(writer.folder, public_form(facts), public_key),
+    }
+    payload = {
+        "request": request,
+        "actor": actor_name(),
+        "final_node": final,
+        "level": facts.level,
+        "run": {"phase": "ready"},
+        "certified_models": models,
+        "bytes_kept": recorded.method.bytes_kept(RunView(writer)),
+    }
+    # The final node may have been evaluated for this request already, when it is the noised one itself.
+    subset = f"forgotten:{request}"
+    is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
+    evaluations = []
+    if is_new and row.terms.retention != "strict":  # then nothing is measured on their data
+        evaluation = evaluate_present(engine, writer.load_model(final), asking)
+        evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
+    with uninterrupted():
+        writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
+        if (writer.folder / SCRUB_FILE).exists():  # somebody was reading the run during the erasure
+            writer.scrub()
+
+
+def _certified_models(writer: RunWriter, row: RequestRow, rolled_back: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The three models that a certificate names; a fresh start has no source but itself."""
+    noised = next(model for model in rolled_back["models"] if model["node"] == row.noise_node)
+    final = writer.tip
+    return {
+        "source": rolled_back["source_model"] or committed_model(noised["node"], noised["digest"]),
+        "noised": committed_model(noised["node"], noised["digest"]),
+        "final": committed_model(final, writer.models()[final].digest),
+    }

@@ -25,14 +25,13 @@ from sifu.core.identity import (
     with_new_key,
 )
 from sifu.errors import InputError, RunBusyError
-from sifu.record.run_view import RunView
-from sifu.record.training import uninterrupted
+from sifu.run.run_view import RunView
+from sifu.run.training import uninterrupted
 from sifu.store.database import CLIENTS_FILE, DATABASE
-from sifu.store.files import write_atomically
+from sifu.store.files import private_folder, write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.reader import RunReader
-from sifu.store.regular_files import private_folder
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED
 

@@ -9,9 +9,9 @@ from typing import Any
 from sifu.errors import InputError
 from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
 from sifu.store.inbox import Letter, letters
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
-from sifu.store.table_rows import RequestRow
 
 DEADLINE_DAYS = 30
 """A month from the request, unless it says otherwise."""

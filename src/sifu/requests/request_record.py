@@ -27,10 +27,10 @@ from sifu.core.wording import (
     whom_words,
 )
 from sifu.errors import InputError
-from sifu.record.training import uninterrupted
 from sifu.requests.approvals import APPROVED, approvals_of
 from sifu.requests.deadlines import deadline_of, is_overdue
-from sifu.store.actor import actor_name, same_person
+from sifu.run.training import uninterrupted
+from sifu.store.clock import actor_name, same_person
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 

@@ -11,20 +11,19 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.randomness import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
-from sifu.record.everyones_psi import track_everyone
-from sifu.record.group_state import merge_rows
-from sifu.record.group_training import LARGEST_PSI
-from sifu.record.run_view import RunView, evaluation_row
-from sifu.record.training import uninterrupted
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
-from sifu.requests.statistics_erasure import statistics_to_erase, write_sum_left
-from sifu.store.actor import actor_name
+from sifu.requests.erasure import statistics_to_erase, write_sum_left
+from sifu.run.everyones_psi import track_everyone
+from sifu.run.group_state import merge_rows
+from sifu.run.group_training import LARGEST_PSI
+from sifu.run.run_view import RunView, evaluation_row
+from sifu.run.training import uninterrupted
 from sifu.store.client_accuracy import remove_standing
-from sifu.store.history_rows import NodeRow
-from sifu.store.new_rows import NewModel, NewRows
+from sifu.store.clock import actor_name
+from sifu.store.history_tables import NodeRow
+from sifu.store.projection import EvaluationRow, ModelRow, NewModel, NewRows
 from sifu.store.reader import LOCAL_RATES
-from sifu.store.table_rows import EvaluationRow, ModelRow
-from sifu.store.updates import NewUpdates, only_clients
+from sifu.store.update_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm

@@ -25,22 +25,21 @@ from sifu.methods.registry import method_for
 from sifu.methods.request_plan import left_alone, plan_request
 from sifu.planning.plan import Plan
 from sifu.planning.ways import least_level
-from sifu.record.closed_form_round import RecordedSolve
-from sifu.record.group_state import are_apart, groups_to_build, has_groups, use_trunks_of_head
-from sifu.record.group_training import GroupTraining, record_first_merge
-from sifu.record.other_world import retrain_unrecorded
-from sifu.record.run_view import ACTIVE, RunView
-from sifu.record.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.requests.approvals import approvals_needed, unapproved
-from sifu.requests.certification import RecordedRequest
-from sifu.requests.given_terms import check_level
-from sifu.requests.issuing import issue_certificates
-from sifu.requests.opening_letters import WatchedInbox
+from sifu.requests.certification import RecordedRequest, issue_certificates
+from sifu.requests.letters import WatchedInbox
+from sifu.requests.receiving import check_level
 from sifu.requests.roll_back import RollBack
-from sifu.store.actor import actor_name
+from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.group_state import are_apart, groups_to_build, has_groups, use_trunks_of_head
+from sifu.run.group_training import GroupTraining, record_first_merge
+from sifu.run.run_view import ACTIVE, RunView
+from sifu.run.training import ProgressCallback, RecordedTraining, uninterrupted
+from sifu.store.clock import actor_name
+from sifu.store.projection import RequestRow
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import remainder_to_join
-from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from sifu.core.spec.sections import GroupsSpec
 from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.lanes import lane_engines
-from sifu.launch.devices import check_choice, on_device, why_no_gpu
-from sifu.launch.federation import (
+from sifu.requests.certification import solves
+from sifu.run.clients_and_engine import (
     clients_from_spec,
     engine_from_spec,
     held_out_from_spec,
@@ -19,8 +19,8 @@ from sifu.launch.federation import (
     preprocessing_of,
     takes_rows,
 )
-from sifu.record.training import Progress, ProgressCallback
-from sifu.requests.certification import solves
+from sifu.run.devices import check_choice, on_device, why_no_gpu
+from sifu.run.training import Progress, ProgressCallback
 from sifu.store.files import room_to_write, sync_folder, write_atomically
 from sifu.store.reader import RunReader
 

@@ -20,24 +20,23 @@ from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.choices import Level
 from sifu.core.engine import Position
 from sifu.core.identity import Admitted, plain
+from sifu.core.replies import Wait
 from sifu.core.spec import Spec
-from sifu.core.waiting import Wait
 from sifu.engines.flower.blueprint import Blueprint, Patience
-from sifu.engines.flower.engine import FlowerFederation
-from sifu.engines.flower.exchange import Exchange
-from sifu.engines.flower.make_engine import make_federation
+from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
+from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Roster
+from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.ready import blueprint, plan_of
-from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster
-from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
+from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
 from sifu.errors import InputError, NobodyAnsweredError
-from sifu.launch.federation import FLOWER, preprocessing_of
-from sifu.launch.spec_files import load_spec
-from sifu.record.regularities import Regularities
-from sifu.record.run_view import RunView
-from sifu.record.training import Progress, uninterrupted
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
+from sifu.run.clients_and_engine import FLOWER, preprocessing_of
+from sifu.run.regularities import Regularities
+from sifu.run.run_view import RunView
+from sifu.run.spec_files import load_spec
+from sifu.run.training import Progress, uninterrupted
 from sifu.server.serve import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader

@@ -12,11 +12,11 @@ from sifu.api.run import Run
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.errors import NobodyAnsweredError, RunBusyError
-from sifu.record.run_view import RunView
-from sifu.record.training import Progress, ProgressCallback, uninterrupted
 from sifu.requests.client_list import recorded_clients
-from sifu.requests.opening_letters import LOOK_EVERY, WatchedInbox
+from sifu.requests.letters import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
+from sifu.run.run_view import RunView
+from sifu.run.training import Progress, ProgressCallback, uninterrupted
 from sifu.store import keys
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import check_integrity

@@ -20,19 +20,17 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.certificate_path import CERTIFICATES
 from sifu.store.client_accuracy import STANDING_FILE
 from sifu.store.database import DATABASE
-from sifu.store.files import room_to_write, sync_folder
+from sifu.store.files import CERTIFICATES, create_private, private_folder, room_to_write, sync_folder
 from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
-from sifu.store.regular_files import create_private, private_folder
-from sifu.store.sample_salts import SALTS_FILE
-from sifu.store.statistics import STATISTICS
+from sifu.store.sealed import SALTS_FILE
+from sifu.store.statistics_files import STATISTICS
 from sifu.store.timestamps import TIMESTAMPS
 from sifu.store.unfinished_copies import remove_copies_in, unfinished_backup, unfinished_restoration
-from sifu.store.updates import UPDATES
+from sifu.store.update_files import UPDATES
 
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"

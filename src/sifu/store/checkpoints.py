@@ -1,12 +1,8 @@
-"""Checkpoints: the operator's signature over an event, which covers that event and every one before it.
-
-The signature stands in the event's own row and is written in the event's own transaction, so a kill leaves both or
-neither. A writer without the key, or without its passphrase, writes events without one; no later event hides that,
-unless the operator vouches for them with `sifu sign`.
-"""
+"""Checkpoints, signed over an event and all before it, and the operator's keys as the ledger names them."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +13,36 @@ from sifu.core.ledger import Event, canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
 from sifu.store.reader import RunReader
+
+
+def keys_of(reader: RunReader) -> list[tuple[int, str]]:
+    """The operator's public keys with the event each was named by, in order."""
+    named = []
+    for seq, payload in reader.query(
+        "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq", (ROTATED,)
+    ):
+        named.append((int(seq), str(json.loads(payload)["run"]["public_key"])))
+    return named
+
+
+def check_keys(reader: RunReader) -> Iterator[str]:
+    """Every change of keys must be signed by the old key and by the new one."""
+    named = keys_of(reader)
+    run = reader.value("run")
+    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,)):
+        content = json.loads(payload)
+        old, new = content["old_key"], content["run"]["public_key"]
+        place = [key for _, key in named].index(new)
+        body = keys.rotation_statement(run, old, new)
+        signed = [(old, content["signature_by_old"]), (new, content["signature_by_new"])]
+        if place == 0 or named[place - 1][1] != old:
+            yield f"keys: the key {new[:16]}... does not follow the one before it"
+        statements = [{"body": body, "public_key": key, "signature": signature} for key, signature in signed]
+        if not all(keys.signature_holds(statement) for statement in statements):
+            yield f"keys: the change to key {new[:16]}... is not signed by both keys"
+    if not named or reader.value("public_key") != named[-1][1]:
+        yield "keys: the run's public key is not the last one the ledger names"
+
 
 FORMAT = "sifu-checkpoint-1"
 VOUCHED = "checkpoint"

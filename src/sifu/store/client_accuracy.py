@@ -18,8 +18,7 @@ import numpy as np
 from sifu.core.engine import Evaluation
 from sifu.core.held_out import HeldOutFigures
 from sifu.core.ledger import canonical_json
-from sifu.store.files import sync_folder, write_atomically
-from sifu.store.regular_files import read_plain
+from sifu.store.files import read_plain, sync_folder, write_atomically
 from sifu.theory.arrays import Integers
 
 STANDING_FILE = "standing.json"

@@ -1,18 +1,16 @@
-"""The time of events: by this machine's clock, held against the ledger: one jump must not date all that follows.
-
-An event is dated by the clock and never before the one it follows. A clock that is far behind the ledger, or further
-ahead of it than a run rests, was or is wrong: nothing is written until the operator has looked (`sifu sign --clock`),
-which an event of its own says permanently. Deadlines go by the clock of whoever asks, never by the ledger.
-"""
+"""The time of events by this machine's clock, held against the ledger, and who does something to a run."""
 
 from __future__ import annotations
 
 import datetime
+import getpass
 import itertools
+import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from sifu.core.ledger import Event
-from sifu.errors import RunDamagedError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"
@@ -83,3 +81,30 @@ def clock_notes(reader: RunReader) -> list[str]:
 def time_of(text: str) -> datetime.datetime:
     """A time as the ledger writes it."""
     return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)
+
+
+ACTOR = "SIFU_ACTOR"
+LONGEST_ACTOR = 120
+
+
+def actor_name(given: str | None = None) -> str:
+    """The name given, or of the environment, or of the user of this machine."""
+    name = given or os.environ.get(ACTOR)
+    if not name:
+        try:
+            name = getpass.getuser()
+        except (OSError, KeyError):  # a container without a user database
+            name = "unknown"
+    if len(name) > LONGEST_ACTOR or not name.isprintable() or not name.strip():
+        raise InputError(f"an actor's name is printable, not blank, and has at most {LONGEST_ACTOR} characters")
+    return name
+
+
+def same_person(actor: str) -> str:
+    """A name without what makes two spellings of one name: case, spaces, and characters that only look different.
+
+    >>> same_person(" Ann  LEE") == same_person("\uff21nn Lee"), same_person("Rene\u0301") == same_person("Ren\u00e9")
+    (True, True)
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", actor).casefold())
+    return " ".join(folded.split())

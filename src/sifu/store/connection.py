@@ -31,7 +31,7 @@ class RunConnection:
         self._known_at: Version | None = None
         self._remembered: tuple[Version, dict[str, Any]] = ((-1, -1), {})
         self.trackers: dict[int, Any] = {}
-        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.record.everyones_psi`)."""
+        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.everyones_psi`)."""
 
     def close(self) -> None:
         """Close the database."""

@@ -1,4 +1,4 @@
-"""Opening the database of a run: write-ahead log, full sync, and a clear answer when it is not one."""
+"""Opening the database of a run: migrations, write-ahead log, full sync, and a clear answer when it is not one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import errno
 import os
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
-from sifu.store.migrations import FIRST_SCHEMA, migrate, schema_version
+
+FIRST_SCHEMA = 10
+"""The oldest schema that is read. Runs of earlier ones are refused."""
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
+"""Each step by the schema it leads to."""
+
+
+def schema_version() -> int:
+    """Today's schema."""
+    return FIRST_SCHEMA + len(MIGRATIONS)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Every step that is still to be done; to be called within a transaction."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    for number in range(version + 1, schema_version() + 1):
+        MIGRATIONS[number](connection)
+        connection.execute(f"PRAGMA user_version={number}")
+
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"

@@ -15,12 +15,12 @@ import numpy as np
 
 from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
-from sifu.store.certificate_path import FORMS
-from sifu.store.history_rows import NodeRow
+from sifu.store.files import FORMS
+from sifu.store.history_tables import NodeRow
 from sifu.store.reader import GROUP_KEY, JOINED, LOCAL_RATES, TUNED_LAYOUT, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
-from sifu.store.statistics import STATISTICS_NAME
-from sifu.store.updates import FILE_NAME
+from sifu.store.statistics_files import STATISTICS_NAME
+from sifu.store.update_files import FILE_NAME
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, synced, renamed, the folder synced."""
+"""Files that are whole or absent, and nothing in a run folder but regular files and folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.request_terms import is_request_id
 from sifu.errors import DiskError, NoSpaceError, RunDamagedError
-from sifu.store.regular_files import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
 SALT = "salt"
@@ -182,3 +183,84 @@ def remove_strays(folder: Path, pattern: re.Pattern[str], expected: set[str]) ->
     if strays:
         sync_folder(folder)
     return strays
+
+
+FOLDERS = ("models", "updates", "statistics", "certificates", "timestamps", "inbox", "report")
+FILES = re.compile(
+    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
+    re.DOTALL,
+)
+
+
+def strange_files(folder: Path) -> Iterator[str]:
+    """What has one of our names, or lies in one of our folders, and is not a regular file or folder; letters aside."""
+    with os.scandir(folder) as entries:
+        by_name = sorted(entries, key=lambda entry: entry.name)
+    for entry in by_name:
+        if entry.name in FOLDERS and not entry.is_dir(follow_symlinks=False):
+            yield f"{entry.name} is not a folder, or is a link to one"
+        if FILES.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
+            yield f"{entry.name} is not a regular file, or is a link to one"
+    for name in ("models", "updates", "statistics", "certificates", "timestamps"):
+        if (folder / name).is_dir():
+            with os.scandir(folder / name) as entries:
+                inside = sorted(entry.name for entry in entries if not _is_harmless(entry))
+            for inner in inside:
+                yield f"{name}/{inner} is not a regular file, or is a link to one"
+
+
+def _is_harmless(entry: os.DirEntry[str]) -> bool:
+    """A regular file, or a folder that has no name of a file of ours; verification names what lies in it."""
+    named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".statistics", ".json", ".tsr"))
+    return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
+
+
+def read_plain(path: Path, *, links: bool = False) -> bytes:
+    """The content of a regular file; anything else is an error at once, never a wait.
+
+    In a run folder nothing is a link; a file that a person names may be one (`links`).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(descriptor)
+
+
+def create_private(path: Path) -> int:
+    """A descriptor of a new file, private from its first instant; whatever had its name is taken away, never followed.
+
+    Writing over what is there would write into a file that somebody else made, and may hold open.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o600)
+
+
+def private_folder(path: Path, parents: bool = False) -> None:
+    """A folder for its owner only, under any umask; one that is there stays as it is."""
+    try:
+        path.mkdir(mode=0o700, parents=parents)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(0o700)
+
+
+CERTIFICATES = "certificates"
+FORMS = ("auditor", "public")
+"""The certificates that a request which is done has."""
+
+
+def certificate_path(folder: Path, request: str, form: str) -> Path:
+    """The file of a certificate; a database from a stranger may name any."""
+    if not is_request_id(request) or form not in FORMS:
+        raise RunDamagedError(f"{folder} is damaged: it has a certificate {request[:80]!r} ({form[:20]!r})")
+    return folder / CERTIFICATES / f"{request}.{form}.json"

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sifu.core.ledger import Event
-from sifu.store.certificate_path import CERTIFICATES
-from sifu.store.files import write_atomically
+from sifu.store.files import CERTIFICATES, read_plain, write_atomically
 from sifu.store.reader import RunReader
-from sifu.store.regular_files import read_plain
 
 HEAD_FILE = "head"
 """`SEQ:HASH` of the last event, beside the database; while an event is being committed, a second line names it."""

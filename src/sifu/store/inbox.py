@@ -19,8 +19,7 @@ from typing import Any
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import check_request_id
 from sifu.errors import InputError
-from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
-from sifu.store.regular_files import private_folder
+from sifu.store.files import TEMPORARY_PREFIX, private_folder, room_to_write, sync_folder, write_durably
 
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from sifu.errors import InputError, RunDamagedError
+from sifu.store.checkpoints import check_keys, keys_of
 from sifu.store.files import TEMPORARY_PREFIX
 from sifu.store.keys import KEY_FILE, is_encrypted
-from sifu.store.operator_keys import check_keys, keys_of
 from sifu.store.reader import RunReader
 
 KNOWN_KEYS = "SIFU_KNOWN_KEYS"

@@ -1,17 +1,146 @@
-"""What each event does to the tables: one function, used to write them and to check them.
-
-The small tables hold nothing that the ledger does not say. `changes` turns an event into row changes; the
-store applies them to SQLite inside the event's own transaction, and verification applies them to dictionaries and
-compares. Nodes, participations and Gram matrices are tied to their event by a digest instead (`rows`).
-"""
+"""What a row of each small table says: requests, subjects, charges, models, evaluations, comparisons, rejections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import canonical_json
+from sifu.core.request_terms import RequestTerms
+from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.theory.facts import ClientProfile
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """A row of `requests`; `method` is what was asked for (`terms.method`) until the request is carried out by one."""
+
+    request: str
+    status: str
+    terms: RequestTerms
+    method: str
+    deadline_days: int
+    received: str
+    request_order: int | None
+    carried_out: str | None
+    multiplier: float | None
+    noise_std: float | None
+    source_node: int | None
+    wanted_node: int | None
+    noise_node: int | None
+    final_node: int | None
+    level: str | None
+    finished: str | None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of those to forget."""
+        return self.terms.clients
+
+    @property
+    def records(self) -> tuple[int, ...]:
+        """The rows to forget of the one client; empty where clients are forgotten whole."""
+        return self.terms.records
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be carried out; its clients are not asked any more."""
+        return self.status in ("received", "verified", "planned")
+
+
+@dataclass(frozen=True)
+class SubjectRow:
+    """A row of `subjects`: clients that a request forgets together, by number."""
+
+    subject: int
+    request: str
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A row of `models`: a file that exists. `kept` ones can be rolled back to; the tip is always there."""
+
+    node: int
+    kept: bool
+    bytes: int
+    digest: str
+    nonce: str
+    psi_max: float
+
+
+@dataclass(frozen=True)
+class GroupModelRow:
+    """A row of `group_models`: a group's model after so many rounds apart.
+
+    `members` are everyone who was in the group in any of these rounds, `samples` the sum of theirs.
+    """
+
+    node: int
+    grp: int
+    rounds: int
+    samples: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MergeRow:
+    """A row of `merges`: one of the group models that the model of a node was made of."""
+
+    node: int
+    grp: int
+    source_node: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """A row of `evaluations`."""
+
+    node: int
+    subset: str
+    samples: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class ChargeRow:
+    """A row of `charges`."""
+
+    noise_node: int
+    subject: int
+    psi: str
+    charge: float
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A row of `comparisons`: what another method needed for the same request."""
+
+    request: str
+    method: str
+    rounds: int
+    reached: bool
+    accuracy: float
+    forgotten_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class RejectionRow:
+    """A row of `rejections`: a client's reply that was refused, and why."""
+
+    branch: int
+    round: int
+    number: int
+    client: str
+    reason: str
+    left_out: bool
+
 
 KEYS: dict[str, tuple[str, ...]] = {
     "run": ("key",),
@@ -98,3 +227,73 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy")}
         values["forgotten_accuracy"] = payload.get("forgotten_accuracy")
         yield Change("comparisons", (payload["request"], payload["method"]), values)
+
+
+_ROWS_TOGETHER = 200
+"""Participations in one statement: between two of them other threads may run, which costs more than a row."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of the three large tables that one event adds."""
+
+    nodes: Sequence[NodeRow] = ()
+    participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
+    grams: Sequence[tuple[int, bytes]] = ()
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """A model to be written with an event."""
+
+    node: int
+    vector: Vector
+    kept: bool
+    psi_max: float = 0.0
+    layout: ModelLayout | None = None
+    """Where it is not that of the run: a trunk that a group tunes has its own."""
+
+
+def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:
+    """Into the table of clients, each with its index."""
+    connection.executemany(
+        "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
+            for index, client in clients
+        ],
+    )
+
+
+def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
+    """Into the three large tables."""
+    connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes])
+    part = rows.participation
+    columns = (part.nodes.tolist(), part.clients.tolist(), part.samples.tolist(), part.drifts.tolist())
+    values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
+    for first in range(0, len(values), 4 * _ROWS_TOGETHER):
+        together = values[first : first + 4 * _ROWS_TOGETHER]
+        marks = ", ".join(["(?, ?, ?, ?)"] * (len(together) // 4))
+        connection.execute(f"INSERT INTO participation VALUES {marks}", together)
+    connection.executemany("INSERT INTO grams VALUES (?, ?)", rows.grams)
+
+
+def apply_change(connection: sqlite3.Connection, change: Change) -> None:
+    """Insert, update or delete the row that a change names."""
+    key_columns = KEYS[change.table]
+    where = " AND ".join(f"{column} = ?" for column in key_columns)
+    if change.values is None:
+        connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
+        return
+    exists = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
+    if exists:
+        assignments = ", ".join(f"{column} = ?" for column in change.values)
+        connection.execute(
+            f"UPDATE {change.table} SET {assignments} WHERE {where}", (*change.values.values(), *change.key)
+        )
+    else:
+        columns = ", ".join((*key_columns, *change.values))
+        marks = ", ".join("?" * (len(key_columns) + len(change.values)))
+        connection.execute(
+            f"INSERT INTO {change.table} ({columns}) VALUES ({marks})", (*change.key, *change.values.values())
+        )

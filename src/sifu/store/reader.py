@@ -15,9 +15,8 @@ from sifu.core.ledger import Event
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
-from sifu.store.history_reader import HistoryReader
-from sifu.store.statistics import StatisticsRow
-from sifu.store.table_rows import (
+from sifu.store.history_tables import HistoryReader
+from sifu.store.projection import (
     ChargeRow,
     ComparisonRow,
     EvaluationRow,
@@ -28,7 +27,8 @@ from sifu.store.table_rows import (
     RequestRow,
     SubjectRow,
 )
-from sifu.store.updates import StoredUpdates, UpdatesRow, read_updates
+from sifu.store.statistics_files import StatisticsRow
+from sifu.store.update_files import StoredUpdates, UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, read_json
 from sifu.errors import RunDamagedError
-from sifu.store.checkpoints import check_checkpoints
+from sifu.store.checkpoints import check_checkpoints, check_keys
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
 from sifu.store.events_check import check_events
-from sifu.store.operator_keys import check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.replayed_ledger import ReplayedLedger

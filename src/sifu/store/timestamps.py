@@ -22,9 +22,8 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, SifuError
-from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import latest_checkpoint
-from sifu.store.files import write_atomically
+from sifu.store.files import certificate_path, write_atomically
 from sifu.store.reader import RunReader
 
 AUTHORITY = "SIFU_TIMESTAMP"

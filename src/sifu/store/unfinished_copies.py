@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sifu.errors import InputError
-from sifu.store.files import TEMPORARY_PREFIX, sync_folder, write_atomically
+from sifu.store.files import TEMPORARY_PREFIX, create_private, private_folder, read_plain, sync_folder, write_atomically
 from sifu.store.keys import KEY_FILE
-from sifu.store.regular_files import create_private, private_folder, read_plain
 
 COPYING_FILE = "copying"
 """Exists while a backup of the run is being written: where its unfinished copy lies."""

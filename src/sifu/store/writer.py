@@ -22,7 +22,6 @@ from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
-from sifu.store.certificate_path import CERTIFICATES, certificate_path
 from sifu.store.checkpoints import KEY_LOST, Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, time_after, utc_now
@@ -35,23 +34,29 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
+from sifu.store.files import CERTIFICATES, certificate_path, private_folder, strange_files
 from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
-from sifu.store.history_rows import NodeRow, clients_digest, rows_digest
+from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.lock import LOCK_FILE, WriterLock
-from sifu.store.new_rows import NewModel, NewRows, apply_change, insert_clients, insert_rows
-from sifu.store.projection import Change, changes
+from sifu.store.projection import (
+    Change,
+    EvaluationRow,
+    NewModel,
+    NewRows,
+    apply_change,
+    changes,
+    insert_clients,
+    insert_rows,
+)
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
-from sifu.store.regular_files import private_folder, strange_files
-from sifu.store.sample_salts import add_salts, erase_salts
-from sifu.store.sealed import PURGED, erase_sealed, set_apart
-from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
-from sifu.store.table_rows import EvaluationRow
+from sifu.store.sealed import PURGED, add_salts, erase_salts, erase_sealed, set_apart
+from sifu.store.statistics_files import STATISTICS, STATISTICS_NAME, statistics_path
 from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
 from sifu.store.unfinished_copies import remove_unfinished_copies
-from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
+from sifu.store.update_files import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode

@@ -1,12 +1,11 @@
-"""Who takes part in a round: everyone, each client independently, or a sample of fixed size.
-
-Only the first two keep the counterfactual "the same schedule, W absent, its slots not refilled" equal to
-the law of training without W (docs/theory.md, section 2.2); `fixed` is allowed and named in the certificate.
-"""
+"""Who takes part in a round, and the draws that decide it."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
+import typing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +13,159 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers
-from sifu.theory.draws import Places, fraction_limit, scores_below, smallest_scores
+from sifu.theory.arrays import Floats, Integers, Words
+
+Scores = Words
+
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS = (30, 27, 31)
+_STIRS = tuple(
+    (np.uint64(shift), np.uint64(multiplier)) for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False)
+)
+_LAST_SHIFT = np.uint64(SHIFTS[2])
+
+
+def mix(values: Scores) -> Scores:
+    """The finaliser of splitmix64, element by element.
+
+    >>> hex(int(mix(np.array([1], dtype=np.uint64))[0]))
+    '0x5692161d100b05e5'
+    """
+    values = np.array(values, dtype=np.uint64)
+    return _finish(_stir(values, np.empty_like(values)))
+
+
+def _stir(values: Scores, scratch: Scores) -> Scores:
+    """All of `mix` but its last shift, in place: the first 31 bits are already those of the score."""
+    for shift, multiplier in _STIRS:
+        values ^= np.right_shift(values, shift, out=scratch)
+        values *= multiplier
+    return values
+
+
+def _finish(values: Scores) -> Scores:
+    values ^= values >> _LAST_SHIFT
+    return values
+
+
+def base_key(seed: int, purpose: str) -> int:
+    """The 64-bit key of a purpose, from which places are derived."""
+    return int.from_bytes(hashlib.sha256(f"{int(seed)}:{purpose}".encode()).digest()[:8], "little")
+
+
+def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
+    """The key of a place under `base`; arrays broadcast, so one call serves many clients.
+
+    >>> a = place_key(base_key(7, "batches"), 0, 3, np.array([5, 6]))
+    >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
+    True
+    """
+    if all(isinstance(value, int) for value in (base, *place)):  # one key: Python's integers are ten times as quick
+        whole = typing.cast("int", base)
+        for part in place:
+            whole = _mix_one((whole + GOLDEN * (typing.cast("int", part) + 1)) % 2**64)
+        return np.asarray(whole, dtype=np.uint64)
+    key = np.asarray(base, dtype=np.uint64)
+    for part in place:
+        key = scores(key, part)
+    return key
+
+
+def _mix_one(value: int) -> int:
+    """`mix` of one number."""
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
+        value = (value ^ (value >> shift)) * multiplier % 2**64
+    return value ^ (value >> SHIFTS[2])
+
+
+def scores(key: ArrayLike, index: ArrayLike) -> Scores:
+    """score_j of each index under a key: uniform on 0..2^64-1."""
+    with np.errstate(over="ignore"):
+        step = (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+        places = np.asarray(np.asarray(key, dtype=np.uint64) + step)
+        return mix(np.atleast_1d(places)).reshape(places.shape)
+
+
+def fractions(drawn: Scores) -> Floats:
+    """Scores as numbers in [0, 1) with 53 bits."""
+    return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_PIECE = 65536
+"""Scores are drawn in pieces that stay in a core's own cache."""
+_FEW = 512
+"""So few scores are sorted as they are."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places that are drawn for again and again: who they are, and G (j+1) of their numbers j, which no key changes."""
+
+    index: Integers
+    steps: Scores
+
+    @staticmethod
+    def of(index: Integers, numbers: Integers | None = None) -> Places:
+        """The places `index`, which are copied, drawn for under `numbers` (by default `index`)."""
+        own = np.array(index, dtype=np.int64)
+        drawn_for = own if numbers is None else np.array(numbers, dtype=np.int64)
+        with np.errstate(over="ignore"):
+            return Places(own, (drawn_for.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
+
+
+def _scores_of(key: ArrayLike, places: Places) -> Scores:
+    """`scores` of places that are known beforehand."""
+    values = places.steps + np.asarray(key, dtype=np.uint64)  # an array and a number wrap around without a warning
+    return _finish(_stir(values, np.empty_like(values)))
+
+
+def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, Scores]:
+    """Which of `places` have a score under `key` below `limit` (0..2^64), in order, and their scores.
+
+    One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
+    """
+    size = places.index.size
+    if limit <= 0 or size == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    whole = np.asarray(key, dtype=np.uint64)
+    # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
+    rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
+    values, scratch = np.empty((2, min(_PIECE, size)), dtype=np.uint64)
+    near, finished = [], []
+    for start in range(0, size, _PIECE):
+        piece = places.steps[start : start + _PIECE]
+        stirred = _stir(np.add(piece, whole, out=values[: piece.size]), scratch[: piece.size])
+        rather = np.flatnonzero(stirred <= rough)
+        near.append(rather + start)
+        finished.append(_finish(stirred[rather]))
+    everywhere, drawn = np.concatenate(near), np.concatenate(finished)
+    below = drawn <= np.uint64(limit - 1)
+    return everywhere[below], drawn[below]
+
+
+def fraction_limit(fraction: float) -> int:
+    """The limit with score < limit exactly where `fractions(score)` < fraction, for 0 <= fraction <= 1."""
+    return math.ceil(fraction * 2.0**53) << 11
+
+
+def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
+    """Which of `places` have the `count` smallest scores under `key`, in order; ties go to the earlier one.
+
+    So few of many are found among the scores below a limit that leaves a few more than `count`: eight standard
+    deviations more, so that a second look at everybody is next to never needed.
+    """
+    size = places.index.size
+    if count >= size:
+        return np.arange(size)
+    if size <= _FEW:
+        return np.sort(_scores_of(key, places).argsort(kind="stable")[:count])
+    expected = count + 8.0 * math.sqrt(count) + 16.0
+    near, drawn = scores_below(key, places, fraction_limit(min(1.0, expected / size)))
+    if near.size < count:
+        near, drawn = scores_below(key, places, 2**64)
+    return np.sort(near[np.argsort(drawn, kind="stable")[:count]])
+
 
 ClientIndices = Integers
 
@@ -68,7 +218,7 @@ class Participation:
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
         """The participants of one round, sorted, among the `active` clients (indices among all known ones).
 
-        Client i has score_i under the round's `key` (`sifu.theory.draws`): `poisson` takes clients whose fraction is
+        Client i has score_i under the round's `key`: `poisson` takes clients whose fraction is
         below the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on no one else, so
         a Poisson draw does not move when another client leaves. A caller that draws among the same clients again and
         again hands them over as `Places`, in increasing order.

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from sifu.errors import SifuError
-from sifu.record.run_view import RunView
+from sifu.run.run_view import RunView
 from sifu.store.events_check import check_recorded_nodes
-from sifu.store.history_rows import ParticipationRows, clients_digest, rows_digest
+from sifu.store.history_tables import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
 from sifu.theory.history import TAKEN_PART

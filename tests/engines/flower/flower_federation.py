@@ -11,12 +11,12 @@ from memory_grid import MemoryGrid
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.engine import FlowerFederation
-from sifu.engines.flower.make_engine import make_federation
+from sifu.engines.flower.exchange import ClaimedRoster
+from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
-from sifu.engines.flower.roster import ClaimedRoster
+from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.facts import CLAIMED
 
 HASTY = Patience(timeout=0.05, pause=0.0, poll=0.01)

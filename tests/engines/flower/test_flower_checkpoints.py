@@ -17,18 +17,17 @@ import sifu
 from run_tools import Command, query
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import commented_toml
-from sifu.engines.flower.kept_checkpoints import LATEST, STATE, follow
-from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
+from sifu.engines.flower.checkpoints_of_nodes import LATEST, STATE, ShownCheckpoint, follow
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.flower import witness_mod
-from sifu.launch.federation import clients_from_spec
-from sifu.record import training
-from sifu.record.training import Progress
+from sifu.run import training
+from sifu.run.clients_and_engine import clients_from_spec
+from sifu.run.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.store import keys
 from sifu.store.checkpoints import Checkpoint, checkpoint_body
-from sifu.store.witnessed import check_heads, read_witness
+from sifu.store.witnesses import check_heads, read_witness
 
 SPEC = small_spec(data={"clients": 3, "samples_per_client": 8}, local={"steps": 1}, stop={"max_rounds": 20})
 

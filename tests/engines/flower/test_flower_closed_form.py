@@ -31,10 +31,10 @@ from sifu.engines.flower.statistics_wire import (
 )
 from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.store.reader import RunReader
-from sifu.store.statistics import read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics, total
 from sifu.theory.facts import MASKED_STATISTICS
 

@@ -13,7 +13,7 @@ from test_flower_runs import Federation
 
 import sifu
 from sifu.core.engine import Position, run_group_rounds
-from sifu.core.waiting import Wait
+from sifu.core.replies import Wait
 from sifu.engines.flower.wire import MASKED_TRAIN, PREPARE, TRAIN
 from sifu.errors import InputError
 

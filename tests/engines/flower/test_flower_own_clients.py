@@ -22,7 +22,7 @@ from sifu.engines.flower.client import FunctionClient, add_profile, client_app
 from sifu.engines.flower.own import own_blueprint
 from sifu.engines.own_models import FreshModels
 from sifu.errors import InputError
-from sifu.record.rehearsal import REHEARSED
+from sifu.run.rehearsal import REHEARSED
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.theory.facts import CLAIMED
 
@@ -113,7 +113,7 @@ def test_own_models_must_say_what_is_assumed() -> None:
 
 
 def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sifu.cli.flower_template import default_run, write_app
+    from sifu.cli.flower_app_files import default_run, write_app
     from sifu.core.spec import Spec
 
     write_app(tmp_path / "app", tmp_path / "run", insecure=True)

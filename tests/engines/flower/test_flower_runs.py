@@ -21,13 +21,13 @@ from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NobodyAnsweredError
-from sifu.launch.federation import clients_from_spec
-from sifu.record.everyones_psi import track_everyone
-from sifu.record.rehearsal import HEALED, REHEARSED
-from sifu.record.run_view import RunView
-from sifu.record.training import Progress
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
-from sifu.requests.signed_requests import sign_request
+from sifu.requests.letters import sign_request
+from sifu.run.clients_and_engine import clients_from_spec
+from sifu.run.everyones_psi import track_everyone
+from sifu.run.rehearsal import HEALED, REHEARSED
+from sifu.run.run_view import RunView
+from sifu.run.training import Progress
 from sifu.server import flower_app as flower_server
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.store.writer import RunWriter

@@ -15,7 +15,7 @@ from test_flower_runs import Federation
 import sifu
 from sifu.core.engine import Position
 from sifu.core.guarantee import words_of
-from sifu.core.waiting import Wait
+from sifu.core.replies import Wait
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN
 from sifu.errors import InputError, NobodyAnsweredError

@@ -12,8 +12,7 @@ from sifu.engines.sim.gpu.conv_plan import ALIGNMENT, DeviceLayout
 from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, draw_schedule, mix
 from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.engines.sim.networks import ConvNet, Convolution
-from sifu.theory.draws import base_key, place_key
-from sifu.theory.participation import Participation
+from sifu.theory.participation import Participation, base_key, place_key
 
 CLIENTS, MOST = 7, 6
 SIZES = np.array([[6, 5, 3, 6, 2, 4, 6], [1, 2, 3, 4, 5, 6, 6]])
@@ -93,7 +92,7 @@ def test_more_participants_than_slots_are_counted() -> None:
 
 
 def test_the_hash_is_that_of_core() -> None:
-    from sifu.theory import draws
+    from sifu.theory import participation as draws
 
     values = np.random.default_rng(0).integers(0, 2**64, 1000, dtype=np.uint64)
     assert (mix(torch.from_numpy(values.view(np.int64))).numpy().view(np.uint64) == draws.mix(values)).all()

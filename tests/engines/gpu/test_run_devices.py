@@ -16,8 +16,8 @@ from sifu.api.start_run import create_run
 from sifu.core.spec import Spec
 from sifu.engines.sim.gpu.lane_engine import LaneEngine
 from sifu.errors import InputError
-from sifu.launch import devices
-from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.run import devices
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 
 SPEC = small_spec(
     data={"clients": 12, "samples_per_client": 10}, local={"steps": 3}, stop={"target": 0.0, "max_rounds": 12}

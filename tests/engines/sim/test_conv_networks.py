@@ -19,7 +19,7 @@ from sifu.engines.sim.cpu_conv.tiled_convolution import DenseTiles, WinogradTile
 from sifu.engines.sim.dropout import KeyedDropout, kept_units
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.theory.draws import base_key, fractions, place_key, scores
+from sifu.theory.participation import base_key, fractions, place_key, scores
 
 SHAPES = {  # the smallest images that leave something, with odd sizes where a row is left out of pooling
     "cnn": (8, 9),

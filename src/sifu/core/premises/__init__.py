@@ -11,19 +11,22 @@ promise from those that `conditions` states.
 
 from sifu.core.premises.conditions import (
     MeasuredRegularity,
+    Premise,
     RateSource,
     RecordHistory,
+    Status,
     accounting_premise,
     before_training_premises,
     chosen_noise_premise,
     counterfactual_premise,
     groups_record_premises,
+    level_of,
     noise_premise,
+    premises_that_count,
     preprocessing_premise,
     record_premises,
     regularity_premise,
 )
-from sifu.core.premises.premise import Premise, Status, level_of, premises_that_count
 from sifu.core.premises.promises import (
     calibration_premise,
     closed_form_premises,

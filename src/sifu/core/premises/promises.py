@@ -11,8 +11,10 @@ from sifu.choices import Calibration
 from sifu.core.premises.conditions import (
     UNBROKEN,
     MeasuredRegularity,
+    Premise,
     RateSource,
     RecordHistory,
+    Status,
     accounting_premise,
     before_training_premises,
     counterfactual_premise,
@@ -28,7 +30,6 @@ from sifu.core.premises.conditions import (
     replies_premise,
     training_noise_size_premise,
 )
-from sifu.core.premises.premise import Premise, Status
 from sifu.core.randomness import NoiseSource
 from sifu.core.spec import Spec
 from sifu.theory.composition import TrainingNoise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sifu.core.replies import ReplyRules
+from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.sections import (
     IMAGE_FEATURES,
     LINEAR_KINDS,
@@ -18,7 +18,6 @@ from sifu.core.spec.sections import (
     ServerSpec,
     StopSpec,
 )
-from sifu.core.waiting import Wait
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation

@@ -5,9 +5,8 @@ need it.
 """
 
 from sifu.data.feature_maps.build import KINDS, client_statistics, feature_map, fixed_point
-from sifu.data.feature_maps.cache import CachedFeatures
 from sifu.data.feature_maps.convolutions import RandomConvolutions
-from sifu.data.feature_maps.feature_map import FeatureMap
+from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 

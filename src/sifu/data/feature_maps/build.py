@@ -48,7 +48,7 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
             case "module":
                 return NetworkFeatures(shape=shape, **options)
             case "pretrained":
-                from sifu.data.feature_maps.efficientnet import pretrained_efficientnet  # imports torch
+                from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet  # imports torch
 
                 return pretrained_efficientnet(_image(shape), **options)
     except TypeError as error:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.replies import ReplyRules
-from sifu.core.waiting import Wait
+from sifu.core.replies import ReplyRules, Wait
 from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
 from sifu.engines.sim.client_updates import Clipping
 from sifu.theory.closed_form import FixedPoint

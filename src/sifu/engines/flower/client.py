@@ -16,7 +16,7 @@ from typing import Protocol
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sifu.engines.flower.kept_checkpoints import guard
+from sifu.engines.flower.checkpoints_of_nodes import guard
 from sifu.engines.flower.masked_client import add_masking
 from sifu.engines.flower.statistics_client import add_statistics
 from sifu.engines.flower.wire import (

@@ -1,24 +1,78 @@
-"""Messages out, replies in: each reply belongs to the client whose message it answers, and silence has an end.
-
-A lost node's error reply names another sender, and a straggler's never comes, so replies are told apart by
-`reply_to_message_id` alone, and whoever has not answered when the exchange closes is recorded as absent. A reply that
-comes later is never used; it only tells that its client is done with what it was asked (`late`).
-"""
+"""Messages out, replies in: which node is which client, and each reply belongs to the client asked."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from flwr.app import Message
 
-from sifu.core.waiting import LATE
+from sifu.core.identity import key_fingerprint
+from sifu.core.replies import LATE
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+
+class Roster(Protocol):
+    """Finds the nodes of clients."""
+
+    def nodes(self, names: Sequence[str]) -> dict[str, int]:
+        """The node of each of `names` that is there now; the others are left out."""
+        ...
+
+
+class KeyRoster:
+    """Clients by the fingerprint of their node's public key; strangers are remembered and never spoken to."""
+
+    def __init__(self, grid: Grid, keys: Mapping[str, str]) -> None:
+        self._grid = grid
+        self.names: dict[str, str] = {fingerprint: name for name, fingerprint in keys.items()}
+        self.strangers: set[str] = set()
+
+    def nodes(self, names: Sequence[str]) -> dict[str, int]:
+        """The node of each of `names` that is online; a key that two nodes hold is not trusted."""
+        nodes_of: dict[str, list[int]] = {}
+        for node in self._grid.get_nodes():
+            fingerprint = _fingerprint(bytes(node.public_key or b""))
+            name = self.names.get(fingerprint)
+            if name is None:
+                self.strangers.add(fingerprint)
+            else:
+                nodes_of.setdefault(name, []).append(int(node.node_id))
+        return {name: nodes_of[name][0] for name in names if len(nodes_of.get(name, ())) == 1}
+
+
+def _fingerprint(public_key: bytes) -> str:
+    """The fingerprint of a node's key; SuperLink lets nodes register whatever it can read as one."""
+    try:
+        return key_fingerprint(public_key)
+    except InputError:
+        return f"not a key: {public_key[:30]!r}"
+
+
+class ClaimedRoster:
+    """Clients by the name they claim: for demos and simulation, never certified above `conditional`.
+
+    `claims` maps nodes to the names they gave; nodes that come later are asked by `ask`.
+    """
+
+    def __init__(
+        self, grid: Grid, claims: dict[int, str], ask: Callable[[list[int]], dict[int, str]] = lambda nodes: {}
+    ) -> None:
+        self._grid, self.claims, self._ask = grid, claims, ask
+
+    def nodes(self, names: Sequence[str]) -> dict[str, int]:
+        """The node of each of `names` that is online."""
+        online = {int(node) for node in self._grid.get_node_ids()}
+        new = sorted(online - set(self.claims))
+        self.claims |= self._ask(new) if new else {}
+        holders = {name: node for node, name in self.claims.items() if node in online}
+        return {name: holders[name] for name in names if name in holders}
+
 
 Answer = TypeVar("Answer")
 LONGEST_REASON = 200

@@ -19,7 +19,7 @@ from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, draw, run_round
 from sifu.engines.flower.masked_rounds import MaskedRound, Prepared
 from sifu.engines.flower.messenger import Messenger
-from sifu.engines.flower.rounds import OpenRound
+from sifu.engines.flower.plain_rounds import OpenRound
 from sifu.engines.flower.wire import TRAIN, read_masked, read_model, read_ready
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import TrainingFacts

@@ -19,7 +19,7 @@ from sifu.core.engine import Rejection
 from sifu.core.layout import ModelLayout
 from sifu.core.round import Average, RoundSetup
 from sifu.engines.flower.masking import FixedPoint
-from sifu.engines.flower.rounds import FlowerRound
+from sifu.engines.flower.plain_rounds import FlowerRound
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
     MASKED_TRAIN,

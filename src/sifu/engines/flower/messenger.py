@@ -15,11 +15,10 @@ import numpy as np
 
 from sifu.core.engine import Incident, Position
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
-from sifu.core.waiting import LATE
+from sifu.core.replies import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
-from sifu.engines.flower.exchange import Exchange
-from sifu.engines.flower.roster import Roster
-from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
+from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
+from sifu.engines.flower.exchange import Exchange, Roster
 from sifu.engines.flower.wire import SHOW_EVENT, TRAIN, Instruction, model_message, read_model, with_config
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile

@@ -21,8 +21,8 @@ from sifu.core.engine import Position, Reason, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
-from sifu.engines.flower.engine import FlowerFederation
-from sifu.engines.flower.roster import Roster
+from sifu.engines.flower.exchange import Roster
+from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.statistics_wire import (
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
@@ -239,3 +239,19 @@ class MaskedFlowerStatistics(FlowerStatistics):
                 "client's statistics are checked"
             )
         return statistics
+
+
+def make_federation(
+    grid: Grid,
+    roster: Roster,
+    blueprint: Blueprint,
+    patience: Patience | None = None,
+    *,
+    masked_updates: bool = False,
+    masked_statistics: bool = True,
+) -> FlowerFederation:
+    """The engine of a blueprint; whether it sees single clients' updates or statistics."""
+    if blueprint.head is None:
+        return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)
+    statistics = MaskedFlowerStatistics if masked_statistics else FlowerStatistics
+    return statistics(grid, roster, blueprint, patience)

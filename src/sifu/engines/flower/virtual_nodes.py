@@ -9,10 +9,9 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.exchange import Exchange
-from sifu.engines.flower.make_engine import make_federation
+from sifu.engines.flower.exchange import ClaimedRoster, Exchange
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
-from sifu.engines.flower.roster import ClaimedRoster
+from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
 from sifu.errors import NobodyAnsweredError
 from sifu.theory.facts import IN_PROCESS

@@ -4,7 +4,7 @@ In step k of a client's round, unit u of the b-th sample of the batch is kept by
 
     fraction(score(key, b * units + u)) >= p,    key = place(seed, "dropout"; branch, round, client, k, l),
 
-and kept units are scaled by 1/(1 - p). See `sifu.theory.draws` for what a place is.
+and kept units are scaled by 1/(1 - p). See `sifu.theory.participation` for what a place is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from sifu.core.engine import Position
 from sifu.theory.arrays import Booleans
-from sifu.theory.draws import Scores, base_key, fractions, place_key, scores
+from sifu.theory.participation import Scores, base_key, fractions, place_key, scores
 
 
 def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, layer: ArrayLike) -> Scores:

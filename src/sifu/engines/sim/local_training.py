@@ -5,7 +5,7 @@ Which samples a step looks at does not depend on who else takes part in the roun
 A client walks through a permutation of its n samples in batches of b; the last batch of a permutation may be
 smaller, and a new one begins when one is used up. The permutation of epoch e is the stable order of
 
-    scores(place_key(base_key(seed, "batches"), branch, round, client, e), 0..n-1)        (`sifu.theory.draws`),
+    scores(place_key(base_key(seed, "batches"), branch, round, client, e), 0..n-1)        (`sifu.theory.participation`),
 
 keyed by nothing else: taking a client out leaves everyone else's batches as they were.
 """
@@ -22,8 +22,7 @@ import torch
 from sifu.core.engine import Position
 from sifu.errors import InputError
 from sifu.theory.arrays import Booleans, Integers
-from sifu.theory.draws import base_key, place_key, scores
-from sifu.theory.participation import ClientIndices
+from sifu.theory.participation import ClientIndices, base_key, place_key, scores
 
 Value = TypeVar("Value", float, torch.Tensor)
 

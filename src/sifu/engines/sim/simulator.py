@@ -31,13 +31,12 @@ from sifu.engines.sim.embedded_clients import ClientData, check_clients, count_o
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining
-from sifu.engines.sim.loop import LoopTrainer
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
 from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
-from sifu.theory.draws import Places, base_key
 from sifu.theory.facts import (
     IN_PROCESS,
     MADE_BY_OPERATOR,
@@ -47,7 +46,7 @@ from sifu.theory.facts import (
     TrainingFacts,
     clipped_profile,
 )
-from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.participation import ClientIndices, Participation, Places, base_key
 from sifu.theory.rounding import norm_up
 
 Strategy = Literal["auto", "loop", "vectorised"]

@@ -1,9 +1,4 @@
-"""The evidence of a request as a zip file: the public certificate, and all that is needed to check it without us.
-
-It is meant to leave the operator's hands, so it holds nothing of other clients, no path of this machine, no name of
-who worked on the request, and no private key. What it says was verified is verified when it is made: a run that does
-not verify gives no evidence.
-"""
+"""The evidence of a request as a zip file: writing it with its printable page, and checking one that was received."""
 
 from __future__ import annotations
 
@@ -12,27 +7,88 @@ import datetime
 import hashlib
 import io
 import json
+import tempfile
 import zipfile
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from sifu.api.attestation import attest
+from sifu.core.guarantee import words_of
 from sifu.core.ledger import canonical_json, read_json
+from sifu.core.method_info import method_info
+from sifu.core.request_terms import terms_words
+from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError, VerificationError
-from sifu.report.evidence.page import render_evidence
+from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
+from sifu.report.words import LEVEL_WORDS
 from sifu.requests.deadlines import deadline_of
-from sifu.store.certificate_path import certificate_path
-from sifu.store.checkpoints import Checkpoint, signed_events
-from sifu.store.files import write_atomically
-from sifu.store.operator_keys import keys_of
+from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
+from sifu.store.files import certificate_path, read_plain, write_atomically
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
-from sifu.store.regular_files import read_plain
-from sifu.store.table_rows import RequestRow
 from sifu.store.timestamps import timestamp_path
 from sifu.verify.certificate_file import verify_certificate
-from sifu.verify.verification import verify_run
+from sifu.verify.verification import Verification, check_public_key, verify_run
 from sifu.version import __version__
+
+
+def render_evidence(
+    body: Mapping[str, Any],
+    *,
+    deadline: str,
+    finished: str,
+    certificate_name: str,
+    certificate_digest: str,
+    public_key: str,
+    checkpoint: Checkpoint,
+    verified: Mapping[str, Any],
+) -> str:
+    """One page, for people: who asked what, what was done, what it is worth, and how to check it."""
+    environment = Environment(
+        loader=PackageLoader("sifu.report", "evidence"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: "".join(letter if letter.isprintable() else "\ufffd" for letter in str(value)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("evidence.html").render(
+        body=body,
+        clients=forgotten_words(body["clients"], body["records"]),
+        done=what_was_done(
+            start_of(body["protection"], method_info(body["method"]).starts_from, float(body["sigma"])),
+            float(body["sigma"]),
+            whom_words(len(body["clients"]), body["records"]),
+        ),
+        terms=terms_words(body.get("terms", {})),
+        level=LEVEL_WORDS[body["level"]],
+        promise=_promise(body),
+        words=words_of(body),
+        deadline=deadline,
+        in_time=finished <= deadline,
+        finished=finished,
+        certificate_name=certificate_name,
+        certificate_digest=certificate_digest,
+        public_key=public_key,
+        checkpoint=checkpoint,
+        verified=verified,
+        version=__version__,
+    )
+
+
+def _promise(body: Mapping[str, Any]) -> str:
+    if body["level"] == "none":
+        return "Nothing is guaranteed: nobody can say how much of the data is still in the model."
+    words = attacker_words(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"])
+    if body["level"] == "exact":
+        whom = whom_words(len(body["clients"]), None)
+        return f"{exact_words(whom, body['method'], body['records'])}. {words}"
+    return words
+
 
 ED25519_HEADER = bytes.fromhex("302a300506032b6570032100")
 """What stands before the 32 bytes of an Ed25519 public key in its DER form (RFC 8410)."""
@@ -160,3 +216,56 @@ def _json(value: Any) -> bytes:
 def _instructions(certificate_name: str) -> str:
     text = files("sifu.report.evidence").joinpath("instructions.txt").read_text(encoding="utf-8")
     return text.replace("CERTIFICATE", certificate_name)
+
+
+MOST_FILES = 32
+LARGEST_BYTES = 64 << 20
+
+
+def is_evidence(target: Path) -> bool:
+    """Whether this is a bundle, unpacked or as a zip file."""
+    return (target / STATEMENT).is_file() or (target.is_file() and zipfile.is_zipfile(target))
+
+
+def verify_evidence(target: str | Path, public_key: str | None = None) -> Verification:
+    """Check a bundle of evidence: everything in it is signed with the operator's key, and the certificate is sound."""
+    target = Path(target)
+    check_public_key(public_key)
+    if target.is_dir():
+        return _figures_verified(target, target, public_key)
+    with tempfile.TemporaryDirectory(prefix="sifu-evidence-") as place:
+        _unpack(target, Path(place))
+        return _figures_verified(target, Path(place), public_key)
+
+
+def _unpack(file: Path, place: Path) -> None:
+    """The files of the archive by their last names, with limits: anybody may have made it."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            names = [Path(member.filename).name for member in members]
+            if len(set(names)) != len(names) or len(names) > MOST_FILES or STATEMENT not in names:
+                raise InputError(
+                    f"{file} is not a bundle of evidence: its files are not those that sifu evidence writes"
+                )
+            if sum(member.file_size for member in members) > LARGEST_BYTES:
+                raise InputError(f"{file} is far larger than a bundle of evidence")
+            for member, name in zip(members, names, strict=True):
+                with archive.open(member) as stream:
+                    (place / name).write_bytes(stream.read(member.file_size))
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"{file} is not a bundle of evidence: {error}") from error
+
+
+def _figures_verified(target: Path, folder: Path, public_key: str | None) -> Verification:
+    result = Verification(str(target), checked=["evidence"])
+    findings = list(check_evidence(folder, public_key))
+    result.problems.extend(f"evidence: this does not hold: {sentence}" for holds, sentence in findings if not holds)
+    if not result.problems:
+        result.public_key = str(json.loads((folder / "keys.json").read_bytes())["keys"][-1])
+        alone = verify_certificate(next(folder.glob("*.public.json")))
+        result.problems.extend(alone.problems)
+        result.notes.extend(alone.notes)
+        result.content = alone.content
+        result.checked.extend(alone.checked)
+    return result

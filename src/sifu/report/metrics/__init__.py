@@ -4,6 +4,6 @@ Everything is read from the ledger, so a file never disagrees with it, and what 
 """
 
 from sifu.report.metrics.log import MetricsLog, write_metrics
-from sifu.report.metrics.rows import COLUMNS, rows_after
+from sifu.report.metrics.metric_files import COLUMNS, rows_after
 
 __all__ = ["COLUMNS", "MetricsLog", "rows_after", "write_metrics"]

@@ -1,19 +1,76 @@
-"""Where metrics go, and keeping them up to date while a run is at work."""
+"""Metrics of a run in MLflow: one MLflow run for each run of ours, found again by its tag."""
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sifu.errors import InputError, SifuError
-from sifu.report.metrics.files import CsvFile, JsonLinesFile, MetricsFile, TensorBoardFile
-from sifu.report.metrics.mlflow_log import MlflowLog
-from sifu.report.metrics.rows import MetricRow, rows_after
+from sifu.report.metrics.metric_files import (
+    VALUES,
+    CsvFile,
+    JsonLinesFile,
+    MetricRow,
+    MetricsFile,
+    TensorBoardFile,
+    rows_after,
+)
 from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
+
+TAG = "sifu.run"
+MOST_AT_ONCE = 400
+"""Rows of a batch; MLflow takes a thousand metrics at once."""
+
+
+class MlflowLog:
+    """Adds rows to an experiment of MLflow, where MLFLOW_TRACKING_URI says; what is there already is not sent again."""
+
+    def __init__(self, experiment: str, run: str, name: str, client: Any = None) -> None:
+        self._client = client if client is not None else _client()
+        existing = self._client.get_experiment_by_name(experiment)
+        number = existing.experiment_id if existing else self._client.create_experiment(experiment)
+        runs = self._client.search_runs([number], filter_string=f"tags.`{TAG}` = '{run}'")
+        if runs:
+            self._run = runs[0].info.run_id
+        else:
+            self._run = self._client.create_run(number, tags={TAG: run, "mlflow.runName": name}).info.run_id
+        history = self._client.get_metric_history(self._run, VALUES[0])
+        self.last_step = max((int(metric.step) for metric in history), default=-1)
+
+    def append(self, rows: Sequence[MetricRow]) -> None:
+        """Send rows that follow what is there."""
+        metric = _metric_class()
+        for start in range(0, len(rows), MOST_AT_ONCE):
+            batch = rows[start : start + MOST_AT_ONCE]
+            metrics = [
+                metric(name, getattr(row, name), _milliseconds(row), row.step) for row in batch for name in VALUES
+            ]
+            self._client.log_batch(self._run, metrics=metrics)
+            self.last_step = batch[-1].step
+
+
+def _milliseconds(row: MetricRow) -> int:
+    return int(1000 * datetime.datetime.fromisoformat(row.time).timestamp()) if row.time else 0
+
+
+def _client() -> Any:
+    try:
+        from mlflow.tracking import MlflowClient
+    except ModuleNotFoundError as error:
+        raise InputError("to log to MLflow, install it: pip install 'sifu[mlflow]'") from error
+    return MlflowClient()
+
+
+def _metric_class() -> Any:
+    from mlflow.entities import Metric
+
+    return Metric
+
 
 MLFLOW = "mlflow:"
 KINDS: dict[str, type[MetricsFile]] = {".csv": CsvFile, ".jsonl": JsonLinesFile, ".tfevents": TensorBoardFile}

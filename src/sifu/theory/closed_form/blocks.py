@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.sums import Statistics
-from sifu.theory.draws import base_key, scores
+from sifu.theory.participation import base_key, scores
 
 Part = tuple[int, ...]
 """A part of (G, H, n, q) by the groups whose networks it went through: none, one, or two in ascending order."""

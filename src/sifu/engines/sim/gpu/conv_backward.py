@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sifu.engines.sim.gpu import convolution_kernels, descent_kernels, linear_kernels, weight_gradient_kernels
+from sifu.engines.sim.gpu import convolution_kernels, linear_kernels, weight_gradient_kernels
+from sifu.engines.sim.gpu import round_kernels as descent_kernels
 from sifu.engines.sim.gpu.conv_forward import Activations
 from sifu.engines.sim.gpu.conv_plan import ConvolutionPlace, ConvPlan, in_flight, power_of_two
 from sifu.engines.sim.local_training import LocalTraining

@@ -35,7 +35,7 @@ from sifu.engines.sim.gpu.schedule import (
     scores,
     width_for,
 )
-from sifu.theory.draws import base_key
+from sifu.theory.participation import base_key
 
 CHUNK = 20
 """Rounds that run before anything is read back."""

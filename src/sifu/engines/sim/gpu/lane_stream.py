@@ -1,4 +1,4 @@
-"""What a lane is run by: the program, streams of rounds, and the chunks that come out of them."""
+"""The server's step at the end of a round of all lanes, and the lengths that are kept of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +16,39 @@ from sifu.core.engine import Position
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.gpu.device_queue import Mark
 from sifu.engines.sim.gpu.schedule import Drawing, Schedule
+
+
+def end_round(
+    history: Tensor,
+    measured: Tensor,
+    counter: Tensor,
+    *,
+    start: Tensor,
+    mean: Tensor,
+    drifts: Tensor,
+    origins: Tensor,
+    server_rate: float,
+) -> None:
+    """Write the model after round `counter` and what was measured in it, and count it.
+
+    `start` and `mean` (lanes, size) are the model that was handed out and the mean of the local ones, in float64;
+    `drifts` (lanes, slots) the lengths of local models less their mean. Behind them come, for each lane, how far the
+    mean went, how far the new model is from `origins`, and the length of the old one.
+    """
+    new = (start + server_rate * (mean - start)).to(history.dtype)
+    lengths = torch.cat(
+        [
+            drifts,
+            torch.linalg.vector_norm(mean - start, dim=1, keepdim=True),
+            torch.linalg.vector_norm(new.to(torch.float64) - origins, dim=1, keepdim=True),
+            torch.linalg.vector_norm(start, dim=1, keepdim=True),
+        ],
+        dim=1,
+    )
+    measured.index_copy_(0, counter, lengths[None])
+    counter.add_(1)
+    history.index_copy_(0, counter, new[None])
+
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Correct predictions and the sum of losses of every client."""

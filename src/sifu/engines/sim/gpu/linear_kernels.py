@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sifu.engines.sim.gpu.descent_kernels import take_step
+from sifu.engines.sim.gpu.round_kernels import take_step
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _row_and_label(rows, labels, row_stride, g, n, BATCH):
 
 @triton.jit
 def _mix(value):
-    """`sifu.theory.draws.mix`."""
+    """`sifu.theory.participation.mix`."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
@@ -56,7 +56,7 @@ def hidden_layer(
     IN: tl.constexpr, OUT: tl.constexpr, DROPOUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[g, n, o] = ReLU(inputs W + b), with dropout by hashing the unit's place (`sifu.theory.draws`)."""
+    """out[g, n, o] = ReLU(inputs W + b), with dropout by hashing the unit's place (`sifu.theory.participation`)."""
     g = tl.program_id(2).to(tl.int64)
     n = tl.program_id(1) * BM + tl.arange(0, BM)
     o = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sifu.engines.sim.gpu import round_kernels
 from sifu.engines.sim.gpu.device_queue import CapturedRounds
+from sifu.engines.sim.gpu.lane_stream import end_round
 from sifu.engines.sim.gpu.schedule import Schedule
-from sifu.engines.sim.gpu.server_step import end_round
 from sifu.engines.sim.linear import cheaper_between_samples
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel

@@ -1,6 +1,6 @@
 """Who takes part and which samples each step looks at, for many rounds of many lanes, drawn on the device.
 
-The draws are those of `sifu.theory.draws`, so a run has the same schedule on every engine. Integer arithmetic of torch
+The draws are those of `sifu.theory.participation`, so all engines share a schedule. Integer arithmetic of torch
 wraps modulo 2^64 as numpy's does; shifts are made logical by hand.
 
 Only slots that hold a client are trained. A lane has as many slots as it may have participants. Groups of unequal size,
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.gpu.device_queue import capture
-from sifu.theory.draws import GOLDEN, MULTIPLIERS, SHIFTS
-from sifu.theory.participation import Participation
+from sifu.theory.participation import GOLDEN, MULTIPLIERS, SHIFTS, Participation
 
 _SIGN = -(2**63)
 _LAST = 2**63 - 1
@@ -36,14 +35,14 @@ def _shift(values: Tensor, bits: int) -> Tensor:
 
 
 def mix(values: Tensor) -> Tensor:
-    """`sifu.theory.draws.mix` on int64 bits."""
+    """`sifu.theory.participation.mix` on int64 bits."""
     values = (values ^ _shift(values, SHIFTS[0])) * _signed(MULTIPLIERS[0])
     values = (values ^ _shift(values, SHIFTS[1])) * _signed(MULTIPLIERS[1])
     return values ^ _shift(values, SHIFTS[2])
 
 
 def scores(key: Tensor, index: Tensor) -> Tensor:
-    """`sifu.theory.draws.scores` on int64 bits; arguments broadcast."""
+    """`sifu.theory.participation.scores` on int64 bits; arguments broadcast."""
     return mix(key + (index + 1) * _signed(GOLDEN))
 
 

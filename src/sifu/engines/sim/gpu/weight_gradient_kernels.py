@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sifu.engines.sim.gpu.convolution_kernels import DEAD, block_offset, load_patch, place_of, sample_of, tap_offset
-from sifu.engines.sim.gpu.descent_kernels import take_step
+from sifu.engines.sim.gpu.round_kernels import take_step
 
 
 @triton.jit

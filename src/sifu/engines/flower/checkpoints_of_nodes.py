@@ -1,0 +1,237 @@
+"""The latest signed head of a run, as the server shows it and as each node keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from sifu.core.ledger import canonical_json, chain
+from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
+from sifu.errors import InputError
+from sifu.store import keys
+from sifu.store.checkpoints import ROTATED, Checkpoint, latest_checkpoint
+from sifu.store.clock import CLOCK_SET
+from sifu.store.files import append_line
+from sifu.store.head_file import HEAD_FILE
+from sifu.store.reader import RunReader
+
+
+class ShownCheckpoint:
+    """Read from the run folder when its file `head` has changed, which it does with every event."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp: tuple[int, int] | None = None
+        self._shown: dict[str, str] = {}
+        self._links: list[list[str]] = []
+
+    def __call__(self, since: int | None) -> dict[str, str | int]:
+        """The checkpoint and every change of keys, as they stand in a message's config; empty if nothing is signed.
+
+        With the number of an event `since` which a client kept, also how the checkpoint follows from it.
+        """
+        status = os.stat(self._folder / HEAD_FILE)
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if stamp != self._stamp:
+            with RunReader(self._folder) as reader:
+                checkpoint = latest_checkpoint(reader)
+                payloads = reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,))
+                events = reader.query("SELECT time, kind, commitment FROM events ORDER BY seq")
+            rotations = [
+                {
+                    "old": content["old_key"],
+                    "new": content["run"]["public_key"],
+                    "signature_by_old": content["signature_by_old"],
+                    "signature_by_new": content["signature_by_new"],
+                }
+                for content in (json.loads(payload) for (payload,) in payloads)
+            ]
+            self._shown, self._links = {}, []
+            if checkpoint is not None:
+                self._links = [[time, kind, bytes(commitment).hex()] for time, kind, commitment in events]
+                self._links = self._links[: checkpoint.seq]
+                self._shown = {CHECKPOINT: canonical_json(checkpoint.to_mapping()).decode()}
+                if rotations:
+                    self._shown[ROTATIONS] = canonical_json(rotations).decode()
+            self._stamp = stamp
+        shown: dict[str, str | int] = dict(self._shown)
+        if since is not None and 1 <= since < len(self._links):
+            shown |= {LINKS_FROM: since, LINKS: canonical_json(self._links[since:]).decode()}
+        return shown
+
+    @property
+    def seq(self) -> int:
+        """The number of the event that was shown last."""
+        return len(self._links)
+
+
+FILE_OPTION = "checkpoints"
+"""The key of a node's config that names the file in which it keeps every checkpoint it was shown."""
+STATE = "sifu-checkpoint"
+LATEST = "latest"
+LARGEST_TEXT = 1 << 20
+COMMITMENT = re.compile("[0-9a-f]{64}")
+Handler = Callable[[Message, Context], Message]
+
+
+def guard(app: ClientApp) -> ClientApp:
+    """Let every function of an app look at the checkpoint of a message before it does anything else."""
+    for name, function in list(app._registered_funcs.items()):
+        if name != PROFILE_QUERY:  # there may be no run yet
+            app._registered_funcs[name] = _guarded(function)
+    if app._call is not None:
+        app._call = _guarded(app._call)
+    return app
+
+
+def _guarded(function: Handler) -> Handler:
+    return lambda message, context: witness_mod(message, context, function)
+
+
+def witness_mod(message: Message, context: Context, call_next: Handler) -> Message:
+    """A client mod: keep the signed head of the run that a message shows, and take no part in a fork."""
+    look_at_checkpoint(message, context)
+    return call_next(message, context)
+
+
+def look_at_checkpoint(message: Message, context: Context) -> None:
+    """Keep the checkpoint of a message, or refuse the message if it contradicts the one that is kept."""
+    config = message.content.get(CONFIG)
+    text = config.get(CHECKPOINT) if isinstance(config, ConfigRecord) else None
+    file = context.node_config.get(FILE_OPTION)
+    kept = _kept_in_state(context)
+    if text is None:
+        if kept is not None:
+            raise InputError(
+                f"the server showed event {kept.seq} of run {kept.run} before and shows no checkpoint now: this node "
+                "takes no part without one"
+            )
+        return
+    if not isinstance(text, str) or len(text) > LARGEST_TEXT or not isinstance(config, ConfigRecord):
+        raise InputError("the message holds no readable checkpoint")
+    shown = Checkpoint.from_json(text)
+    in_file = _kept_in_file(Path(str(file)), shown.run) if file else {}
+    if kept is None and in_file:
+        kept = in_file[max(in_file)]
+    if kept == shown:
+        return
+    follow(kept, shown, _rotations(config), _links(config))
+    if file and shown.seq not in in_file:
+        append_line(Path(str(file)), canonical_json(shown.to_mapping()))
+    context.state[STATE] = ConfigRecord({LATEST: text})
+
+
+def follow(
+    kept: Checkpoint | None, shown: Checkpoint, rotations: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
+) -> None:
+    """Refuse a checkpoint that is not signed, or that does not follow from the one that was kept.
+
+    A head at the same number must be the same, none comes before it, and a later one is computed from the kept one by
+    the `links`: the number of the event they begin after, and time, kind and commitment of each.
+    """
+    if not shown.holds:
+        raise InputError(f"the checkpoint of event {shown.seq} is not signed by the key it names")
+    if kept is None:
+        return
+    if shown.run != kept.run:
+        raise InputError(f"this node takes part in run {kept.run[:40]}, the message is of run {shown.run[:40]}")
+    trusted = {kept.public_key}
+    for rotation in rotations:
+        if rotation.get("old") in trusted and _signed_by_both(kept.run, rotation):
+            trusted.add(str(rotation["new"]))
+    if shown.public_key not in trusted:
+        raise InputError(
+            f"the checkpoint of event {shown.seq} is signed with the key {shown.public_key[:16]}..., which the key "
+            f"known here, {kept.public_key[:16]}..., did not sign for"
+        )
+    if shown.seq == kept.seq and shown.head != kept.head:
+        raise InputError(fork(kept, shown))
+    if shown.seq < kept.seq:
+        raise InputError(
+            f"fork: the server shows event {shown.seq} after it had shown event {kept.seq} ({kept.time}): an older "
+            "state of the run was put back. This node takes no part. If the operator restored a backup and you accept "
+            "that, remove what this node kept"
+        )
+    if shown.time < kept.time and not any(kind == CLOCK_SET for _, kind, _ in links[1]):
+        raise InputError(f"the checkpoint of event {shown.seq} is dated before that of event {kept.seq}")
+    if shown.seq == kept.seq:
+        return
+    if links[0] > kept.seq or links[0] + len(links[1]) != shown.seq:
+        raise InputError(f"show event {kept.seq}: this node kept it, and takes part only in a history that has it")
+    head = bytes.fromhex(kept.head)
+    for seq, (time, kind, commitment) in enumerate(links[1][kept.seq - links[0] :], start=kept.seq + 1):
+        head = chain(head, seq, time, kind, bytes.fromhex(commitment))
+    if head.hex() != shown.head:
+        raise InputError(
+            f"fork: event {shown.seq} does not follow from event {kept.seq} ({kept.head[:16]}...), which this node was "
+            "shown before: the operator has two histories. This node takes no part. If the operator restored a backup "
+            "and you accept that, remove what this node kept"
+        )
+
+
+def fork(kept: Checkpoint, shown: Checkpoint) -> str:
+    """A sentence about two heads of one event."""
+    return (
+        f"fork: the operator signed two heads for event {kept.seq} of run {kept.run}, {kept.head[:16]}... (kept here) "
+        f"and {shown.head[:16]}... (shown now): two histories exist. This node takes no part"
+    )
+
+
+def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
+    try:
+        rotations = json.loads(str(config.get(ROTATIONS, "[]"))[:LARGEST_TEXT])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the message's changes of keys cannot be read: {error}") from error
+    return [rotation for rotation in rotations if isinstance(rotation, dict)] if isinstance(rotations, list) else []
+
+
+def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
+    """Where the links of a message begin, and the links; what is not one gives none."""
+    try:
+        first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
+        sound = isinstance(links, list) and all(
+            isinstance(link, list)
+            and len(link) == 3
+            and all(isinstance(part, str) for part in link)
+            and COMMITMENT.fullmatch(link[2])
+            for link in links
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"the message's links of the ledger cannot be read: {error}") from error
+    return (first, links) if sound else (0, [])
+
+
+def _signed_by_both(run: str, rotation: dict[str, Any]) -> bool:
+    old, new = str(rotation.get("old")), str(rotation.get("new"))
+    body = keys.rotation_statement(run, old, new)
+    signed = ((old, rotation.get("signature_by_old")), (new, rotation.get("signature_by_new")))
+    return all(keys.signature_holds({"body": body, "public_key": key, "signature": text}) for key, text in signed)
+
+
+def _kept_in_state(context: Context) -> Checkpoint | None:
+    record = context.state.get(STATE)
+    return Checkpoint.from_json(str(record[LATEST])) if isinstance(record, ConfigRecord) else None
+
+
+def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:
+    """What the file has of a run, by number; a line that a kill cut short is passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"this node cannot read the checkpoints it kept in {path}: {error.strerror}") from error
+    checkpoints = []
+    for line in lines:
+        try:
+            checkpoints.append(Checkpoint.from_json(line))
+        except InputError:
+            continue
+    return {checkpoint.seq: checkpoint for checkpoint in checkpoints if checkpoint.run == run and checkpoint.holds}

@@ -1,1 +1,0 @@
-"""From a spec to an engine with its clients."""

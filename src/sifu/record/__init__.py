@@ -1,1 +1,0 @@
-"""A run while it is recorded and read: its view, its training, its rehearsal, its replays."""

@@ -1,0 +1,159 @@
+"""What a purged run still holds of the forgotten, place by place, and copies that no request reaches."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sifu.core.ledger import canonical_json
+from sifu.core.spec import RIDGE
+from sifu.store.files import append_line, read_plain
+from sifu.store.reader import RunReader
+
+EXPORTS_FILE = "exports.jsonl"
+"""Where exported models went, a line each: `node`, `path`, `time`. For information; no certificate depends on it."""
+CONSOLE_STATE = ".sifu-console"
+"""The folder of a console's own files, inside a folder of runs that it serves."""
+_FOLDERS_UP = 3
+"""How far above a run its console may have been started."""
+
+
+def note_export(folder: Path, node: int, path: Path) -> None:
+    """Remember where a model was exported to; nothing is noted in a folder that cannot be written to."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
+    file = folder / EXPORTS_FILE
+    try:
+        if file.is_symlink():
+            return
+        if not file.exists():
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        append_line(file, line)
+    except OSError:
+        return
+
+
+def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
+    """What may still hold something of the forgotten outside the run's own record: (what, why)."""
+    forgotten_at = [row.noise_node for row in reader.requests() if row.noise_node is not None]
+    if not forgotten_at:
+        return
+    cache = reader.spec.get("features", {}).get("cache", "")
+    if cache and Path(cache).is_dir() and any(Path(cache).glob("*.npy")):
+        yield (
+            f"{cache} (features.cache), with features of everyone's samples",
+            "it belongs to the clients' side, and sifu does not erase it; delete it, it is made again where needed",
+        )
+    for node, path in _exports(reader.folder):
+        if node < max(forgotten_at) and node != reader.tip:
+            where = path if Path(path).exists() else f"{path} (not there now)"
+            yield (
+                f"{where}, the model of node {node} as it was exported",
+                "clients forgotten since may be in it; delete it and every copy made of it",
+            )
+    for output in _console_outputs(reader.folder):
+        yield (
+            f"{output}, which a console that was killed left",
+            "it may hold what a command printed about the forgotten; delete it",
+        )
+
+
+def copy_notes(reader: RunReader) -> list[str]:
+    """The same as notes of a verification."""
+    return [f"outside the record: {what}: {why}" for what, why in copies_elsewhere(reader)]
+
+
+def _exports(folder: Path) -> list[tuple[int, str]]:
+    """Node and path of every export; lines that cannot be read are passed over."""
+    try:
+        lines = read_plain(folder / EXPORTS_FILE).splitlines()
+    except OSError:
+        return []
+    exports = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+            exports.append((int(content["node"]), str(content["path"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return sorted(set(exports))
+
+
+def _console_outputs(folder: Path) -> list[Path]:
+    """What jobs of a console printed; a console deletes it when the job has ended."""
+    run = folder.resolve()
+    states = [run.with_name(f"{run.name}.console"), *(place / CONSOLE_STATE for place in run.parents[:_FOLDERS_UP])]
+    return sorted(path for state in states for path in (state / "jobs").glob("*.out"))
+
+
+@dataclass(frozen=True)
+class KeptFigure:
+    """Figures that a guess of the forgotten data can still be held against.
+
+    `place` is table.column, or events.KIND and the path of a key in the payload (`*`: of any kind).
+    """
+
+    place: str
+    what: str
+    why: str
+
+
+_PSI = "certificates recompute Psi from it"
+_LEVEL = "certificates recompute levels from it"
+_PLANS = "later plans use it"
+_TIES = "it ties tables to the ledger"
+KEPT_FIGURES = (
+    KeptFigure("participation.drift", "how far each client's model was from the mean, round by round", _PSI),
+    KeptFigure("nodes.mean_shift", "how far a round moved the model", _PSI),
+    KeptFigure("nodes.factor_sum", "the sum of the clients' contraction factors", _PSI),
+    KeptFigure("nodes.factor_max", "the largest contraction factor", _PSI),
+    KeptFigure("nodes.averagedness_sum", "the sum of the clients' averagedness", _PSI),
+    KeptFigure("nodes.averagedness_max", "the largest averagedness", _PSI),
+    KeptFigure("nodes.rounding", "a bound of rounding errors, by the size of the model", _PSI),
+    KeptFigure("nodes.noise_std", "sigma, chosen by Psi", _PSI),
+    KeptFigure("nodes.distance", "how far the model was from the initial one", _PLANS),
+    KeptFigure("clients.smoothness", "the largest curvature of a client's loss", _LEVEL),
+    KeptFigure("clients.curvature", "the smallest curvature of a client's loss", _LEVEL),
+    KeptFigure("run.facts", "the local rate, where the spec leaves it to sifu", "rounds are replayed with it"),
+    KeptFigure("run.local_rates", "the local rates that were found anew", "rounds are replayed with it"),
+    KeptFigure("run.spec", "the same in the merged spec", "rounds are replayed with it"),
+    KeptFigure("run.clients_digest", "digest of the table of clients", _TIES),
+    KeptFigure("models.psi_max", "the largest Psi of a client at a model", _PLANS),
+    KeptFigure("requests.noise_std", "sigma, chosen by Psi", _PSI),
+    KeptFigure("requests.source_node", "the node a request went back to, chosen by Psi", _PSI),
+    KeptFigure("requests.wanted_node", "the same, had every model been kept", _PSI),
+    KeptFigure("charges.psi", "what the noise had to hide", _PSI),
+    KeptFigure("charges.charge", "what that cost", _PSI),
+    KeptFigure("certificates.content.body", "Psi, sigma, charges, budgets and nodes", "they are signed"),
+    KeptFigure("events.*.rows.digest", "digest of nodes and participations", _TIES),
+    KeptFigure("events.*.run", "the local rate and the digest of clients, as above", _TIES),
+    KeptFigure("events.*.models.psi_max", "as models.psi_max, also of erased models", _TIES),
+    KeptFigure("events.rolled back.choice", "as the columns of requests", _TIES),
+    KeptFigure("events.rolled back.charges", "as charges", _TIES),
+    KeptFigure("events.rolled back.auto.ways", "levels and predicted rounds of each method", "the choice is checked"),
+    KeptFigure("events.request planned", "source node and sigma of a plan", "it is the history of the request"),
+)
+"""Of runs that are trained in rounds."""
+COUNTS = (
+    KeptFigure("samples", "how many samples each client had, in tables and payloads", "weights follow from it"),
+    KeptFigure("rounds", "how many rounds training took", "the history is made of them"),
+    KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
+)
+"""Of every run: numbers of things, never their content."""
+RANDOM = (
+    "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
+    "*.public_key", "*.run", "*.received", "*.carried_out", "*.finished", "*.issued", "*.sum", "*.sample_digests",
+    "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
+    "file operator.key", "file models/*", "file statistics/*", "file updates/*",
+)  # fmt: skip
+"""Places that differ between any two runs: random bytes and times, digests of salted content, files of those who
+stay."""
+
+
+def kept_figures(model_kind: str) -> tuple[KeptFigure, ...]:
+    """What is left after a purge; of a head in closed form it is numbers of things alone."""
+    return COUNTS if model_kind == RIDGE else (*KEPT_FIGURES, *COUNTS)

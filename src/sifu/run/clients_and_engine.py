@@ -1,0 +1,380 @@
+"""A federation from a spec: load the data, spread it over clients, and put the embedded engine on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form_engine import solved_once, targets_of
+from sifu.core.engine import Engine
+from sifu.core.randomness import keyed_generator
+from sifu.core.replies import ALL, ReplyRules
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
+from sifu.data.table_coding import parse_classes
+from sifu.errors import InputError
+from sifu.run.public_features import map_of, tuned_map, with_features
+from sifu.theory.arrays import Array
+from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
+from sifu.theory.participation import Participation
+from sifu.theory.regularity import automatic_rate, certified_rates
+
+PYTHON = "python"
+"""`data.name` of a run whose clients were handed over from Python."""
+FLOWER = "flower"
+"""`data.name` of a run whose clients are nodes of Flower and keep their data."""
+LOOP = "server loop"
+"""`data.name` of a run whose clients a program of the operator's own speaks with (`sifu.ServerLoop`)."""
+NPZ, TABLE = "npz", "table"
+OWN_FILES = (NPZ, TABLE)
+"""`data.name` of runs on a user's own files."""
+REAL_OUTPUTS = ("logistic", "least_squares")
+"""Model kinds without one output a class."""
+
+
+def way_to_go_on(spec: Spec, phase: str) -> str:
+    """The command that continues with a run that was interrupted in a phase."""
+    if spec.data.name == FLOWER:
+        return "flwr run"
+    if spec.data.name == LOOP:
+        return "the program with your sifu.ServerLoop"
+    return "sifu train" if phase == "training" else "sifu forget"
+
+
+def carried_out_elsewhere(spec: Spec) -> str:
+    """What to do instead where `sifu forget` cannot carry a request out on its own; empty where it can."""
+    if spec.data.name == FLOWER:
+        return (
+            "The clients of this run are nodes of Flower: its server carries the request out by itself, between "
+            "rounds, as soon as nothing is missing. If it does not run, start it with flwr run."
+        )
+    if spec.data.name == LOOP:
+        return (
+            "Your own program speaks with the clients of this run: its sifu.ServerLoop carries the request out between "
+            "rounds. If it does not run, start it."
+        )
+    if spec.data.name == PYTHON or spec.model.kind == "python":
+        return (
+            "This run was made from Python with data or a model of its own: carry the request out there, with "
+            "sifu.open_run(folder, clients=..., model=...).forget(request=...)."
+        )
+    return ""
+
+
+def clients_from_spec(
+    spec: Spec,
+    data_folder: str | Path | None = None,
+    download: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fresh_marks: bool = False,
+    dataset: Any = None,
+) -> tuple[Any, ...]:
+    """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new.
+
+    `dataset` is the spec's data set where it has been loaded before.
+    """
+    from sifu.data import from_dataset, given_names, load, partition, watermarked
+
+    data = spec.data
+    if data.name == PYTHON:
+        raise InputError(
+            "this run was made from Python with its own data: continue it from Python with "
+            "sifu.open_run(folder, clients=...)"
+        )
+    if data.name == FLOWER:
+        raise InputError(
+            "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
+            "server carries them out while it runs, or when it is started again with flwr run"
+        )
+    if data.name == LOOP:
+        raise InputError(
+            "a program of your own speaks with the clients of this run: put requests into it with sifu request; its "
+            "sifu.ServerLoop carries them out while it runs, or when it is started again"
+        )
+    if dataset is not None:
+        pass
+    elif data.name in OWN_FILES:
+        dataset = _own_dataset(data, spec.seed)
+    else:
+        dataset = load(data.name, data_folder or data.folder or None, download, progress)
+    given = dataset.client_train
+    names = None
+    count = data.clients
+    kind = "given" if data.name == "hospitals" else data.partition
+    if kind == "given":
+        if given is None:
+            raise InputError('data.partition = "given" needs an npz file with an array client')
+        names = given_names(given)
+        count = len(names)
+    indices = partition(
+        kind,
+        dataset.y_train,
+        count,
+        None if kind == "given" else data.samples_per_client or None,
+        keyed_generator(spec.seed, "partition"),
+        alpha=data.alpha,
+        identity=dataset.identity_train,
+        given=given,
+    )
+    if data.watermark:
+        dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
+    clients = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
+    return with_features(spec, clients)
+
+
+def _own_dataset(data: DataSpec, seed: int) -> Any:
+    """A data set from the user's own files."""
+    from sifu.data import load
+    from sifu.data.table import read_table
+    from sifu.data.table_coding import TableCoding
+
+    if not data.file:
+        raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
+    if data.name == NPZ:
+        return load(NPZ, Path(data.file))
+    if data.partition != "given":
+        raise InputError(
+            f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
+        )
+    return read_table(
+        Path(data.file).expanduser(),
+        TableCoding.from_spec(data),
+        held_out=data.held_out,
+        test_file=Path(data.test_file).expanduser() if data.test_file else None,
+        seed=seed,
+    )
+
+
+def clients_of_frame(spec: Spec, frame: Any) -> tuple[Any, ...]:
+    """The clients in a frame that a program handed over; the spec names the columns, as it does for a file."""
+    from sifu.data.table import read_frame
+    from sifu.data.table_coding import TableCoding
+
+    data = replace(spec.data, name=TABLE, partition="given")
+    if data.held_out or data.test_file:
+        raise InputError(
+            "data.held_out and data.test_file are for tables in files: hold rows of a frame out before you hand it over"
+        )
+    return clients_from_spec(replace(spec, data=data), dataset=read_frame(frame, TableCoding.from_spec(data)))
+
+
+def columns_of_features(data: DataSpec, frame: Any = None) -> str:
+    """The columns that are features, of a table or a frame, as a spec writes them; empty for other data."""
+    from sifu.data.table import column_names, frame_names, is_frame
+    from sifu.data.table_coding import TableCoding, join_names, split_names
+
+    if frame is not None and not is_frame(frame):
+        return ""
+    if frame is None and data.name != TABLE:
+        return ""
+    coding = TableCoding.from_spec(data)
+    names = column_names(Path(data.file).expanduser(), coding) if frame is None else frame_names(frame)
+    features = coding.features_of(names)
+    text = join_names(features)
+    return text if split_names(text, "data.columns") == features else ""  # a quote in a name cannot be written
+
+
+def takes_rows(spec: Spec) -> bool:
+    """Whether samples are handed over as rows of numbers, not as images."""
+    return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Rows to test with as model inputs, and which client each is of (None: rows of no client)."""
+
+    x: Any
+    y: Any
+    clients: Array | None = None
+
+    def of(self, names: Collection[str]) -> HeldOutRows:
+        """Those of the named clients, and all that belong to no client."""
+        if self.clients is None:
+            return self
+        chosen = np.isin(self.clients.astype(str), list(names))
+        return HeldOutRows(self.x[chosen], self.y[chosen], self.clients[chosen])
+
+
+def held_out_from_spec(
+    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
+) -> tuple[Any, Any] | None:
+    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none.
+
+    `dataset` is the spec's data set where it has been loaded before.
+    """
+    rows = held_out_rows_from_spec(spec, data_folder, dataset=dataset)
+    return None if rows is None else (rows.x, rows.y)
+
+
+def held_out_rows_from_spec(
+    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
+) -> HeldOutRows | None:
+    """As `held_out_from_spec`, with the client that each row is of."""
+    from sifu.data import ClientData, load
+
+    data = spec.data
+    if data.name in (PYTHON, FLOWER, LOOP):
+        return None
+    if dataset is None:
+        own = data.name in OWN_FILES
+        dataset = _own_dataset(data, spec.seed) if own else load(data.name, data_folder or data.folder or None)
+    if dataset.x_test.shape[0] == 0:
+        return None
+    x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
+    if spec.features.kind != "none" and spec.model.kind != RIDGE:
+        (held,) = with_features(spec, [ClientData("held out", x, dataset.y_test)])
+        x = held.x
+    return HeldOutRows(x, dataset.y_test, dataset.client_test)
+
+
+CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2, "hospitals": 2}
+"""How many classes the named data sets have, regardless of who takes part."""
+
+
+def preprocessing_of(spec: Spec) -> str:
+    """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
+    if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER, LOOP):
+        return FIXED_CONSTANTS
+    return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
+
+
+def known_outputs(spec: Spec) -> int:
+    """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    listed = len(parse_classes(spec.data.classes)) if spec.data.name in (TABLE, PYTHON) and spec.data.classes else 0
+    if listed and spec.model.outputs not in (0, listed) and spec.model.kind not in REAL_OUTPUTS:
+        raise InputError(
+            f"model.outputs = {spec.model.outputs}, but data.classes lists {listed}: leave model.outputs out"
+        )
+    if spec.model.outputs or spec.model.kind in REAL_OUTPUTS:
+        return spec.model.outputs
+    if listed:
+        return listed
+    return CLASSES.get(spec.data.name, 0)
+
+
+def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
+    """The engine of a head in closed form, and the spec with the one round it takes."""
+    from sifu.data.feature_maps import fixed_point
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
+
+    ridge, outputs = spec.ridge, spec.model.outputs
+    columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
+    if ridge.task == "classification":
+        outputs = known_outputs(spec)
+        counted = 1 + max(int(np.max(client.y)) for client in clients)
+        if outputs and outputs < counted:
+            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+        from_labels, outputs = not outputs, max(outputs or counted, 2)
+    else:
+        from_labels, outputs = False, outputs or columns[0]
+    targets = targets_of(ridge, outputs)
+    features = map_of(spec, clients)
+    assert features is not None  # a closed-form head always has a map
+    if spec.is_tuned:
+        features = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
+    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    relative = None if ridge.regularisation == "auto" else ridge.regularisation
+    facts: dict[str, Any] = {
+        "preprocessing": preprocessing_of(spec),
+        "declared": features.is_declared,
+        "from_labels": from_labels,
+    }
+    if spec.is_tuned:
+        from sifu.engines.sim.tuned_engine import TunedFederation
+
+        tuned: Any = features
+        local = local_training(spec, float(spec.local.rate))
+        engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, local, spec.seed, **facts)
+    else:
+        engine = ClosedFormFederation(clients, features, targets, fixed, relative, **facts)
+    return engine, solved_once(spec, "clients")
+
+
+def local_training(spec: Spec, rate: float) -> Any:
+    """What a client of a spec does in a round, at a rate."""
+    from sifu.engines.sim import LocalTraining
+
+    local = spec.local
+    return LocalTraining(
+        rate,
+        local.steps,
+        local.batch or None,
+        local.momentum,
+        local.nesterov,
+        local.weight_decay,
+        local.clip,
+    )
+
+
+def engine_from_spec(
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+) -> tuple[Engine, Spec]:
+    """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
+
+    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user. `numbers` are those that clients
+    are drawn for, where some of a run are left out.
+    """
+    from sifu.engines.sim import SimulatedFederation, make_model
+    from sifu.engines.sim.client_updates import Clipping
+    from sifu.engines.sim.embedded_clients import count_outputs, input_shape
+    from sifu.engines.sim.objectives import OBJECTIVES
+
+    if spec.server.wait != ALL:
+        raise InputError(
+            f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
+        )
+    if spec.model.kind == RIDGE:
+        return closed_form_engine(spec, clients)
+    clients = with_features(spec, clients)
+    from_labels = False
+    if model is None:
+        if spec.model.kind == "python":
+            raise InputError(
+                "this run was made from Python with its own model: continue it from Python with "
+                "sifu.open_run(folder, model=..., clients=...)"
+            )
+        objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
+        counted = count_outputs(clients, objective)
+        outputs = known_outputs(spec)
+        if outputs and outputs < counted:
+            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+        from_labels = not outputs and spec.model.kind not in REAL_OUTPUTS
+        outputs = outputs or counted
+        model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
+
+    server = spec.server
+    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+
+    def build(rate: float) -> SimulatedFederation:
+        return SimulatedFederation(
+            clients,
+            model,
+            local_training(spec, rate),
+            server_rate=spec.server.rate,
+            participation=Participation.parse(spec.server.participation),
+            dtype=spec.model.dtype,
+            seed=spec.seed,
+            preprocessing=preprocessing_of(spec),
+            shape_from_labels=from_labels,
+            features=getattr(clients[0], "features", "") if len(clients) else "",
+            features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
+            clipping=clipping,
+            replies=ReplyRules(server.rejected, server.update_bound),
+            numbers=numbers,
+        )
+
+    if spec.local.rate != "auto":
+        return build(spec.local.rate), spec
+    probe = build(1.0)
+    rate = automatic_rate(certified_rates(probe.clients, spec.local.momentum), spec.model.kind)
+    if rate is None or spec.local.nesterov:
+        raise InputError(
+            'local.rate = "auto" needs a linear model without nesterov and local.clip, whose largest certified rate '
+            "can be computed: "
+            "give a number, for example local.rate = 0.05"
+        )
+    return build(rate), replace(spec, local=replace(spec.local, rate=rate))

@@ -1,0 +1,323 @@
+"""The one recorded round of a closed-form head: a sum over the clients that stay, and the head it gives.
+
+Where every client's statistics are kept, nobody is asked whose statistics are at hand; the sum is the kept one plus
+those who came and minus those who went, exact in whole numbers, so a forget costs the same whatever the number of
+clients. Where only the sum is kept, everyone is asked again as soon as somebody left; where statistics are masked, also
+when somebody came. Whoever does not answer is absent from the head, and is in the next one that it answers for.
+
+Where groups tune the network, statistics are those of features through the networks at hand (docs/theory.md, section
+15.5). Those of other networks are of no use: a merge with a rebuilt network takes one round of statistics of everyone.
+Of blocks only the parts that went through the rebuilt network are asked for; the others are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, recorded_blocks
+from sifu.core.engine import Position, Rejection, evaluate_present
+from sifu.core.round_stream import StreamedRound
+from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.run.group_state import trunks_at_hand, use_trunks
+from sifu.run.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
+from sifu.store.projection import GroupModelRow
+from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
+from sifu.theory.closed_form import Statistics, fit_head, total
+from sifu.theory.closed_form.blocks import Blocks, Part
+from sifu.theory.closed_form.sums import words_at
+
+log = logging.getLogger(__name__)
+UNUSABLE = "unusable samples"
+HELD_BYTES = 1 << 29
+"""Of newcomers' statistics in memory between their check and the solve; those of the rest are asked for again."""
+
+
+@dataclass
+class _Gathered:
+    """What a solve asked for: rows of files written, how many clients sent how much, who was refused or absent."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    clients_asked: int = 0
+    words_sent: int = 0
+    rejections: list[Rejection] = field(default_factory=list)
+    absent: set[int] = field(default_factory=set)
+
+
+class RecordedSolve(RecordedTraining):
+    """Solves for the head of the active clients, if the current model is not theirs already."""
+
+    _progress: ProgressCallback | None = None
+    held: dict[int, Statistics] | None = None
+    """Statistics of newcomers that `check_newcomers` asked for."""
+
+    def check_newcomers(self) -> dict[int, Statistics]:
+        """Refuse clients of the engine that are not recorded yet and whose statistics cannot be used or added.
+
+        Once recorded, such a client would be in the way of every later solve. Returns statistics to be `held`.
+        """
+        engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics]()
+        use_trunks(self.engine, self.writer, self._trunk_rows)
+        new = range(len(self.view.clients), len(self.engine.clients))
+        if isinstance(engine, MaskedStatisticsEngine) or not new:
+            return held
+        whole = next((row for row in self.writer.statistics().values() if row.is_sum and self._is_through(row)), None)
+        result = None if whole is None else read_statistics(self.writer.folder, whole, engine.fixed)
+        size = 8 * words_at(engine.fixed)
+        for client, sent in engine.collect(new, self._position):
+            if isinstance(sent, Rejection) and sent.reason == UNUSABLE:
+                raise InputError(f"{sent.client} cannot join, and nothing was recorded: {sent.detail}")
+            if isinstance(sent, Rejection):
+                raise _refusal(sent)
+            if sent is None:
+                continue
+            result = sent if result is None else result + sent
+            if size * (len(held) + 1) <= HELD_BYTES:
+                held[client] = sent
+        return held
+
+    def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        self._progress = progress
+        if not self._is_theirs():
+            self._solve()
+        if progress:
+            progress(Progress(phase, self._tip.position, self._accuracy or 0.0, 0.0, 1))
+        return True
+
+    def finish(self) -> None:
+        """Record that the first training is done; there is no noise to be rehearsed."""
+        self.note_standing()
+        with uninterrupted():
+            self.writer.record("training done", {"run": {"phase": "ready"}, "node": self.writer.tip})
+
+    def _keep(self, psi_max: float) -> None:
+        """No request ever goes back to an earlier head."""
+
+    def missing(self) -> set[int]:
+        """The active clients that the current head has nothing of and that were not refused."""
+        tip = self._tip
+        refused = {
+            self.view.index_of[row.client]
+            for row in self.writer.rejections()
+            if (row.branch, row.round) == (tip.branch, tip.position - 1) and row.left_out
+        }
+        return set(self.active.tolist()) - self._taken() - refused
+
+    def _taken(self) -> set[int]:
+        """The clients of the current head; nobody if the current model is not one."""
+        tip = self._tip
+        if tip.kind != "round":
+            return set()
+        return set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
+
+    def _is_theirs(self) -> bool:
+        """Whether the current model is the head of exactly the active clients, less those refused."""
+        theirs = self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
+        return theirs and not self.lacks_networks()
+
+    @cached_property
+    def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
+        """The networks of groups that features go through now."""
+        return trunks_at_hand(self.writer) if self.view.spec.is_tuned else ()
+
+    def _is_through(self, row: StatisticsRow) -> bool:
+        """Whether statistics are of features through the networks at hand, all of them and no other."""
+        return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
+
+    def _is_of_use(self, row: StatisticsRow) -> bool:
+        """Whether a file is part of the next sum: a sum of blocks may grow by those of networks that came back."""
+        nodes = [trunk.node for trunk in self._trunk_rows]
+        grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
+        return grows or can_be_used(row, nodes)
+
+    @cached_property
+    def _blocks(self) -> Blocks | None:
+        """Where the blocks of groups lie, if features have some."""
+        spec = self.view.spec
+        return recorded_blocks(spec, self.writer.layout) if spec.features.tune == "blocks" else None
+
+    def lacks_networks(self) -> bool:
+        """Whether the current head stands on other networks than those that are at hand."""
+        rows = self.writer.statistics().values()
+        return self.view.spec.is_tuned and not any(row.is_sum and self._is_through(row) for row in rows)
+
+    def _solve(self) -> None:
+        engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
+        use_trunks(self.engine, self.writer, self._trunk_rows)
+        trunks = tuple(trunk.node for trunk in self._trunk_rows)
+        networks = {trunk.grp: trunk.node for trunk in self._trunk_rows}
+        own = OwnStatistics.among(everything, engine.fixed, self._blocks, networks)
+        whole = next((row for row in everything if row.is_sum and self._is_of_use(row)), None)
+        gathered, seed = _Gathered(), self.writer.salt_seed()
+        statistics = self._sum(own, whole, gathered)
+        refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
+        left_out = refused | gathered.absent
+        taken = np.array([client for client in self.active.tolist() if client not in left_out], dtype=np.int64)
+        if gathered.absent and not taken.size:
+            raise NobodyAnsweredError(
+                "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
+            )
+        if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
+            return  # whoever was missing is missing still
+        head = fit_head(statistics, engine.relative_penalty)
+        vector = head.weights.ravel()
+        if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
+            digest = whole.digest
+        else:
+            row = write_statistics(
+                self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed, trunks=trunks
+            )
+            digest = row["digest"]
+            gathered.rows.append(row)
+            if whole is not None:
+                self._pending.dropped_statistics.append(whole.file)
+        self._pending.dropped_statistics += sorted(row.file for row in everything if not self._is_of_use(row))
+        self._pending.statistics = gathered.rows
+        self._pending.solve = {
+            "sum": digest,
+            "samples": statistics.samples,
+            "relative_penalty": head.relative_penalty,
+            "asked": gathered.clients_asked,
+            "bytes_sent": 8 * gathered.words_sent,
+        }
+        if self.view.spec.is_tuned:
+            self._pending.solve["trunks"] = list(trunks)
+        if gathered.absent:
+            self._pending.solve["absent"] = sorted(gathered.absent)
+        evaluation = evaluate_present(self.engine, vector, taken)
+        sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
+        with uninterrupted():
+            self._take_in(
+                StreamedRound(
+                    taken,
+                    sizes,
+                    np.full(taken.size, np.inf),
+                    # How far the head moved would be kept for good, and tells of the clients' data. Nothing needs it.
+                    np.inf,
+                    0.0,
+                    0.0,
+                    lambda: vector,
+                    evaluation,
+                    rejections=tuple(gathered.rejections),
+                )
+            )
+
+    def _is_sum(self, whole: StatisticsRow, clients: list[int], statistics: Statistics) -> bool:
+        """Whether the stored sum is the one of these statistics."""
+        return (
+            list(whole.clients) == clients
+            and read_statistics(self.writer.folder, whole, statistics.fixed) == statistics
+        )
+
+    def _sum(self, own: OwnStatistics, whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
+        """The statistics of the active clients together."""
+        engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
+        if isinstance(engine, MaskedStatisticsEngine):
+            return self._masked_sum(engine, whole, wanted, gathered)
+        if whole is None:
+            return total(engine.fixed, self._parts(sorted(wanted), own, own.parts(), gathered))
+        groups = [group for group, node in own.networks.items() if node in whole.trunks]
+        kept, there = own.parts(groups), set(whole.clients)
+        result = read_statistics(self.writer.folder, whole, engine.fixed)
+        came_back = tuple(part for part in own.parts() if part not in kept)
+        if came_back:
+            result = result + total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
+        refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
+        leaving = there - wanted | there & (gathered.absent | refused)
+        if any(own.lacking(client, kept) for client in leaving):
+            # A sum cannot be rid of statistics that nobody has: everyone is asked for theirs.
+            gathered.rows.clear()
+            gathered.rejections.clear()
+            gathered.absent.clear()
+            return self._sum(own, None, gathered)
+        for client in sorted(leaving):
+            result = result - own.read(self.writer.folder, client, kept)
+        for part in self._parts(sorted(wanted - there), own, own.parts(), gathered):
+            result = result + part
+        return result
+
+    def _masked_sum(
+        self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
+    ) -> Statistics:
+        """The sum of everybody who answers; the kept one where nobody left it and nobody new could be asked."""
+        statistics = cast("StatisticsEngine", engine)
+        if whole is not None and set(whole.clients) <= wanted:
+            new = sorted(wanted - set(whole.clients))
+            if not statistics.reachable(new):
+                gathered.absent.update(new)
+                return read_statistics(self.writer.folder, whole, statistics.fixed)
+        result = engine.collect_sum(sorted(wanted), self._position)
+        gathered.clients_asked = result.sent
+        gathered.words_sent = result.sent * words_at(statistics.fixed)
+        for rejection in result.rejections:
+            self._refuse(rejection, gathered)
+        refused = {self.view.index_of[rejection.client] for rejection in result.rejections}
+        gathered.absent.update(wanted - set(result.clients) - refused)
+        return result.statistics
+
+    @property
+    def _position(self) -> Position:
+        return Position(self._tip.branch, self._tip.position)
+
+    def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
+        """Leave a client out whose statistics cannot be used, or stop if the spec wants that."""
+        if rejection.reason == UNUSABLE and self._never_had(client := self.view.index_of[rejection.client]):
+            log.warning(
+                "%s joined with samples that cannot be used and is left out: %s", rejection.client, rejection.detail
+            )
+            gathered.absent.add(client)
+            return
+        if self.view.spec.server.rejected != "reply":
+            raise _refusal(rejection)
+        gathered.rejections.append(rejection)
+
+    def _never_had(self, client: int) -> bool:
+        """Whether a client joined after the first training began, and was in no head yet."""
+        founders = len(self.view.clients) - len(self.writer.joined())
+        return client >= founders and not self.writer.participation([client]).clients.size
+
+    def _parts(
+        self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
+    ) -> Iterator[Statistics]:
+        """Parts of clients' statistics one by one, from disk where they are kept, or asked for and written."""
+        engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
+        keeps = self.view.spec.keep.statistics == "clients"
+        lacking = {client: own.lacking(client, parts) if keeps else tuple(parts) for client in clients}
+        for client in clients:
+            if not lacking[client]:
+                yield own.read(self.writer.folder, client, parts)
+        incomplete = [client for client in clients if lacking[client]]
+        held = self.held or {}
+        to_ask = [client for client in incomplete if client not in held]
+        at_hand = ((client, held.pop(client)) for client in incomplete if client in held)
+        for client, sent in itertools.chain(at_hand, engine.collect(to_ask, self._position)):
+            if sent is None:
+                gathered.absent.add(client)
+                continue
+            gathered.clients_asked += 1
+            gathered.words_sent += own.words(lacking[client])
+            if self._progress:
+                told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client")
+                self._progress(told)
+            if isinstance(sent, Rejection):
+                self._refuse(sent, gathered)
+                continue
+            if keeps:
+                gathered.rows += own.write(self.writer.folder, self._next, client, sent, lacking[client], seed)
+            result = own.only(sent, lacking[client])
+            at_disk = tuple(part for part in parts if part not in lacking[client])
+            yield result + own.read(self.writer.folder, client, at_disk) if at_disk else result
+
+
+def _refusal(rejection: Rejection) -> RoundRejectedError:
+    return RoundRejectedError(
+        f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
+        f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
+    )

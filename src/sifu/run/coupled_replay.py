@@ -1,0 +1,310 @@
+"""A recorded run replayed, together with the worlds in which some clients were never there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+
+from sifu.core.closed_form_engine import StatisticsEngine
+from sifu.core.engine import Engine, Position, Rejection, RoundResult
+from sifu.core.layout import Vector
+from sifu.core.randomness import add_noise, noise_source
+from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
+from sifu.core.spec import Spec, StopSpec
+from sifu.errors import RunDamagedError
+from sifu.run.run_view import RunView
+from sifu.run.training import Progress, ProgressCallback
+from sifu.store.reader import RunReader
+from sifu.theory.closed_form import FixedPoint, Statistics, total
+from sifu.theory.history import PathNode
+from sifu.theory.merging import merge, move_on
+from sifu.theory.participation import ClientIndices
+
+
+class EngineWithout:
+    """An `engine` that was given the data of the clients `there` and of nobody else; others are left out of a round."""
+
+    def __init__(self, engine: Engine, there: ClientIndices) -> None:
+        self._engine, self._there = engine, there
+        self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model of that world."""
+        return self._engine.initial_model(branch)
+
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
+        """One round among those of the `active` clients that are there."""
+        result = self._engine.run_round(model, position, self._places(active))
+        return replace(result, participants=self._there[result.participants])
+
+    @property
+    def fixed(self) -> FixedPoint:
+        """What statistics of a head in closed form are counted in."""
+        return cast("StatisticsEngine", self._engine).fixed
+
+    def sum_of(self, clients: ClientIndices) -> Statistics:
+        """The sum of the statistics of those of `clients` that are there."""
+
+        def parts() -> Iterator[Statistics]:
+            for _, sent in cast("StatisticsEngine", self._engine).collect(
+                self._places(clients).tolist(), Position(0, 0)
+            ):
+                if sent is not None and not isinstance(sent, Rejection):
+                    yield sent
+
+        return total(self.fixed, parts())
+
+    def _places(self, clients: ClientIndices) -> ClientIndices:
+        return np.flatnonzero(np.isin(self._there, clients))
+
+
+def retrain_unrecorded(
+    engine: Engine,
+    active: ClientIndices,
+    stop: StopSpec,
+    branch: int,
+    progress: ProgressCallback | None = None,
+    start: Vector | None = None,
+) -> tuple[Vector, int, float, bool]:
+    """Training among `active`, recorded nowhere, from `start` or a fresh model: what Scratch would take.
+
+    Returns the model, the rounds, the accuracy, and whether the target was reached.
+    """
+    first = engine.initial_model(branch) if start is None else start
+
+    def fetch_model() -> Vector:
+        return first
+
+    rounds, accuracy = 0, math.nan
+    evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
+    wanted = RoundsWanted(stop, first.astype(np.float64), accuracy=evaluated)
+    stream = stream_rounds(engine, first, Position(branch, 0), active, wanted)
+    while True:
+        accuracy = accuracy if evaluated is None else evaluated
+        if should_stop(stop, rounds, evaluated):
+            return fetch_model(), rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
+        done = next(stream)
+        fetch_model, rounds = done.fetch_model, rounds + 1
+        evaluated = done.evaluation.accuracy if done.evaluation is not None else None
+        if progress:
+            progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))
+
+
+class RunsRounds(Protocol):
+    """What a replay needs of an engine."""
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model."""
+        ...
+
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
+        """One round among the `active` clients."""
+        ...
+
+
+NoisedModel = Callable[[PathNode, Vector], Vector | None]
+"""The model that a noise edge made of its source in the real world; None where that cannot be known any more."""
+
+
+@dataclass(frozen=True)
+class ReplayedNode:
+    """A node's model with everyone, and its model in each of the other worlds, by the key of the world."""
+
+    node: PathNode
+    model: Vector
+    without: dict[int, Vector]
+
+
+def recorded_noise(reader: RunReader) -> NoisedModel:
+    """Noise as it was: from the noised model where it is still on disk, drawn again where it was seeded.
+
+    Certified noise is drawn once from the operating system and kept nowhere but in the model it made. When a later
+    request cut that model off and erased it, what came after it cannot be replayed.
+    """
+    on_disk = reader.models()
+    spec = Spec.from_mapping(reader.spec)
+
+    def noised(node: PathNode, source: Vector) -> Vector | None:
+        if node.node in on_disk:
+            return reader.load_model(node.node)
+        if spec.privacy.noise == "seeded":
+            return add_noise(source, node.noise_std, noise_source("seeded", spec.seed, node.order))
+        return None
+
+    return noised
+
+
+def replay_worlds(
+    engine: RunsRounds,
+    reader: RunReader,
+    worlds: Mapping[int, Collection[int]],
+    noised: NoisedModel,
+    only: Collection[int] | None = None,
+) -> Iterator[ReplayedNode]:
+    """Every node in the order of the record, the cut ones too: with everyone, and without the clients of each world.
+
+    Where a local rate was found anew, these are the nodes since then: the engine is one for the current rate.
+
+    With `only`, these nodes alone, among them all that they are made of.
+
+    Groups that train apart are replayed with their members of each world, and merged with the samples that each world
+    has. Left out are what a heuristic made, what follows noise that is not known any more, and whatever comes after
+    them. A noise edge adds the same noise in every world, so there the other models move as the real one does:
+    phi + (noised - theta).
+    """
+    took_part = reader.participation()
+    begins = max(reader.local_rates, default=0)
+    nodes = [row.node for row in reader.node_rows(begins) if only is None or row.node.node in only]
+    waiting = Counter(node.parent for node in nodes)
+    alive: dict[int | None, ReplayedNode] = {}
+    groups = ReplayedGroups(engine, reader, worlds)
+    for node in nodes:
+        if node.kind == "group":
+            waiting[node.parent] -= 1
+            yield groups.replay(node)
+            continue
+        before = alive.get(node.parent)
+        waiting[node.parent] -= 1
+        if node.parent is not None and waiting[node.parent] == 0:
+            alive.pop(node.parent, None)
+        there = took_part.between(node.node, node.node).clients
+        replayed = (
+            groups.merge(node) if node.kind == "merge" else _replay_node(engine, node, before, there, worlds, noised)
+        )
+        if replayed is None:
+            continue
+        if waiting[node.node]:
+            alive[node.node] = replayed
+        yield replayed
+
+
+class ReplayedGroups:
+    """The models of groups as they are replayed, in every world, and what merges make of them."""
+
+    def __init__(self, engine: RunsRounds, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
+        self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
+        self._rows, self._merges = reader.group_models(), reader.merges()
+        self._samples = [client.samples for client in reader.clients()]
+        self._stretch, self._fresh = float(reader.spec["groups"]["stretch"]), engine.initial_model(0)
+        self._replayed: dict[int, ReplayedNode] = {}
+
+    def replay(self, node: PathNode) -> ReplayedNode:
+        """The rounds apart that led from a group's earlier model, or from the fresh one, to this one."""
+        row, before = self._rows[node.node], self._replayed.get(node.parent or 0)
+        begun = 0 if before is None else self._rows[before.node.node].rounds
+        fresh = self._fresh
+
+        def rounds(model: Vector, gone: Collection[int]) -> Vector:
+            members = np.setdiff1d(np.array(row.members, dtype=np.int64), np.array(sorted(gone), dtype=np.int64))
+            for place in range(begun, row.rounds if members.size else begun):
+                model = self._engine.run_round(model, Position(node.branch, place), members).model
+            return model
+
+        model = rounds(fresh if before is None else before.model, ())
+        without = {
+            key: rounds(fresh if before is None else before.without[key], gone)
+            if not set(gone).isdisjoint(row.members)
+            else model
+            for key, gone in self._worlds.items()
+        }
+        self._replayed[node.node] = ReplayedNode(node, model, without)
+        return self._replayed[node.node]
+
+    def merge(self, node: PathNode) -> ReplayedNode | None:
+        """The merge of the groups' models in each world, weighted by the samples that the world has."""
+        sources = [row.source_node for row in self._merges if row.node == node.node]
+        parts = [(self._replayed[source], self._rows[source].members) for source in sources]
+
+        def mean(key: int | None, gone: Collection[int]) -> Vector | None:
+            samples = [sum(self._samples[client] for client in set(members) - set(gone)) for _, members in parts]
+            there = [
+                (part.model if key is None else part.without[key], count)
+                for (part, _), count in zip(parts, samples, strict=True)
+                if count
+            ]
+            if not there:
+                return None
+            models = [model.astype(np.float64) for model, _ in there]
+            merged = merge(models, [count for _, count in there])
+            return move_on(merged, self._fresh.astype(np.float64), self._stretch).astype(self._dtype)
+
+        model = mean(None, ())
+        if model is None:
+            return None
+        hit = {key for key, gone in self._worlds.items() if any(set(gone) & set(members) for _, members in parts)}
+        without = {}
+        for key, gone in self._worlds.items():
+            other = mean(key, gone) if key in hit else model
+            without[key] = self._fresh if other is None else other
+        return ReplayedNode(node, model, without)
+
+
+def _replay_node(
+    engine: RunsRounds,
+    node: PathNode,
+    before: ReplayedNode | None,
+    there: ClientIndices,
+    worlds: Mapping[int, Collection[int]],
+    noised: NoisedModel,
+) -> ReplayedNode | None:
+    if node.kind == "initial":
+        first = engine.initial_model(node.branch)
+        return ReplayedNode(node, first, dict.fromkeys(worlds, first))
+    if before is None or node.kind == "heuristic":
+        return None
+    if node.kind == "noise":
+        if node.noise_std == 0.0:
+            return ReplayedNode(node, before.model, before.without)
+        model = noised(node, before.model)
+        if model is None:
+            return None
+        return ReplayedNode(node, model, {key: _moved(model, before, key) for key in worlds})
+
+    position = Position(node.branch, node.position - 1)
+
+    def round_from(model: Vector, gone: Collection[int]) -> Vector:
+        """The recorded participants except those gone: a draw among exactly them takes them all."""
+        left = there[~np.isin(there, list(gone))]
+        result = engine.run_round(model, position, left)
+        if not np.array_equal(result.participants, left):
+            raise RunDamagedError(
+                f"node {node.node} cannot be replayed: {result.participants.tolist()} are drawn, "
+                f"{left.tolist()} are recorded"
+            )
+        return result.model
+
+    model = round_from(before.model, ())
+    without = {}
+    for key, gone in worlds.items():
+        theirs = before.without[key]
+        # Until its clients first take part a world is the real one, to the last bit.
+        same = theirs is before.model and not np.isin(there, list(gone)).any()
+        without[key] = model if same else round_from(theirs, gone)
+    return ReplayedNode(node, model, without)
+
+
+def _moved(noised: Vector, before: ReplayedNode, key: int) -> Vector:
+    theirs = before.without[key]
+    if theirs is before.model:
+        return noised
+    exact = noised.astype(np.float64) + (theirs.astype(np.float64) - before.model.astype(np.float64))
+    return exact.astype(noised.dtype)
+
+
+def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
+    """Psi by (subject, node), for everyone whom noise of a request promised to hide, at every node, cut or not."""
+    nodes = [row.node for row in reader.node_rows() if row.node.kind != "group"]
+    result = {}
+    for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):
+        view = RunView(reader, tip=leaf)
+        for subject in view.earlier_subjects():
+            psi = view.curve(subject).at(np.arange(len(view.path)))
+            result.update(
+                {(subject.subject, node.node): float(p) for node, p in zip(view.path.nodes, psi, strict=True)}
+            )
+    return result

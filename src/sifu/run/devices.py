@@ -1,0 +1,157 @@
+"""Where rounds are computed: on the CPU by the embedded engine, or on a GPU as a lane on its own (`engines.sim.lanes`).
+
+Both draw the same participants and batches and agree to rounding. A run begun on a GPU may be continued on the CPU; the
+other way round its certificates would claim bits that a GPU does not keep (docs/theory.md, section 6.6).
+
+An engine says what it trains, but not what it keeps from round to round: that is known of sifu's own engines alone, by
+their very class. A subclass or a copy may do anything, so nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import numpy as np
+
+from sifu.choices import Device, Precision
+from sifu.core.engine import Engine, Position, RoundResult
+from sifu.core.spec import RIDGE, Spec
+from sifu.errors import InputError
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_NODES, UNKNOWN, TrainingFacts
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
+
+WORTH_A_GPU = 2**20
+"""Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
+
+Measured (`benchmarks/gpu_worth.py`): rounds are faster on a GPU from far fewer on, but a command starts a second later.
+Networks always go there (in float32, the only type lanes have for them): rounds of small ones are 12 to 40 times as
+fast, though the first use of a network on a machine compiles its kernels for some ten seconds.
+"""
+GPU = "cuda"
+
+
+def check_choice(device: str, precision: str) -> None:
+    """Refuse names of devices and precisions that do not exist."""
+    for name, value, options in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
+        if value not in options:
+            raise InputError(f"{name} must be one of {', '.join(options)}, found {value!r}")
+
+
+def why_no_gpu() -> str | None:
+    """Why a GPU cannot be used here, or None if it can."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+    """The embedded engine itself, or a lane on the GPU with its model and clients.
+
+    `auto` takes the GPU where there is one, the lane can do what the run asks for, and it is worthwhile: for networks,
+    and for linear models with many samples.
+    """
+    check_choice(device, precision)
+    if device == "cpu":
+        return engine
+    missing = why_no_gpu()
+    if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; features gain, where it is asked for
+        if device == "cuda" and missing is not None:
+            raise InputError(f"--device cuda cannot be used here: {missing}")
+        if device == "cuda":
+            cast("ClosedFormFederation", engine).compute_features_on("cuda")
+        return engine
+    if missing is not None:
+        if device == "cuda":
+            raise InputError(f"--device cuda cannot be used here: {missing}")
+        return engine
+    if device == "auto" and not _worth_a_gpu(engine, clients):
+        return engine
+    try:
+        return _lane(engine, clients, spec, precision)
+    except InputError:
+        if device == "auto":
+            return engine
+        raise
+
+
+def _lane(engine: Engine, clients: Any, spec: Spec, precision: str) -> Engine:
+    from sifu.engines.sim import SimulatedFederation
+    from sifu.engines.sim.lanes import lane_engines
+
+    if spec.keep.gram_clients:
+        raise InputError("a GPU keeps no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
+    (lane,) = lane_engines([cast("SimulatedFederation", engine)], [clients], GPU, precision)
+    return lane
+
+
+def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
+    from sifu.engines.sim import LinearModel, SimulatedFederation
+
+    model = cast("SimulatedFederation", engine).model
+    if not isinstance(model, LinearModel):
+        return model.conv_net is not None  # other modules run there kernel by kernel, where they are asked to
+    rule = engine.facts.participation
+    share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
+    return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)
+
+
+OWN_ENGINES = {
+    "sifu.engines.sim.simulator.SimulatedFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.embedded_heads.KeptStatistics": BY_PARTICIPANTS,
+    "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
+    "sifu.engines.outside.OutsideFederation": ON_NODES,
+    "sifu.engines.flower.flower_engine.FlowerFederation": ON_NODES,
+    "sifu.engines.flower.statistics_engine.FlowerStatistics": ON_NODES,
+    "sifu.engines.flower.statistics_engine.MaskedFlowerStatistics": ON_NODES,
+}
+"""By class: what the bits of a round follow from (docs/theory.md, section 6.6)."""
+METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")
+
+
+def engine_kind(engine: Engine) -> str:
+    """What the rounds of an engine follow from; not known of an engine that is not sifu's own."""
+    kind, changed = type(engine), not vars(engine).keys().isdisjoint(METHODS) if hasattr(engine, "__dict__") else False
+    return UNKNOWN if changed else OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
+
+
+def facts_of(engine: Engine) -> TrainingFacts:
+    """The facts of an engine; what kind it is does not come from what it says."""
+    return replace(engine.facts, engine=engine_kind(engine))
+
+
+def check_repeats(engine: Engine) -> None:
+    """Refuse an engine that is not sifu's own and gives another result when a round is repeated.
+
+    It would keep something from round to round, a server's momentum for example, and what it keeps of a client would
+    stay when the client is forgotten. Rounds with noise of the operating system cannot be compared.
+    """
+    if engine_kind(engine) != UNKNOWN or engine.facts.noise > 0.0:
+        return
+    start, everyone = engine.initial_model(0), np.arange(len(engine.clients), dtype=np.int64)
+    first = engine.run_round(start, Position(0, 0), everyone)
+    engine.run_round(first.model, Position(0, 1), everyone)
+    if not (_same(first, engine.run_round(start, Position(0, 0), everyone)) and _equal(start, engine.initial_model(0))):
+        raise InputError(
+            f"the engine {type(engine).__name__} gave another result when its first round was repeated: it keeps "
+            "something from round to round, or draws at random without a key. What it keeps of a client would stay "
+            "when the client is forgotten: let a round follow from its model, its position and its clients alone"
+        )
+
+
+def _same(first: RoundResult, again: RoundResult) -> bool:
+    pairs = ((first.model, again.model), (first.participants, again.participants), (first.drifts, again.drifts))
+    return all(_equal(before, after) for before, after in pairs)
+
+
+def _equal(value: np.ndarray, other: np.ndarray) -> bool:
+    return value.shape == other.shape and np.array_equal(value, other, equal_nan=True)

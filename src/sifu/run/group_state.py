@@ -1,0 +1,186 @@
+"""Where the groups of a run stand: who is in which, which of their models are at hand, and what a merge is made of.
+
+Everything here follows from the record and from clients' names; nothing trains or writes (docs/theory.md, section 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sifu.core.closed_form_engine import Trunk, TunedEngine, recorded_blocks, recorded_fixed_point
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.errors import InputError
+from sifu.run.run_view import RunView
+from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.projection import GroupModelRow
+from sifu.store.reader import GROUP_KEY, RunReader
+from sifu.store.statistics_files import OwnStatistics
+from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
+from sifu.theory.history import PathNode
+from sifu.theory.merging import members_by_group, merge, move_on
+from sifu.theory.regularity import RoundRegularity
+
+REBUILT = {
+    "now": "built again right after the request, if anybody stays in it",
+    "later": "built again when sifu rebuild is called, if anybody stays in it",
+    "never": "not built again",
+}
+"""What becomes of a group whose model was erased, by `groups.rebuild`."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged model and the group models it was made of, in the order of the groups."""
+
+    model: Vector
+    parts: tuple[GroupModelRow, ...]
+
+    @property
+    def members(self) -> list[int]:
+        """Everyone in any of these groups while its model was trained."""
+        return sorted({client for part in self.parts for client in part.members})
+
+    def rows(self, node: int) -> list[dict[str, int]]:
+        """As the event of the merge records them."""
+        return [
+            {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
+        ]
+
+
+def has_groups(view: RunView) -> bool:
+    """Whether clients of this run train in groups at first."""
+    return view.spec.groups.count > 0
+
+
+def are_apart(view: RunView) -> bool:
+    """Whether the groups of the first training were not merged yet, or tune a network that no head stands on yet."""
+    if view.spec.is_tuned:
+        solved = any(row.node.kind == "round" for row in view.reader.nodes_by_number().values())
+        return not solved and bool(groups_to_build(view))
+    return has_groups(view) and not view.reader.merges()
+
+
+def trunks_at_hand(reader: RunReader) -> tuple[GroupModelRow, ...]:
+    """The networks that groups have finished tuning and that are on disk, in the order of the groups."""
+    return parts_without(models_at_hand(reader), int(reader.spec["groups"]["rounds"]), ())
+
+
+def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
+    """Let features go through these networks of groups, where the engine is one of heads on tuned networks."""
+    if isinstance(engine, TunedEngine):
+        engine.use_trunks([Trunk(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
+
+
+def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
+    """Let features go through the networks that the current head was solved on, as far as they are at hand."""
+    if isinstance(engine, TunedEngine):
+        whole = next((row for row in reader.statistics().values() if row.is_sum), None)
+        wanted = whole.trunks if whole else ()
+        use_trunks(engine, reader, [row for row in trunks_at_hand(reader) if row.node in wanted])
+
+
+def own_statistics(view: RunView) -> OwnStatistics:
+    """The clients' own statistics of features through the networks that are there."""
+    spec, layout = view.spec, view.reader.layout
+    blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
+    networks = {row.grp: row.node for row in trunks_at_hand(view.reader)} if spec.is_tuned else {}
+    rows = view.reader.statistics().values()
+    return OwnStatistics.among(rows, recorded_fixed_point(spec, layout), blocks, networks)
+
+
+def members_now(view: RunView) -> list[list[int]]:
+    """Of each group the clients that may take part now."""
+    names = [client.name for client in view.clients]
+    key = bytes.fromhex(view.reader.value(GROUP_KEY))
+    return members_by_group(key, names, view.active.tolist(), view.spec.groups.count)
+
+
+def latest_models(rows: Iterable[GroupModelRow], at_hand: Collection[int]) -> dict[int, GroupModelRow]:
+    """Of each group its latest model that is at hand, by group."""
+    return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in at_hand}
+
+
+def models_at_hand(reader: RunReader) -> dict[int, GroupModelRow]:
+    """Of each group its latest model on disk, finished or not, by group."""
+    return latest_models(reader.group_models().values(), reader.models())
+
+
+def is_hit(row: GroupModelRow, clients: Collection[int]) -> bool:
+    """Whether one of `clients` was in the group while its model was trained."""
+    return not set(clients).isdisjoint(row.members)
+
+
+def parts_without(
+    models: Mapping[int, GroupModelRow], rounds: int, clients: Collection[int]
+) -> tuple[GroupModelRow, ...]:
+    """The finished models (of `rounds` rounds) of the groups that never held any of `clients`, in order."""
+    rows = (models[group] for group in sorted(models))
+    return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
+
+
+def least_members(view: RunView) -> int:
+    """Members that a group needs to train: masks are made within a group, and need three."""
+    masked = any(what.startswith(DROPPED_MASKED_ROUND) for what in view.facts.outside)
+    return LEAST_MASKED if masked else 1
+
+
+def groups_to_build(view: RunView) -> list[int]:
+    """Groups without a finished model that have members to train it."""
+    models, rounds, least = models_at_hand(view.reader), view.spec.groups.rounds, least_members(view)
+    return [
+        group
+        for group, members in enumerate(members_now(view))
+        if len(members) >= least and (group not in models or models[group].rounds < rounds)
+    ]
+
+
+def refuse_small_groups(view: RunView) -> None:
+    """Before the first round apart: every group that has members has enough of them."""
+    least, members = least_members(view), members_now(view)
+    small = [group for group, own in enumerate(members) if 0 < len(own) < least]
+    if small and not view.reader.group_models():
+        raise InputError(
+            f"group {small[0]} has {len(members[small[0]])} of the {len(view.active)} clients, and a masked round "
+            f"needs {least}: make a new run with fewer groups (groups.count is {view.spec.groups.count}), with more "
+            "clients, or with masked-updates = false"
+        )
+
+
+FRESH_NODE = 0
+"""The node whose model every group begins with. It holds nobody's data, and is kept as long as merges need it."""
+
+
+def nodes_always_kept(reader: RunReader) -> frozenset[int]:
+    """Models that no request erases: the fresh one, where merges are moved on from it."""
+    groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
+    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
+
+
+def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
+    """The weighted mean of group models at hand, moved on, in float64, then as the run's number format has it."""
+    models = [reader.load_model(part.node).astype(np.float64) for part in parts]
+    mean, stretch = merge(models, [part.samples for part in parts]), float(reader.spec["groups"]["stretch"])
+    if stretch != 1.0:
+        mean = move_on(mean, reader.load_model(FRESH_NODE).astype(np.float64), stretch)
+    return Merged(mean.astype(reader.layout.dtype), tuple(parts))
+
+
+def merge_rows(
+    view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
+) -> tuple[NodeRow, ParticipationRows]:
+    """The node of a merge and its members' rows: a round of all of them whose drifts nobody knows.
+
+    Psi of whoever is in a merged group is infinite from here on, that of everyone else stays zero.
+    """
+    who = np.array(merged.members, dtype=np.int64)
+    samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)
+    regularity = RoundRegularity.of(samples, view.regularities.factors[who], view.regularities.averagedness[who])
+    merge = PathNode(
+        node, view.rows[0].node.node, "merge", branch, position, regularity, mean_shift=np.inf, order=order
+    )
+    taken_part = ParticipationRows(np.full(who.size, node), who, samples, np.full(who.size, np.inf))
+    return NodeRow(merge, distance), taken_part

@@ -1,0 +1,208 @@
+"""Groups that train apart: rounds of each group's members from the fresh model, recorded by their models.
+
+What is recorded of a group's rounds is its model, how many rounds it had, and everyone who was in the group in any of
+them. Nothing else is needed: a group's model is used whole, or erased whole. Rounds are keyed by their place, so those
+that a kill takes with it are run again bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form_engine import TunedEngine
+from sifu.core.engine import Engine, Position
+from sifu.core.layout import Vector
+from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_group_rounds
+from sifu.core.spec import StopSpec
+from sifu.errors import RoundRejectedError
+from sifu.run.group_state import (
+    groups_to_build,
+    members_now,
+    merge_rows,
+    merged_model,
+    models_at_hand,
+    parts_without,
+    refuse_small_groups,
+)
+from sifu.run.run_view import RunView
+from sifu.run.training import Progress, ProgressCallback, uninterrupted
+from sifu.store.history_tables import NodeRow
+from sifu.store.projection import NewModel, NewRows
+from sifu.store.writer import RunWriter
+from sifu.theory.history import PathNode
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import norm
+
+COMMIT_SECONDS = 5.0
+LARGEST_PSI = 1e300
+"""Stands for an infinite Psi in a number that goes into JSON."""
+
+
+@dataclass
+class _Group:
+    """One group at work: how to get its model, the node that has it, and what went into it."""
+
+    group: int
+    active: ClientIndices
+    fetch_model: Callable[[], Vector]
+    node: int
+    on_disk: bool
+    branch: int
+    rounds: int
+    members: set[int]
+    replies: int = 0
+
+
+class GroupTraining:
+    """Trains every group that has no finished model, until it has one."""
+
+    def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
+        refuse_small_groups(view)
+        self.engine = engine = engine.tuning if isinstance(engine, TunedEngine) else engine
+        self.writer, self.view = writer, view
+        self._rounds = view.spec.groups.rounds
+        self._fresh = engine.initial_model(0)
+        self._refusals: list[dict[str, Any]] = []
+        self._changed: list[_Group] = []
+        self._committed = time.monotonic()
+        members, models = members_now(view), models_at_hand(writer)
+        nodes = writer.nodes_by_number()
+        # Places of the first training are those of branch 0; a group built again has places of its own below it.
+        branch = 1 - view.next_order
+        self._groups = []
+        for group in groups_to_build(view):
+            active, row = np.array(members[group], dtype=np.int64), models.get(group)
+            if row is None:
+                work = _Group(group, active, lambda: self._fresh, 0, False, branch, 0, set())
+            else:
+                begun = nodes[row.node].node
+                work = _Group(
+                    group,
+                    active,
+                    partial(writer.load_model, row.node),
+                    row.node,
+                    True,
+                    begun.branch,
+                    row.rounds,
+                    set(row.members),
+                )
+            self._groups.append(work)
+
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Rounds until every group is done (True), or until `pause` asks for a stop between two (False)."""
+        try:
+            while self._groups:
+                first = min(self._groups, key=lambda work: (work.rounds, work.branch))
+                together = [work for work in self._groups if (work.rounds, work.branch) == (first.rounds, first.branch)]
+                for results in self._stream(together):
+                    self._take(together, results)
+                    self._groups = [work for work in self._groups if work.rounds < self._rounds]
+                    if time.monotonic() - self._committed > COMMIT_SECONDS:
+                        self.commit()
+                    if progress:
+                        progress(Progress(phase, first.rounds, math.nan, 0.0, self._rounds))
+                    if self._groups and pause and pause():
+                        return False
+        finally:
+            self.commit()
+        return True
+
+    def _stream(self, together: Sequence[_Group]) -> Iterator[list[StreamedRound]]:
+        """The rounds that these groups, at the same place, still have to go."""
+        first = together[0]
+        nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
+        return stream_group_rounds(
+            self.engine,
+            [work.fetch_model() for work in together],
+            Position(first.branch, first.rounds),
+            [work.active for work in together],
+            RoundsWanted(nowhere, self._fresh.astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)),
+        )
+
+    def _take(self, together: Sequence[_Group], results: Sequence[StreamedRound]) -> None:
+        """One round of each of these groups."""
+        position = Position(together[0].branch, together[0].rounds)
+        for work, result in zip(together, results, strict=True):
+            self._check(work, result)
+        with uninterrupted():
+            for work, result in zip(together, results, strict=True):
+                work.fetch_model, work.rounds = result.fetch_model, work.rounds + 1
+                work.members.update(work.active.tolist())
+                work.replies += int(result.participants.size)
+                self._refusals.extend(
+                    {
+                        "grp": work.group,
+                        "branch": position.branch,
+                        "round": position.round,
+                        "client": rejection.client,
+                        "reason": rejection.reason,
+                        "left_out": int(rejection.left_out),
+                    }
+                    for rejection in result.rejections
+                )
+                if work not in self._changed:
+                    self._changed.append(work)
+
+    def _check(self, work: _Group, result: StreamedRound) -> None:
+        if not np.all(np.isin(result.participants, work.active)):
+            raise RoundRejectedError(
+                f"round {work.rounds + 1} of group {work.group} has participants that are not in the group; "
+                "the last good state stays"
+            )
+
+    def commit(self) -> None:
+        """Make the groups' models durable, each in the place of its earlier one."""
+        changed, self._changed = self._changed, []
+        refusals, self._refusals = self._refusals, []
+        if not changed:
+            return
+        first = 1 + max(self.writer.nodes_by_number())
+        nodes, models, rows, dropped = [], [], [], []
+        for node, work in enumerate(changed, start=first):
+            model = work.fetch_model()
+            group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
+            # How far a group went would be kept for good, and tells of its members' data. Nothing needs it.
+            nodes.append(NodeRow(group_node, 0.0))
+            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
+            members = sorted(work.members)
+            samples = sum(self.view.clients[client].samples for client in members)
+            rows.append(
+                {"node": node, "grp": work.group, "rounds": work.rounds, "samples": samples, "members": members}
+            )
+            if work.on_disk:
+                dropped.append(work.node)
+        payload: dict[str, Any] = {"group_models": rows, "replies": sum(work.replies for work in changed)}
+        if refusals:
+            payload["refusals"] = refusals
+        with uninterrupted():
+            self.writer.record(
+                "group rounds", payload, rows=NewRows(nodes=nodes), models=models, dropped_models=dropped
+            )
+            for node, work in enumerate(changed, start=first):
+                work.node, work.on_disk, work.replies = node, True, 0
+            self._committed = time.monotonic()
+
+
+def record_first_merge(writer: RunWriter, view: RunView) -> None:
+    """Merge all groups of the first training; everyone trains on together from there."""
+    rounds = view.spec.groups.rounds
+    merged = merged_model(writer, parts_without(models_at_hand(writer), rounds, ()))
+    node = 1 + max(writer.nodes_by_number())
+    fresh = writer.load_model(view.rows[0].node.node).astype(np.float64)
+    row, taken_part = merge_rows(view, merged, node, 0, rounds, 0, norm(merged.model.astype(np.float64) - fresh))
+    with uninterrupted():
+        writer.record(
+            "merged",
+            {"run": {"tip": str(node)}, "merges": merged.rows(node)},
+            rows=NewRows(nodes=[row], participation=taken_part),
+            models=[NewModel(node, merged.model, kept=True, psi_max=LARGEST_PSI)],
+        )

@@ -1,0 +1,252 @@
+"""The data of a run's clients in the order of the record: founders, those that joined later, and those with less.
+
+A run's data are read again by every command that computes. Clients that joined from a file are read from it. A client
+that joined again after some of its records were forgotten has the same source, which may still hold the forgotten rows,
+and then they are dropped here; or its owner took them out, and then what is there is used as it is.
+
+Data of clients that left may be gone. An engine counts clients as the record does, so in their place it gets stand-ins:
+as many samples, all of them zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.spec import Spec
+from sifu.data.client_data import ClientData
+from sifu.errors import InputError
+from sifu.run.clients_and_engine import TABLE, clients_from_spec, takes_rows
+from sifu.run.public_features import FeatureData, with_features
+from sifu.store.reader import RunReader
+from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
+from sifu.theory.facts import ClientProfile
+
+
+class MissingDataError(InputError):
+    """A client's data are not there, or are not to be used."""
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Clients in the order of the record, and after them those who are not in it yet.
+
+    `absent` says of each client whose data are not there, by its number, why not: its data are a stand-in's.
+    """
+
+    clients: tuple[Any, ...]
+    absent: dict[int, str]
+
+    def complete(self) -> tuple[Any, ...]:
+        """The clients, if everyone's data are there."""
+        for reason in self.absent.values():
+            raise InputError(reason)
+        return self.clients
+
+
+def arranged_clients(
+    reader: RunReader,
+    clients: Sequence[Any],
+    newcomers: Sequence[Any] = (),
+    expected: Remainder | None = None,
+    changed: Mapping[int, str] | None = None,
+) -> Arranged:
+    """The clients in the order of the record, and after them those who are not in it yet.
+
+    `clients` are as they were given; what the record knows of others is added: `newcomers` may join, and `expected` is
+    who would join again after a request that is not carried out yet. Data that were `changed` are not used.
+    """
+    joined, waiting = joined_remainders(reader), expected or remainder_to_join(reader)
+    remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
+    given, recorded, files = {client.name: client for client in clients}, reader.clients(), files_of_joined(reader)
+    absent: dict[int, str] = {}
+    unread: dict[str, str] = {}
+    if set(files) - set(given):
+        given |= _clients_of_files(reader, files, given, unread)
+    arranged = []
+    for client in range(max(len(recorded), 1 + max(remainders, default=-1))):
+        try:
+            if changed and client in changed:
+                raise MissingDataError(changed[client])
+            if client in remainders:
+                arranged.append(_reduced(remainders[client], list(remainders.values()), recorded, given))
+            elif (name := recorded[client].name) in given:
+                arranged.append(given[name])
+            else:
+                raise MissingDataError(unread.get(name) or missing(name))
+        except MissingDataError as error:
+            if not given:
+                raise
+            absent[client] = str(error)
+            arranged.append(_stand_in(reader, client, remainders.get(client), next(iter(given.values()))))
+    names = {profile.name for profile in recorded}
+    return Arranged((*arranged, *(client for client in clients if client.name not in names), *newcomers), absent)
+
+
+def missing(name: str) -> str:
+    """What is said where a client's data are needed and not there."""
+    return f"the data of client {name!r} are missing: clients that stay are needed, so hand over theirs"
+
+
+def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like: Any) -> Any:
+    """As many samples as the client had, all of them zeros, of the shape that another client's have."""
+    recorded = reader.clients()
+    name = recorded[client].name if remainder is None else remainder.name
+    samples = recorded[client].samples if client < len(recorded) else 1
+    x, y = np.asarray(like.x), np.asarray(like.y)
+    label = y[:1]
+    if y.ndim == 1 and y.dtype.kind in "iu":  # outputs may be counted from labels: the largest class is among them
+        label = np.maximum(label, min(reader.layout.shapes[-1][-1] - 1, np.iinfo(y.dtype).max))
+    rows = np.broadcast_to(np.zeros_like(x[:1]), (samples, *x.shape[1:]))
+    labels = np.broadcast_to(label, (samples, *y.shape[1:]))
+    if isinstance(like, FeatureData):
+        return replace(like, name=name, x=rows, y=labels, mapped_from=None, ids=None)
+    return ClientData(name, rows, labels)
+
+
+def files_of_joined(reader: RunReader) -> dict[str, str]:
+    """Of every client that joined from a file, the file."""
+    payloads = (reader.payload(seq) for seq in reader.joined())
+    return {payload["client"]: payload["file"] for payload in payloads if "file" in payload}
+
+
+def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]:
+    """The clients in a file of the kind that the run was trained from: one of this name, or those that it names."""
+    from sifu.data import from_dataset, given_names, partition
+
+    dataset = _joining_data(spec, file)
+    given = dataset.client_train
+    if (given is None) == (name is None):
+        where = f"column {spec.data.client!r}" if spec.data.client else "array client"
+        raise InputError(
+            f"{file} has no {where}: say who joins with --client NAME"
+            if given is None
+            else f"{file} names its clients itself, in the {where}: leave --client out"
+        )
+    if given is None:
+        names: tuple[str, ...] = (str(name),)
+        rows: Any = [np.arange(len(dataset.y_train))]
+    else:
+        names = given_names(given)
+        rows = partition("given", dataset.y_train, len(names), None, np.random.default_rng(0), given=given)
+    clients = from_dataset(dataset, rows, spec.model.dtype, takes_rows(spec), spec.data.normalise, names=names)
+    return with_features(spec, clients)
+
+
+def _joining_data(spec: Spec, file: Path) -> Any:
+    """The data set in a file of newcomers, coded as the run's own."""
+    from sifu.data import load
+    from sifu.data.table import ENDINGS, column_names, read_table
+    from sifu.data.table_coding import TableCoding
+
+    if spec.data.name != TABLE:
+        if file.suffix.lower() in ENDINGS:
+            raise InputError(
+                f"{file} is a table, but this run was not trained from one: give an .npz file with x and y"
+            )
+        return load("npz", file)
+    if file.suffix.lower() not in ENDINGS:
+        raise InputError(f"{file} is not a table: this run was trained from one, give a {', '.join(ENDINGS)} file")
+    coding = TableCoding.from_spec(spec.data)
+    names_clients = coding.client != "" and coding.client in column_names(file, coding)
+    coding = coding if names_clients else replace(coding, client="")
+    dataset = read_table(file, coding, held_out=spec.data.held_out, seed=spec.seed, one_client=not names_clients)
+    return dataset if names_clients else replace(dataset, client_train=None)
+
+
+def rows_of_identities(
+    reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any] = ()
+) -> list[int]:
+    """The rows of a client, counted from 0 in what it first joined with, that these identities name.
+
+    Its data are read for it, or are among those `given`, and may lack rows that were forgotten already.
+    """
+    spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
+    recorded, client = reader.clients(), names_now(reader).get(client, client)
+    position = next((number for number, profile in enumerate(recorded) if profile.name == client), None)
+    if position is None:
+        raise InputError(f"there is no client {client!r} in this run")
+    first = recorded[chain_of(reader, position)[0]]
+    clients = given if given or first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
+    by_name = {item.name: item for item in clients}
+    by_name |= _clients_of_files(reader, files, by_name, {}) if first.name in files else {}
+    source = by_name.get(first.name)
+    ids = getattr(source, "ids", None)
+    if source is None or ids is None:
+        raise InputError(
+            f"records of {first.name!r} are named by identities, but its data have none here: give row numbers, or "
+            "train from a table whose spec names the column of identities (data.id)"
+        )
+    rows = _rows_there(first, len(ids), joined_remainders(reader))
+    chosen = []
+    for identity in identities:
+        named = [int(row) for row, name in zip(rows, ids, strict=True) if str(name) == identity]
+        if not named:
+            raise InputError(
+                f"client {first.name!r} has no record {identity!r} that it trained on"
+                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 in its file")
+                + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
+            )
+        chosen += named
+    return sorted(set(chosen))
+
+
+def _clients_of_files(
+    reader: RunReader, files: dict[str, str], given: dict[str, Any], unread: dict[str, str]
+) -> dict[str, Any]:
+    """The clients that joined from files and were not handed over, by name; `unread` gets why some cannot be read."""
+    spec = Spec.from_mapping(reader.spec)
+    clients: dict[str, Any] = {}
+    for file in sorted({file for client, file in files.items() if client not in given}):
+        names = [client for client, of in files.items() if of == file]
+        try:
+            read = clients_of_file(spec, Path(file), None)
+        except InputError:  # it has no names: all of it belongs to the client that joined from it
+            try:
+                read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
+            except InputError as error:
+                unread |= {name: f"the data of client {name!r} are missing: {error}" for name in names}
+                continue
+        clients |= {client.name: client for client in read if client.name in names}
+    return clients
+
+
+def _reduced(
+    remainder: Remainder, everyone: list[Remainder], recorded: Sequence[ClientProfile], given: dict[str, Any]
+) -> Any:
+    """What the first client's data are without the rows that are gone by now, under the name it has now."""
+    if remainder.name in given:
+        return given[remainder.name]
+    first = recorded[remainder.first]
+    if first.name not in given:
+        raise MissingDataError(missing(first.name))
+    source = given[first.name]
+    x, y = np.asarray(source.x), np.asarray(source.y)
+    rows = _rows_there(first, len(x), [item for item in everyone if item.first == remainder.first])
+    stays = ~np.isin(rows, remainder.removed)
+    if isinstance(source, FeatureData) and source.mapped_from is not None:
+        mapped_from = source.mapped_from[stays]
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays], mapped_from=mapped_from, ids=None)
+    if isinstance(source, ClientData):
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays], ids=None)
+    if is_dataclass(source) and not isinstance(source, type):
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays])
+    return ClientData(remainder.name, x[stays], y[stays])
+
+
+def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:
+    """Which of a client's first rows a source with this many samples still has: requests may be carried out there."""
+    # Each request left another number of rows, so the number tells which of them the source has followed.
+    turns = [(), *(item.removed for item in remainders)]
+    gone = next((turn for turn in turns if first.samples - len(turn) == samples), None)
+    if gone is None:
+        forgotten = max((len(item.removed) for item in remainders), default=0)
+        raise InputError(
+            f"client {first.name!r} has {samples} samples; it joined with {first.samples}, of which {forgotten} are "
+            "forgotten: hand over all of them, or all but those"
+        )
+    return np.setdiff1d(np.arange(first.samples), gone)

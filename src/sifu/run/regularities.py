@@ -1,0 +1,70 @@
+"""How regular the clients' losses are, and whether the local rate was found from their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sifu.core.premises import MeasuredRegularity, RateSource
+from sifu.core.spec import Spec
+from sifu.theory.arrays import Floats
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
+from sifu.theory.regularity import certified_rates, classify, is_copied_rate, largest_rate_within, local_regularities
+
+
+@dataclass(frozen=True)
+class Regularities:
+    """P_i and alpha_i of every client, and the class the run falls into."""
+
+    factors: Floats
+    averagedness: Floats
+    measured: MeasuredRegularity
+    certified_rates: Floats | None
+
+    @staticmethod
+    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
+        """From what the clients reported, or from what the spec assumes."""
+        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
+        factors, averagedness = local_regularities(clients, facts, assumed)
+        betas = [client.smoothness for client in clients if client.smoothness is not None]
+        rates = certified_rates(clients, facts.momentum)
+        measured = MeasuredRegularity(
+            kind=classify(clients, factors, assumed is not None),
+            largest_smoothness=max(betas) if betas else None,
+            largest_factor=float(factors.max()),
+            local_rate=facts.local_rate,
+            largest_certified_rate=largest_rate_within(rates),
+            assumed_factor=assumed,
+        )
+        return Regularities(factors, averagedness, measured, rates)
+
+    def rate_source(
+        self,
+        clients: Sequence[ClientProfile],
+        setting_it: ClientIndices,
+        facts: TrainingFacts,
+        model: str,
+        given: bool,
+        leaving: Iterable[int],
+    ) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
+
+        Of the `clients` only those who were `setting_it` had a say in it, and not those who joined later.
+        """
+        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
+        rates = self.certified_rates
+        rates = (
+            certified_rates([clients[k] for k in setting_it], facts.momentum) if rates is None else rates[setting_it]
+        )
+        largest = largest_rate_within(rates)
+        # A rate copied by hand from what a plan printed tells as much as an automatic one.
+        copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
+        if given and not copied:
+            return "given"
+        stays = ~np.isin(setting_it, list(leaving))
+        if rates is not None and largest_rate_within(rates[stays]) != largest:
+            return "forgotten"
+        return "given" if given else "others"

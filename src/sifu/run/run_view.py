@@ -1,0 +1,413 @@
+"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from sifu.choices import Unit
+from sifu.core.engine import Evaluation
+from sifu.core.method_info import Protection, method_info
+from sifu.core.premises import RateSource, RecordHistory
+from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import Spec
+from sifu.core.spec.group_rule import number_of_groups
+from sifu.errors import InputError, RoundRejectedError
+from sifu.run.regularities import Regularities
+from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
+from sifu.store.reader import RunReader, readable
+from sifu.store.remainders import chain_of, check_rows, names_now, plain_names
+from sifu.store.update_files import UpdatesRow
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
+from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.regularity import automatic_rate
+from sifu.theory.rollback import Exposure, Subject
+from sifu.theory.rounding import slack
+
+ACTIVE = "active"
+"""The subset of clients that evaluations for the stop rule are made on."""
+
+
+def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
+    """An evaluation as it is recorded; one that is not finite is refused."""
+    if not math.isfinite(evaluation.loss):
+        raise RoundRejectedError(
+            f"the loss on {subset} clients is {evaluation.loss}: training diverged, lower local.rate; "
+            "the last good state stays"
+        )
+    return EvaluationRow(node, subset, int(evaluation.samples.sum()), evaluation.accuracy, evaluation.loss)
+
+
+MOST_EXPOSURES = 20_000
+"""Subjects whose Psi is kept in memory: everyone forgotten so far, and everyone that plans were made for."""
+
+
+def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
+    participation, outside = Participation.parse(recorded["participation"]), tuple(recorded["outside"])
+    return TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+
+
+class RunView:
+    """A run at one instant: its path, its clients, everyone forgotten, and the stored models.
+
+    With `tip` the history is that of another node, with `before` the clients are those known before an event, and
+    with `certified` the history of the record is that before an event.
+    """
+
+    def __init__(
+        self, reader: RunReader, tip: int | None = None, before: int | None = None, certified: int | None = None
+    ) -> None:
+        self.reader, self._certified = reader, certified
+        self._exposures: dict[Subject, Exposure] = {}
+        with readable(reader.folder):
+            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.first_spec))
+            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.first_facts))
+            everyone, joined = reader.clients(), reader.joined()
+            later = [seq for seq in joined if before is not None and seq >= before]
+            self.clients = everyone[: len(everyone) - len(later)]
+            self.founders = len(everyone) - len(joined)
+            self.rows: list[NodeRow] = reader.path(tip)
+            self.requests: list[RequestRow] = reader.requests()
+            self._first_rate = self.facts.local_rate
+            rate = reader.local_rate_at(self.rows[-1].node.node)
+        if rate is not None:
+            self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
+            self.facts = replace(self.facts, local_rate=rate)
+
+    @cached_property
+    def regularities(self) -> Regularities:
+        """P_i and alpha_i of every client."""
+        return self._regularities_at(self.facts.local_rate)
+
+    def regularities_at(self, node: int) -> Regularities:
+        """P_i and alpha_i of every client at the local rate of a node's training, on the path or not."""
+        rate = self.reader.local_rate_at(node)
+        return self._regularities_at(self._first_rate if rate is None else rate)
+
+    def _regularities_at(self, rate: float) -> Regularities:
+        regularities: Regularities = self.reader.constant(
+            ("regularities", len(self.clients), rate),
+            lambda: Regularities.of(self.clients, replace(self.facts, local_rate=rate), self.spec),
+        )
+        return regularities
+
+    @cached_property
+    def _finds_rate(self) -> bool:
+        """Whether training that begins afresh finds its local rate anew from the clients that are left.
+
+        Only the embedded engine can be built again at another rate, and models of groups were trained at the first.
+        """
+        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT)
+        if not built_here or self.reader.asked["local"]["rate"] != "auto" or self.spec.groups.count > 0:
+            return False
+        rates = self.regularities.certified_rates
+        first = None if rates is None else automatic_rate(rates[: self.founders], self.spec.model.kind)
+        return first is not None and math.isclose(first, self._first_rate, rel_tol=1e-9)
+
+    def rate_without(self, gone: Collection[int]) -> float:
+        """The local rate that `auto` takes without those who are `gone`; where no loss has a slope, any will do."""
+        rates = self.regularities.certified_rates
+        assert rates is not None  # or it is not found anew
+        return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
+
+    @cached_property
+    def _set_the_rate(self) -> ClientIndices:
+        """Those whose data an automatic local rate of this path was found from."""
+        begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=None)
+        if begins is None:
+            return np.arange(self.founders)
+        order_of = {request.request: request.request_order or 0 for request in self.requests}
+        request = next(request for request in self.requests if request.noise_node == begins)
+        rolled_back = self.reader.steps()["rolled back", request.request]
+        joined = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
+        gone = {
+            client
+            for subject in self.reader.subjects()
+            if 0 < order_of[subject.request] <= order_of[request.request]
+            for client in subject.clients
+        }
+        return np.setdiff1d(np.arange(joined), sorted(gone))
+
+    def rate_source(self, leaving: Iterable[int]) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
+        given = self.reader.asked["local"]["rate"] != "auto"
+        return self.regularities.rate_source(
+            self.clients, self._set_the_rate, self.facts, self.spec.model.kind, given, leaving
+        )
+
+    def finds_rate_anew(self, terms: RequestTerms) -> bool:
+        """Whether a request that begins afresh finds the rate anew; not where a client is to join again with less.
+
+        How steep the loss of what it has left is, the record does not know before it has joined.
+        """
+        return not terms.records and self._finds_rate
+
+    def groups_depend_on(self, leaving: Iterable[int]) -> bool:
+        """Whether the number of groups was left to the rule, and would be another one without those who are leaving."""
+        count = self.spec.groups.count
+        if count == 0 or self.reader.asked.get("groups", {}).get("count", count) != 0:
+            return False
+        gone = sum(1 for client in set(leaving) if client < self.founders)
+        rate = Participation.parse(self.spec.server.participation).rate
+        return number_of_groups(self.founders - gone, rate) != count
+
+    @cached_property
+    def parameters(self) -> int:
+        """d, the number of parameters."""
+        return self.reader.layout.size
+
+    @cached_property
+    def training_rounds(self) -> int | None:
+        """How many rounds the first training took to its target; None if it never reached it."""
+        target = self.spec.stop.target
+        evaluated = {
+            row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
+        }
+        nodes = (row.node for row in self.reader.node_rows())
+        return max(
+            (node.position for node in nodes if node.branch == 0 and node.kind == "round" and node.node in evaluated),
+            default=None,
+        )
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Index of each client by name."""
+        indices: dict[str, int] = self.reader.constant(
+            ("index of", len(self.clients)), lambda: {client.name: index for index, client in enumerate(self.clients)}
+        )
+        return indices
+
+    @cached_property
+    def population_samples(self) -> int:
+        """Samples of the whole federation."""
+        key = ("samples", len(self.clients))
+        return int(self.reader.constant(key, lambda: sum(client.samples for client in self.clients)))
+
+    @cached_property
+    def path(self) -> ActivePath:
+        """The active history."""
+        on_path = {row.node.node for row in self.rows}
+        grams = {}
+        kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
+        everyone = self.reader.everyone() if kept_grams else ParticipationRows.empty()
+        for node, matrix in kept_grams:
+            who = everyone.between(node, node).clients
+            grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
+        return ActivePath(
+            [row.node for row in self.rows],
+            self.facts.server_rate,
+            self.spec.privacy.accounting,
+            self.population_samples,
+            grams,
+            self.parameters,
+        )
+
+    def replies_left_out(self, depth: int) -> int:
+        """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        left_out = [rejection for rejection in self.reader.rejections() if rejection.left_out]
+        if not left_out:
+            return 0
+        rounds = self._rounds_until(depth)
+        return sum(1 for rejection in left_out if (rejection.branch, rejection.round) in rounds)
+
+    def were_refused(self, clients: Sequence[str], depth: int) -> bool:
+        """Whether one of `clients`, under any name, was asked on the way to the model at `depth`, and refused.
+
+        It has no part in the model, but may have kept a round from counting.
+        """
+        names = {self.clients[client].name for client in self.leaving(clients)}
+        refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}
+        return bool(refused) and not refused.isdisjoint(self._rounds_until(depth))
+
+    def _rounds_until(self, depth: int) -> set[tuple[int, int]]:
+        """Branch and number of every round on the way to the model at `depth`."""
+        return {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
+
+    @cached_property
+    def record_history(self) -> RecordHistory:
+        """How often the run was restored and vouched for so far, or before the event this view is of."""
+        last = 2**62 if self._certified is None else self._certified
+        rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
+        complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
+        vouched = self.reader.query("SELECT COUNT(*) FROM events WHERE kind = 'checkpoint' AND seq < ?", (last,))
+        return RecordHistory(sum(complete), len(complete) - sum(complete), int(vouched[0][0]))
+
+    @cached_property
+    def kept(self) -> dict[int, ModelRow]:
+        """Models that can be rolled back to, by depth; the current model is always among them."""
+        depth_of = self.path.depth_of
+        return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
+
+    @cached_property
+    def stored_updates(self) -> list[UpdatesRow]:
+        """Clients' updates of kept rounds, in the order of the active history."""
+        depth_of = self.path.depth_of
+        rows = [row for row in self.reader.updates().values() if row.node in depth_of]
+        return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
+
+    @cached_property
+    def forgotten(self) -> set[int]:
+        """Clients whose request was carried out, or is being carried out."""
+        return {client for subject in self.reader.subjects() for client in subject.clients}
+
+    @cached_property
+    def waiting(self) -> set[int]:
+        """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
+        return {self.index_of[name] for request in self.requests if request.waits for name in request.clients}
+
+    @property
+    def active(self) -> ClientIndices:
+        """Clients that may take part in a round."""
+        stays = np.ones(len(self.clients), dtype=bool)
+        stays[list(self.forgotten | self.waiting)] = False
+        return np.flatnonzero(stays)
+
+    @property
+    def next_order(self) -> int:
+        """The number of the next request to be carried out; the first is 1."""
+        return 1 + sum(1 for request in self.requests if request.request_order is not None)
+
+    def names_now(self, names: Sequence[str]) -> list[str]:
+        """The names of clients as they are now: one whose records were forgotten joined again under another."""
+        now = names_now(self.reader)
+        return [now.get(name, name) if isinstance(name, str) else name for name in names]
+
+    def indices(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Client indices of `names`; unknown and already forgotten ones are refused."""
+        self._refuse_unknown(names)
+        indices = tuple(self.index_of[name] for name in names)
+        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
+        if gone:
+            names = plain_names(self.reader, gone)
+            raise InputError(f"already forgotten: {', '.join(names)}; leave {'them' if len(names) > 1 else 'it'} out")
+        return indices
+
+    def _refuse_unknown(self, names: Sequence[str]) -> None:
+        unknown = [name for name in names if name not in self.index_of]
+        if unknown:
+            everyone = plain_names(self.reader, self.index_of)
+            some = ", ".join(everyone[:3]) + (f", ... ({len(everyone)} in all)" if len(everyone) > 3 else "")
+            near = difflib.get_close_matches(unknown[0], everyone, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
+
+    def chains(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Of each client its index and those it had before some of its records were forgotten, first one first."""
+        self._refuse_unknown(names)
+        return [chain_of(self.reader, self.index_of[name]) for name in names]
+
+    def leaving(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Everyone that a request for `names` is about: these clients, under every name that they have had."""
+        return tuple(client for chain in self.chains(names) for client in chain)
+
+    def hidden_together(self, names: Sequence[str], unit: Unit) -> list[tuple[int, ...]]:
+        """The sets that a request for `names` hides: each client under all of its names, or everyone jointly."""
+        return [self.leaving(names)] if unit == "joint" else self.chains(names)
+
+    def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
+        """The subjects a request makes: one per client, or one for all of them jointly."""
+        indices = self.indices(terms.clients)
+        if terms.records:
+            check_rows(self.reader, indices[0], terms.records)
+        elif len(self.forgotten) + len(indices) >= len(self.clients):
+            raise InputError("the request would forget every client: nobody would be left to train with")
+        first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
+        return tuple(
+            Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
+            for k, group in enumerate(self.hidden_together(terms.clients, terms.unit))
+        )
+
+    def earlier_subjects(
+        self, before_order: int | None = None, protection: Protection = "noise"
+    ) -> tuple[Subject, ...]:
+        """Everyone that requests before this order promised to hide by their noise, with what they have used so far.
+
+        Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
+        budget to be kept.
+        """
+        key = f"subjects of {protection} before {before_order}"
+        subjects: tuple[Subject, ...] = self.reader.remembered(
+            key, lambda: self._find_earlier(before_order, protection)
+        )
+        return subjects
+
+    def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
+        by_request = {request.request: request for request in self.requests}
+        nodes = self.reader.nodes_by_number()
+        used: dict[int, float] = {}
+        for charge in self.reader.charges():
+            if before_order is None or (
+                charge.noise_node in nodes and nodes[charge.noise_node].node.order < before_order
+            ):
+                used[charge.subject] = used.get(charge.subject, 0.0) + charge.charge
+        result = []
+        for row in self.reader.subjects():
+            request = by_request[row.request]
+            order, terms = request.request_order or 0, request.terms
+            if method_info(request.method).protection == protection and (before_order is None or order < before_order):
+                multiplier = request.multiplier or 0.0
+                # Summed in float64, so enlarged by more than the summation can have lost.
+                spent = used.get(row.subject, 0.0) * slack(2**12)
+                result.append(Subject(row.subject, row.clients, multiplier, terms.scope, order, spent, terms.reserve))
+        return tuple(result)
+
+    def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
+        """The subjects with their Psi along the path, computed when it is first looked at."""
+        exposures = self._exposures
+        if len(exposures) > MOST_EXPOSURES:
+            exposures.clear()
+        for subject in subjects:
+            if subject not in exposures:
+                exposures[subject] = Exposure(subject, self.path, partial(self.curve, subject))
+        return [exposures[subject] for subject in subjects]
+
+    def curve(self, subject: Subject) -> PsiCurve:
+        """Psi(., subject) along the path."""
+        parts = self._taken_part(subject.clients)
+        if len(parts) == 1:
+            return client_curve(self.path, next(iter(parts.values())))
+        return joint_curve(self.path, parts)
+
+    def shared_depths(self, clients: Sequence[int]) -> list[int]:
+        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
+        unique, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in unique[counts > 1]]
+
+    def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
+        rows = self.reader.participation(clients)
+        depth_of = self.path.depth_of
+        depths = np.array([depth_of.get(int(node), -1) for node in rows.nodes], dtype=np.int64)
+        parts = {}
+        for client in clients:
+            chosen = (rows.clients == client) & (depths >= 0)
+            parts[client] = TakenPart(
+                depths[chosen],
+                rows.samples[chosen],
+                rows.drifts[chosen],
+                float(self.regularities.factors[client]),
+                float(self.regularities.averagedness[client]),
+            )
+        return parts
+
+    @cached_property
+    def round_sums(self) -> dict[int, tuple[int, int, int]]:
+        """Of each recorded round, on the path or not: N, the sum of n_i^2, and how many took part."""
+        rows = self.reader.query(
+            "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
+        )
+        return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
+
+    @property
+    def tracked_population(self) -> int | None:
+        """Samples of the federation under population accounting, None otherwise."""
+        return self.population_samples if self.spec.privacy.accounting == "population" else None

@@ -1,0 +1,376 @@
+"""Rounds until a stop rule holds, each recorded: scalars always, models where a client crosses a level.
+
+Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds that a
+kill takes with it are run again bit for bit, and the ledger ends up the same.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from sifu.core.engine import Engine, Evaluation, Position, evaluate_present
+from sifu.core.layout import Vector
+from sifu.core.request_terms import RequestTerms
+from sifu.core.round_stream import (
+    LosesRounds,
+    RoundsWanted,
+    StreamedRound,
+    is_evaluated,
+    should_stop,
+    stop_without,
+    stream_rounds,
+)
+from sifu.core.spec import Spec, StopSpec
+from sifu.errors import RunDamagedError
+from sifu.run.everyones_psi import remember_psi, track_everyone
+from sifu.run.rehearsal import rehearse
+from sifu.run.run_view import ACTIVE, RunView, evaluation_row
+from sifu.store.client_accuracy import write_standing
+from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.projection import EvaluationRow, NewModel, NewRows
+from sifu.store.update_files import NewUpdates
+from sifu.store.writer import RunWriter
+from sifu.theory.arrays import Floats
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.history import PathNode
+from sifu.theory.participation import ClientIndices
+from sifu.theory.regularity import RoundRegularity
+from sifu.theory.rollback import crosses_a_level, level_ladder, thin
+from sifu.theory.rounding import norm
+from sifu.theory.tracking import summarise_round
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows."""
+
+    phase: str
+    rounds: int
+    accuracy: float
+    target: float
+    max_rounds: int
+    unit: str = "round"
+    """What is counted: rounds, or clients that send their statistics."""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
+    """Rounds to the target if the error keeps falling as it did over the last half of (round, accuracy) that were seen.
+
+    >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
+    10
+    """
+    if target <= 0 or len(seen) < 4:
+        return most
+    then, now = seen[len(seen) // 2], seen[-1]
+    error_then, error_now, goal = 1 - then[1], 1 - now[1], max(1 - target, 1e-6)
+    if error_now <= goal or error_now >= error_then:
+        return min(most, rounds + 1) if error_now <= goal else most
+    speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
+    return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
+
+    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])
+
+
+COMMIT_SECONDS = 0.5
+COMMIT_ROUNDS = 256
+COMMIT_BYTES = 1 << 28
+"""Of updates that wait in memory."""
+
+
+def levels_to_keep(spec: Spec) -> Floats:
+    """The levels of Psi at which models are kept: one when sigma is fixed, a ladder when it is auto."""
+    privacy = spec.privacy
+    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
+    if privacy.sigma != "auto":
+        return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
+    keep = spec.keep
+    return level_ladder(keep.lowest_sigma / terms.multiplier, keep.highest_sigma / terms.multiplier, keep.ratio)
+
+
+@dataclass
+class _Pending:
+    """Rounds that have run and are not yet committed."""
+
+    nodes: list[NodeRow] = field(default_factory=list)
+    participation: list[ParticipationRows] = field(default_factory=list)
+    grams: list[tuple[int, bytes]] = field(default_factory=list)
+    updates: list[NewUpdates] = field(default_factory=list)
+    evaluations: list[EvaluationRow] = field(default_factory=list)
+    models: dict[int, NewModel] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    rejections: list[dict[str, Any]] = field(default_factory=list)
+    statistics: list[dict[str, Any]] = field(default_factory=list)
+    dropped_statistics: list[str] = field(default_factory=list)
+    solve: dict[str, Any] | None = None
+    """How a closed-form head was solved."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so much waits that it should be committed, however little time has passed."""
+        waiting = sum(updates.values.nbytes for updates in self.updates)
+        return len(self.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
+
+
+class RecordedTraining:
+    """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) holds."""
+
+    def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
+        self.engine, self.writer, self.view = engine, writer, view
+        self.active: ClientIndices = view.active
+        self._stop = stop_without(stop or view.spec.stop, self._lost_rounds())
+        current = writer.load_model(view.rows[-1].node.node)
+        self._fetch_model: Callable[[], Vector] = lambda: current
+        self._tip = view.rows[-1].node
+        self._depth = view.path.tip
+        self._next = 1 + max(writer.nodes_by_number())
+        self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
+        self._tracker = track_everyone(view)
+        self._levels = levels_to_keep(view.spec)
+        self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
+        # The initial model, and the last noise edge: past it nobody forgotten so far costs anything. A merged model is
+        # recomputed from those of the groups.
+        self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
+        self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
+        here = {row.node.node for row in view.rows if row.node.branch == self._tip.branch}
+        evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
+        self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
+        """The latest of this branch, by which the authors' rule says when to look again."""
+        on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
+        self._accuracy: float | None = self._latest_accuracy if on_tip else None
+        self._evaluation: tuple[int, Evaluation] | None = None
+        self._pending = _Pending()
+        self._committed = time.monotonic()
+        self._thin()
+
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Rounds until the stop rule holds (True), or until `pause` asks for a stop between two (False).
+
+        An interrupt keeps every finished round.
+        """
+        try:
+            ended = self._until_stopped(phase, progress, pause)
+        finally:
+            self.commit()
+        remember_psi(self.view.reader, self._tip.node, self._tracker.copy())
+        return ended
+
+    def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        if self._accuracy is None and is_evaluated(self._stop, self._tip.position, self._latest_accuracy):
+            self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
+        if should_stop(self._stop, self._tip.position, self._accuracy):
+            return True
+        for done in self._stream():
+            # An interrupt between two of these steps would leave half a round to be committed.
+            with uninterrupted():
+                self._take_in(done)
+            if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
+                self.commit()
+            if progress:
+                accuracy = self._accuracy if self._accuracy is not None else math.nan
+                progress(Progress(phase, self._tip.position, accuracy, self._stop.target, self._stop.max_rounds))
+            if should_stop(self._stop, self._tip.position, self._accuracy):
+                return True
+            if pause and pause():
+                return False
+        return True
+
+    def _stream(self) -> Iterator[StreamedRound]:
+        keep = self.view.spec.keep
+        return stream_rounds(
+            self.engine,
+            self.model,
+            Position(self._tip.branch, self._tip.position),
+            self.active,
+            RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy),
+        )
+
+    def _lost_rounds(self) -> int:
+        """Rounds on the way to the tip that nobody answered, where the engine knows such rounds."""
+        engine, nobody = self.engine, np.zeros(0, dtype=np.int64)
+        if not isinstance(engine, LosesRounds):
+            return 0
+        rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
+        empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
+        return sum(engine.loses(position, self.active, nobody) for position in empty)
+
+    @property
+    def model(self) -> Vector:
+        """The current model."""
+        return self._fetch_model()
+
+    def _take_in(self, done: StreamedRound) -> None:
+        """Track the round, keep the model it started from if somebody crosses a level, and move the tip."""
+        who = done.participants
+        regularity, scalars = summarise_round(
+            who,
+            done.samples,
+            done.drifts,
+            done.mean_shift,
+            done.rounding,
+            factors=self.view.regularities.factors[who],
+            averagedness=self.view.regularities.averagedness[who],
+            server_rate=self.engine.facts.server_rate,
+            population_samples=self.view.tracked_population,
+        )
+        # Whoever is absent moves only if L is not 1; then everyone has to be looked at.
+        watched = who if scalars.absent_contraction == 1.0 else self.active
+        psi_before, rounding_before = self._tracker.total(watched), self._tracker.rounding
+        self._tracker.update(scalars)
+        if crosses_a_level(self._levels, psi_before, self._tracker.total(watched)):
+            others = np.setdiff1d(self.active, watched, assume_unique=True)
+            unmoved = self._tracker.total(others, rounding_before)
+            self._keep(max(_largest(psi_before), _largest(unmoved)))
+        self._add(done, regularity)
+        if done.lost:
+            self._stop = stop_without(self._stop, 1)
+        self._accuracy = None
+        if done.evaluation is not None:
+            self._record_evaluation(done.evaluation)
+
+    def _keep(self, psi_max: float) -> None:
+        """Keep the model the round started from, and thin out if there are too many."""
+        if self._depth not in self._kept:
+            node = self._tip.node
+            self._kept[self._depth] = node
+            self._pending.models[node] = NewModel(node, self.model, kept=True, psi_max=psi_max)
+            self._thin()
+
+    def _thin(self) -> None:
+        for depth in thin(list(self._kept), self._protected, self.view.spec.keep.models):
+            gone = self._kept.pop(depth)
+            if self._pending.models.pop(gone, None) is None:
+                self._pending.dropped.add(gone)
+
+    def _add(self, done: StreamedRound, regularity: RoundRegularity) -> None:
+        node = self._next
+        self._next += 1
+        self._tip = PathNode(
+            node,
+            self._tip.node,
+            "round",
+            self._tip.branch,
+            self._tip.position + 1,
+            regularity,
+            done.mean_shift,
+            done.rounding,
+        )
+        self._depth += 1
+        self._fetch_model = done.fetch_model
+        self._pending.nodes.append(NodeRow(self._tip, done.distance))
+        count = done.participants.size
+        self._pending.participation.append(
+            ParticipationRows(np.full(count, node), done.participants, done.samples, done.drifts)
+        )
+        if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
+            self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
+        self._pending.rejections.extend(
+            {
+                "branch": rejection.position.branch,
+                "round": rejection.position.round,
+                "number": number,
+                "client": rejection.client,
+                "reason": rejection.reason,
+                "left_out": int(rejection.left_out),
+            }
+            for number, rejection in enumerate(done.rejections)
+        )
+        if done.updates is not None and count > 0:
+            values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
+            self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
+
+    def note_standing(self) -> None:
+        """Record how well the current model does on each active client, for plans to read."""
+        latest = self._evaluation
+        if latest is None or latest[0] != self._tip.node:
+            latest = (self._tip.node, evaluate_present(self.engine, self.model, self.active))
+        write_standing(self.writer.folder, *latest)
+
+    def finish(self) -> None:
+        """Record that the first training is done; and what noise would do to its model, and how each client stands."""
+        distance = norm(self.model.astype(np.float64) - self._root)
+        tip, seed = self._tip, self.view.spec.seed
+        position = Position(tip.branch, tip.position)
+        rehearsed = rehearse(self.engine, self.model, distance, tip.node, self.active, seed, position)
+        self.note_standing()
+        with uninterrupted():
+            content = {"run": {"phase": "ready"}, "node": self.writer.tip}
+            self.writer.record("training done", content, evaluations=rehearsed)
+
+    def _record_evaluation(self, evaluation: Evaluation) -> None:
+        if not evaluation.samples.any():  # nobody evaluates, or nobody may be asked
+            return
+        row = evaluation_row(self._tip.node, ACTIVE, evaluation)
+        self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
+        self._latest_accuracy = row.accuracy
+        self._pending.evaluations.append(row)
+
+    def commit(self) -> None:
+        """Make every finished round durable, with the current model beside it."""
+        # Let go of first: whatever goes wrong below, nothing is ever recorded twice; it would be run again.
+        pending, self._pending = self._pending, _Pending()
+        if not pending.nodes and not pending.evaluations:
+            return
+        tip, on_disk = self._tip.node, self.writer.models()
+        if pending.nodes and (pending.nodes[-1].node.node != tip or len(pending.nodes) != len(pending.participation)):
+            raise RunDamagedError("a round was recorded only in part and was not committed; run the command again")
+        models = dict(pending.models)
+        if pending.nodes and tip not in models:
+            models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))
+        superseded = {node for node, row in on_disk.items() if not row.kept and node != tip and node not in models}
+        payload: dict[str, Any] = {"run": {"tip": str(tip)}} if pending.nodes else {}
+        if pending.rejections:
+            payload["rejections"] = pending.rejections
+        if pending.solve is not None:
+            # r is chosen from the data and sealed; lambda follows from it and the sum.
+            payload["relative_penalty"] = pending.solve.pop("relative_penalty")
+            payload["solve"] = pending.solve
+        with uninterrupted():
+            self.writer.record(
+                "rounds" if pending.nodes else "evaluation",
+                payload,
+                rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
+                models=[models[node] for node in sorted(models)],
+                dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
+                updates=pending.updates,
+                statistics=pending.statistics,
+                dropped_statistics=pending.dropped_statistics,
+                evaluations=pending.evaluations,
+            )
+            self._committed = time.monotonic()
+
+
+def _largest(psi: Floats) -> float:
+    """The largest Psi, capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap."""
+    return min(float(psi.max(initial=0.0)), 1e300)

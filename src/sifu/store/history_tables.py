@@ -1,0 +1,330 @@
+"""The three large tables (nodes, participations, Gram matrices): rows as bytes with their digest, and reading them."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from sifu.core.ledger import canonical_json
+from sifu.errors import RunDamagedError
+from sifu.store.connection import RunConnection, Version
+from sifu.store.database import UNUSABLE
+from sifu.theory.arrays import Floats, Integers
+from sifu.theory.facts import ClientProfile
+from sifu.theory.history import NodeKind, PathNode
+from sifu.theory.regularity import RoundRegularity
+
+NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "heuristic", "group", "merge")
+NODE_DTYPE = np.dtype(
+    [(name, "<i8") for name in ("node", "parent", "kind", "branch", "position", "samples", "request_order")]
+    + [
+        (name, "<f8")
+        for name in (
+            "factor_sum",
+            "factor_max",
+            "averagedness_sum",
+            "averagedness_max",
+            "mean_shift",
+            "rounding",
+            "noise_std",
+            "distance",
+        )
+    ]
+)
+PARTICIPATION_DTYPE = np.dtype([("node", "<i8"), ("client", "<i8"), ("samples", "<i8"), ("drift", "<f8")])
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A row of `nodes`: the path's node and ||theta^n - theta_0||, which only the planner reads."""
+
+    node: PathNode
+    distance: float
+
+    def values(self) -> tuple[object, ...]:
+        """In the order of the table's columns."""
+        node, sums = self.node, self.node.regularity
+        return (
+            node.node,
+            node.parent,
+            node.kind,
+            node.branch,
+            node.position,
+            sums.total_samples,
+            node.order,
+            sums.factor_sum,
+            sums.factor_max,
+            sums.averagedness_sum,
+            sums.averagedness_max,
+            node.mean_shift,
+            node.rounding,
+            node.noise_std,
+            self.distance,
+        )
+
+    @staticmethod
+    def of(row: Sequence[object]) -> NodeRow:
+        """From the table's columns."""
+        (node, parent, kind, branch, position, samples, order, *reals) = row
+        factor_sum, factor_max, averagedness, largest, shift, rounding, noise_std, distance = (
+            float(value)  # type: ignore[arg-type]
+            for value in reals
+        )
+        return NodeRow(
+            PathNode(
+                node=int(node),  # type: ignore[call-overload]
+                parent=None if parent is None else int(parent),  # type: ignore[call-overload]
+                kind=kind,  # type: ignore[arg-type]
+                branch=int(branch),  # type: ignore[call-overload]
+                position=int(position),  # type: ignore[call-overload]
+                regularity=RoundRegularity(
+                    int(samples),  # type: ignore[call-overload]
+                    factor_sum,
+                    factor_max,
+                    averagedness,
+                    largest,
+                ),
+                mean_shift=shift,
+                rounding=rounding,
+                noise_std=noise_std,
+                order=int(order),  # type: ignore[call-overload]
+            ),
+            distance,
+        )
+
+
+@dataclass(frozen=True)
+class ParticipationRows:
+    """Rows of `participation` for one or more nodes, as columns."""
+
+    nodes: Integers
+    clients: Integers
+    samples: Integers
+    drifts: Floats
+
+    @staticmethod
+    def empty() -> ParticipationRows:
+        """No rows."""
+        none = np.zeros(0, dtype=np.int64)
+        return ParticipationRows(none, none, none, np.zeros(0))
+
+    def sorted(self) -> ParticipationRows:
+        """By (node, client)."""
+        order = np.lexsort((self.clients, self.nodes))
+        return self._chosen(order)
+
+    def between(self, first: int, last: int) -> ParticipationRows:
+        """The rows of nodes first..last; the rows must be sorted."""
+        start, stop = np.searchsorted(self.nodes, [first, last + 1])
+        return self._chosen(np.arange(start, stop))
+
+    def _chosen(self, index: Integers) -> ParticipationRows:
+        return ParticipationRows(self.nodes[index], self.clients[index], self.samples[index], self.drifts[index])
+
+    @staticmethod
+    def concatenate(parts: Sequence[ParticipationRows]) -> ParticipationRows:
+        """All rows of `parts`, in order."""
+        if not parts:
+            return ParticipationRows.empty()
+        return ParticipationRows(
+            np.concatenate([part.nodes for part in parts]),
+            np.concatenate([part.clients for part in parts]),
+            np.concatenate([part.samples for part in parts]),
+            np.concatenate([part.drifts for part in parts]),
+        )
+
+
+def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]]) -> str:
+    """SHA-256 over the three counts, the nodes, their participations by (node, client), their Gram matrices."""
+    packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
+    for index, row in enumerate(nodes):
+        values = list(row.values())
+        values[1] = -1 if values[1] is None else values[1]
+        values[2] = NODE_KINDS.index(row.node.kind)
+        packed[index] = tuple(values)
+    taking_part = np.zeros(participation.nodes.size, dtype=PARTICIPATION_DTYPE)
+    taking_part["node"], taking_part["client"] = participation.nodes, participation.clients
+    taking_part["samples"], taking_part["drift"] = participation.samples, participation.drifts
+    grams = list(grams)
+    counts = np.array([len(nodes), participation.nodes.size, len(grams)], dtype="<i8")
+    digest = hashlib.sha256(counts.tobytes())
+    digest.update(packed.tobytes())
+    digest.update(taking_part.tobytes())
+    for node, matrix in grams:
+        digest.update(int(node).to_bytes(8, "little", signed=True))
+        digest.update(matrix)
+    return digest.hexdigest()
+
+
+def clients_digest(clients: Sequence[ClientProfile]) -> str:
+    """SHA-256 over the canonical JSON of each client's row, one after the other."""
+    digest = hashlib.sha256()
+    for index, client in enumerate(clients):
+        row = [index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature]
+        digest.update(canonical_json(row))
+    return digest.hexdigest()
+
+
+_TURN = threading.Lock()
+TURN_SECONDS = 10.0
+"""How long a thread waits for its turn; after that it reads beside the others, which is slow and never wrong."""
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Threads of a process read many rows one after the other: the interpreter may change hands at every row."""
+    mine = _TURN.acquire(timeout=TURN_SECONDS)
+    try:
+        yield
+    finally:
+        if mine:
+            _TURN.release()
+
+
+@dataclass(frozen=True)
+class _Everyone:
+    """All participations as they were at a version; `settled` if none of them was still in a transaction."""
+
+    version: Version
+    settled: bool
+    rows: ParticipationRows
+
+
+class HistoryReader(RunConnection):
+    """Every model there ever was and who took part in it; rows are only ever added, so only new ones are read."""
+
+    def __init__(
+        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
+    ) -> None:
+        super().__init__(folder, connection, constants)
+        self._nodes: tuple[Version, dict[int, NodeRow]] | None = None
+        self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
+        self._everyone: _Everyone | None = None
+
+    def take_over(self, earlier: Self) -> None:
+        """Use what another reader worked out; the caller knows that nothing was written since."""
+        super().take_over(earlier)
+        self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
+        self._everyone = None if earlier._everyone is None else replace(earlier._everyone, version=self._version())
+
+    @property
+    def tip(self) -> int:
+        """The node of the current model."""
+        return int(self.value("tip"))
+
+    def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
+        """Nodes by number, the cut ones too; those of all times are read once."""
+        if first > 0 or last is not None:
+            return self._read_nodes(first, 2**62 if last is None else last)
+        return list(self.nodes_by_number().values())
+
+    def nodes_by_number(self) -> dict[int, NodeRow]:
+        """Every node by its number, in order; not to be changed by the caller."""
+        version = self._version()
+        if self._nodes is None or self._nodes[0] != version:
+            nodes = {} if self._nodes is None else self._nodes[1]
+            count, largest = self.query(
+                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
+            )[0]
+            if nodes and (count != len(nodes) or largest != count - 1):
+                nodes, self._path = {}, ([], {})  # not what was only added to: read all of it
+            nodes = nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
+            self._nodes = (version, nodes)
+        return self._nodes[1]
+
+    def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
+        rows = self.query(
+            "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
+            "averagedness_sum, averagedness_max, mean_shift, rounding, noise_std, distance FROM nodes "
+            "WHERE node BETWEEN ? AND ? ORDER BY node",
+            (first, last),
+        )
+        return [NodeRow.of(row) for row in rows]
+
+    def path(self, tip: int | None = None) -> list[NodeRow]:
+        """The nodes from the initial model to `tip` (the current model by default)."""
+        by_number = self.nodes_by_number()
+        walked, depths = self._path
+        result: list[NodeRow] = []
+        current: int | None = self.tip if tip is None else tip
+        while current is not None and current not in depths:
+            if current not in by_number or len(result) > len(by_number):
+                raise RunDamagedError(f"the history is broken: node {current} is missing or repeated")
+            row = by_number[current]
+            result.append(row)
+            current = row.node.parent
+        # Most paths go on from one that was walked before: a node's parent never changes.
+        path = ([] if current is None else walked[: depths[current] + 1]) + result[::-1]
+        if result:
+            self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
+        return list(path)
+
+    def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
+        """Who took part, by (node, client): of some clients, or of all; from node `first` on."""
+        sql = "SELECT node, client, samples, drift FROM participation"
+        if clients is not None:
+            sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"
+        elif first is not None:
+            sql += f" WHERE node >= {int(first)}"
+        try:
+            # Straight into an array: as tuples a million rows would take hundreds of megabytes.
+            with _in_turn():
+                table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+        except UNUSABLE as error:
+            raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
+        return ParticipationRows(
+            table["node"].astype(np.int64),
+            table["client"].astype(np.int64),
+            table["samples"].astype(np.int64),
+            table["drift"].astype(np.float64),
+        ).sorted()
+
+    def everyone(self) -> ParticipationRows:
+        """All participations by (node, client); rows are only ever added, so only new ones are read."""
+        version = self._version()
+        read = self._everyone
+        if read is not None and read.version == version:
+            return read.rows
+        # Another connection may have changed what was there, and what was read in a transaction may be taken back.
+        earlier = read.rows if read and read.settled and read.version[0] == version[0] else None
+        first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
+        rows = self.participation(first=first)
+        if earlier is not None and first is not None:
+            rows = ParticipationRows.concatenate([earlier, rows])
+        self._everyone = _Everyone(version, not self.connection.in_transaction, rows)
+        return rows
+
+    def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
+        """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.
+
+        Summed by the database, a million rows in a fraction of a second; not rounded up, so for forecasts only.
+        """
+        if not nodes:
+            return []
+        chosen = "" if len(nodes) == nodes[-1] - nodes[0] + 1 else f" AND node IN ({','.join(map(str, nodes))})"
+        return [
+            (int(client), float(total))
+            for client, total in self.query(
+                "SELECT p.client, SUM(p.drift * p.samples / (n.samples - p.samples)) FROM participation p "
+                "JOIN nodes n USING (node) WHERE node BETWEEN ? AND ? AND n.samples > p.samples"
+                f"{chosen} GROUP BY p.client",
+                (int(nodes[0]), int(nodes[-1])),
+            )
+        ]
+
+    def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
+        """Gram matrices that were kept, as little-endian float64 bytes."""
+        return [
+            (int(node), bytes(matrix))
+            for node, matrix in self.query(
+                "SELECT node, matrix FROM grams WHERE node BETWEEN ? AND ? ORDER BY node", (first, last)
+            )
+        ]

@@ -1,0 +1,247 @@
+"""The clients' own statistics that a run keeps, in one file each, or in one for each part where networks are tuned."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.errors import InputError, RunDamagedError
+from sifu.store import files
+from sifu.theory.arrays import Integers
+from sifu.theory.closed_form import FixedPoint, Statistics
+from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_through, words_of_part
+from sifu.theory.closed_form.sums import words_at
+
+WHOLE: tuple[Part, ...] = ((-1,),)
+"""The only part of statistics that are not cut."""
+
+
+@dataclass(frozen=True)
+class OwnStatistics:
+    """Clients' own statistics of features through these networks (nodes by group, in the order of the groups).
+
+    `rows` are files by client and part. `blocks` is None where statistics are not cut.
+    """
+
+    fixed: FixedPoint
+    blocks: Blocks | None
+    networks: Mapping[int, int]
+    rows: Mapping[int, Mapping[Part, StatisticsRow]]
+
+    @staticmethod
+    def among(
+        stored: Iterable[StatisticsRow], fixed: FixedPoint, blocks: Blocks | None, networks: Mapping[int, int]
+    ) -> OwnStatistics:
+        """Those of the stored files that are clients' own and went through these networks and no other."""
+        rows: dict[int, dict[Part, StatisticsRow]] = {}
+        for row in stored:
+            if not row.is_sum and can_be_used(row, networks.values()):
+                rows.setdefault(row.clients[0], {})[WHOLE[0] if row.part is None else row.part] = row
+        return OwnStatistics(fixed, blocks, networks, rows)
+
+    def parts(self, groups: Iterable[int] | None = None) -> tuple[Part, ...]:
+        """What a client's statistics consist of, through the networks of all groups or of some."""
+        return WHOLE if self.blocks is None else parts_through(self.networks if groups is None else groups)
+
+    def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
+        """Those of `parts` that are not kept."""
+        own = self.rows.get(client, {})
+        return tuple(part for part in parts if part not in own)
+
+    @property
+    def complete(self) -> set[int]:
+        """The clients of whom nothing is lacking."""
+        parts = self.parts()
+        return {client for client in self.rows if not self.lacking(client, parts)}
+
+    def words(self, parts: Iterable[Part]) -> int:
+        """How many words these parts have."""
+        if self.blocks is None:
+            return words_at(self.fixed)
+        return sum(words_of_part(self.fixed, self.blocks, part) for part in parts)
+
+    def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics:
+        """These parts of a client's statistics, everything else zero; each file is checked against its digest."""
+        own = self.rows[client]
+        if self.blocks is None:
+            return read_statistics(folder, own[WHOLE[0]], self.fixed)
+        words = {part: read_part(folder, own[part], self.fixed) for part in parts}
+        try:
+            statistics = joined(self.fixed, self.blocks, words)
+        except InputError as error:
+            raise RunDamagedError(f"statistics of client {client} cannot be read: {error}") from error
+        if () in words and statistics.samples != own[()].samples:
+            counted = f"counts {statistics.samples} samples, not {own[()].samples}"
+            raise RunDamagedError(f"the statistics file {own[()].file} {counted}")
+        return statistics
+
+    def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
+        """These parts of what a client sent, everything else zero."""
+        if self.blocks is None:
+            return statistics
+        return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})
+
+    def write(
+        self, folder: Path, node: int, client: int, statistics: Statistics, parts: Sequence[Part], seed: int | None
+    ) -> list[dict[str, Any]]:
+        """Write these parts of a client's statistics before the event that names them; returns the files' rows."""
+        if self.blocks is None:
+            trunks = tuple(self.networks.values())
+            return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, trunks=trunks)]
+        return write_parts(folder, node, client, statistics, self.blocks, parts, seed=seed, networks=self.networks)
+
+
+def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
+    """Whether a file is of use where features go through these networks: a part through some, others through all."""
+    nodes = tuple(networks)
+    return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)
+
+
+STATISTICS = "statistics"
+STATISTICS_NAME = re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?))?\.statistics")
+PUBLIC = "public"
+"""The part of statistics that went through no network of a group, as files are named."""
+
+
+@dataclass(frozen=True)
+class StatisticsRow:
+    """A row of `statistics`: a file that exists, of one client or of the sum of several.
+
+    `node` is the one that the event which wrote the file recorded last.
+    """
+
+    file: str
+    node: int
+    clients: tuple[int, ...]
+    samples: int
+    bytes: int
+    digest: str
+    trunks: tuple[int, ...] = ()
+    """The nodes of the groups' networks that features went through, where groups tune one."""
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is the sum that a head is solved from."""
+        return self.file.endswith(".sum.statistics")
+
+    @property
+    def part(self) -> Part | None:
+        """Which part of a client's statistics the file has; None where it has all of them.
+
+        >>> [StatisticsRow(f"7.3{part}.statistics", 7, (3,), 5, 99, "").part for part in ("", ".public", ".0-2")]
+        [None, (), (0, 2)]
+        """
+        names = self.file.split(".")
+        if len(names) < 4:
+            return None
+        return () if names[2] == PUBLIC else tuple(int(group) for group in names[2].split("-"))
+
+
+def statistics_path(folder: Path, file: str) -> Path:
+    """Where a file of statistics lies; a database from a stranger may name any."""
+    if not STATISTICS_NAME.fullmatch(file):
+        raise RunDamagedError(f"{folder} is damaged: it names the file of statistics {file[:80]!r}")
+    return folder / STATISTICS / file
+
+
+def write_statistics(
+    folder: Path,
+    node: int,
+    clients: Sequence[int],
+    statistics: Statistics,
+    *,
+    is_sum: bool,
+    seed: int | None,
+    trunks: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
+    file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
+    content = statistics.canonical() + files.new_salt(seed, f"statistics:{file}")
+    files.write_atomically(statistics_path(folder, file), content)
+    return _row(file, node, clients, statistics.samples, content, trunks)
+
+
+def write_parts(
+    folder: Path,
+    node: int,
+    client: int,
+    statistics: Statistics,
+    blocks: Blocks,
+    parts: Sequence[Part],
+    *,
+    seed: int | None,
+    networks: Mapping[int, int],
+) -> list[dict[str, Any]]:
+    """Write parts of a client's statistics before the event that names them; `networks` are nodes by group."""
+    rows, contents = [], {}
+    for part in parts:
+        file = f"{node}.{client}.{part_name(part)}.statistics"
+        words = cut(statistics, blocks, part).astype("<i8", copy=False).tobytes()
+        content = part_heading(statistics.fixed, part) + words + files.new_salt(seed, f"statistics:{file}")
+        contents[statistics_path(folder, file)] = content
+        rows.append(_row(file, node, [client], statistics.samples, content, [networks[group] for group in part]))
+    files.write_all_atomically(contents)
+    return rows
+
+
+def part_name(part: Part) -> str:
+    """As files are named.
+
+    >>> [part_name(part) for part in ((), (3,), (0, 2))]
+    ['public', '3', '0-2']
+    """
+    return "-".join(map(str, part)) or PUBLIC
+
+
+def part_heading(fixed: FixedPoint, part: Part) -> bytes:
+    """The line that a file of a part begins with."""
+    return Statistics.heading(fixed)[:-1] + f" part={part_name(part)}\n".encode()
+
+
+def _row(
+    file: str, node: int, clients: Sequence[int], samples: int, content: bytes, trunks: Sequence[int]
+) -> dict[str, Any]:
+    return {
+        "file": file,
+        "node": node,
+        "clients": [int(client) for client in clients],
+        "samples": samples,
+        "bytes": len(content),
+        "digest": hashlib.sha256(content).hexdigest(),
+        "trunks": list(trunks),
+    }
+
+
+def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
+    """The statistics of a file, checked against its digest."""
+    words = _words(folder, row, Statistics.heading(fixed), fixed)
+    try:
+        statistics = Statistics.from_words(fixed, words)
+    except InputError as error:
+        raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
+    if statistics.samples != row.samples:
+        raise RunDamagedError(f"the statistics file {row.file} counts {statistics.samples} samples, not {row.samples}")
+    return statistics
+
+
+def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
+    """The words of a part, checked against the digest of its file."""
+    part = row.part
+    if part is None:
+        raise RunDamagedError(f"the statistics file {row.file} is not one of a part")
+    return _words(folder, row, part_heading(fixed, part), fixed)
+
+
+def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> Integers:
+    content = files.read_content(statistics_path(folder, row.file), f"the statistics file {row.file}", row.digest)
+    if len(content) != row.bytes:
+        raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
+    if not content.startswith(heading) or (len(content) - len(heading)) % 8:
+        raise RunDamagedError(f"the statistics file {row.file} is not in [{fixed.describe()}]")
+    return np.frombuffer(content[len(heading) : -files.SALT_BYTES], dtype="<i8").astype(np.int64)

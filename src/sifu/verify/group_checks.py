@@ -1,0 +1,173 @@
+"""Whether groups are what the hash of names makes them, and every merge is made of those it may be made of.
+
+Recomputed from names, the recorded key and the ledger: who may be in which group, which groups' models a merge takes,
+that nobody forgotten was in any of them, and, while the models are at hand, the merged model itself to the last bit
+(docs/theory.md, section 15; docs/store.md, section 1b).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sifu.core.ledger import Event
+from sifu.run.group_state import latest_models, merged_model, nodes_always_kept, parts_without
+from sifu.run.run_view import RunView
+from sifu.store.events_check import GROUP_ROUNDS
+from sifu.store.lock import is_locked
+from sifu.store.projection import GroupModelRow
+from sifu.store.reader import GROUP_KEY, RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
+from sifu.theory.merging import KEY_BYTES, group_of
+
+
+def check_groups(reader: RunReader) -> Iterator[str]:
+    """Every event that records models of groups, or a merge of them."""
+    view = RunView(reader)
+    if view.spec.groups.count == 0:
+        if reader.group_models() or reader.merges():
+            yield "groups: there are models of groups, but the spec has no groups"
+        return
+    key = bytes.fromhex(reader.value(GROUP_KEY))
+    if len(key) != KEY_BYTES:
+        yield f"groups: the key of the hash has {len(key)} bytes, not {KEY_BYTES}"
+    for event, before in ReplayedLedger.of(reader).moments():
+        if event.kind == GROUP_ROUNDS:
+            yield from _check_rounds(view, key, event, before)
+        elif event.kind in ("merged", "rolled back"):
+            yield from _check_merge(view, event, before)
+        elif event.kind == "rounds" and view.spec.is_tuned:
+            yield from _check_networks(view, event, before)
+    if not is_locked(reader.folder):  # its writer may erase a model that is about to be read
+        yield from _check_models(reader)
+
+
+def _rows(before: ReplayedTables) -> dict[int, GroupModelRow]:
+    """The models of groups recorded before an event, by node."""
+    return {
+        int(node): GroupModelRow(
+            int(node), int(row["grp"]), int(row["rounds"]), int(row["samples"]), tuple(json.loads(row["members"]))
+        )
+        for (node,), row in before.rows["group_models"].items()
+    }
+
+
+def _forgotten(before: ReplayedTables) -> set[int]:
+    return {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
+
+
+def _carried_out(before: ReplayedTables) -> int:
+    return sum(1 for row in before.rows["requests"].values() if row.get("request_order") is not None)
+
+
+def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTables) -> Iterator[str]:
+    """Each model goes on from the group's own or from the fresh one, with members that the hash puts there."""
+    content, nodes = event.content, view.reader.nodes_by_number()
+    earlier, gone = _rows(before), _forgotten(before)
+    recorded = content.get("group_models", [])
+    rows = content.get("rows", {"first": 0, "last": -1})
+    if [row["node"] for row in recorded] != list(range(int(rows["first"]), int(rows["last"]) + 1)):
+        yield f"groups: event {event.seq} does not say of each of its nodes which group it is of"
+        return
+    if len({row["grp"] for row in recorded}) != len(recorded):
+        yield f"groups: event {event.seq} records two models of one group"
+    dropped = set(content.get("dropped_models", []))
+    for row in recorded:
+        node, name = nodes[row["node"]].node, f"groups: node {row['node']} of group {row['grp']}"
+        members = row["members"]
+        if members != sorted(set(members)) or not members or members[-1] >= before.client_count:
+            yield f"{name}: its members are not a list of clients there were"
+            continue
+        strangers = [
+            client
+            for client in members
+            if group_of(key, view.clients[client].name, view.spec.groups.count) != row["grp"]
+        ]
+        if strangers:
+            yield f"{name}: the hash puts {view.clients[strangers[0]].name} into another group"
+        if gone & set(members):
+            yield f"{name}: it holds {view.clients[min(gone & set(members))].name}, who was forgotten before"
+        if row["samples"] != sum(view.clients[client].samples for client in members):
+            yield f"{name}: its samples are recorded as {row['samples']}, which is not the sum of its members'"
+        parent = earlier.get(node.parent or 0)
+        begins = (-_carried_out(before), 0) if parent is None else (nodes[parent.node].node.branch, parent.rounds)
+        if (
+            (parent is None and node.parent != 0)
+            or (parent is not None and (parent.grp != row["grp"] or not set(parent.members) <= set(members)))
+            or (parent is not None and parent.node not in dropped)
+            or node.position != row["rounds"]
+            or node.branch != begins[0]
+            or not begins[1] < row["rounds"] <= view.spec.groups.rounds
+        ):
+            yield f"{name}: it does not go on from the group's own model, or has other rounds than those apart"
+
+
+def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
+    """A merge takes every finished model of a group that never held anyone who is leaving, and no other."""
+    content, groups = event.content, view.spec.groups
+    node = view.reader.nodes_by_number()[int(content["rows"]["last"])].node
+    name = f"groups: the merge of event {event.seq}"
+    stated = content.get("merges", [])
+    expected: list[dict[str, Any]] = []
+    parts: tuple[GroupModelRow, ...] = ()
+    method = content["choice"]["method"] if event.kind == "rolled back" else None
+    if method in (None, "groups"):
+        leaving = {client for subject in content.get("subjects", []) for client in subject["clients"]}
+        models = latest_models(_rows(before).values(), before.model_nodes)
+        parts = parts_without(models, groups.rounds, leaving)
+        expected = [
+            {"node": node.node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in parts
+        ]
+    if stated != expected:
+        taken, allowed = ([(row["grp"], row["source_node"]) for row in rows] for rows in (stated, expected))
+        yield f"{name} is made of (group, node) {taken}, the rule says {allowed}"
+    if event.kind == "merged" and (before.rows["merges"] or _carried_out(before) or node.position != groups.rounds):
+        yield f"{name} is not that of the first training"
+    if (node.kind == "merge") != bool(expected):
+        yield f"{name}: a node of kind {node.kind} is recorded, with {len(expected)} groups to merge"
+    if node.kind != "merge":
+        return
+    parent = view.reader.nodes_by_number()[node.parent or 0].node
+    if parent.kind != "initial" or node.noise_std != 0.0 or node.rounding != 0.0 or not np.isinf(node.mean_shift):
+        yield f"{name}: node {node.node} is misplaced"
+    if event.kind == "rolled back" and (node.branch, node.position) != (node.order, 0):
+        yield f"{name}: node {node.node} is misplaced"
+    taken_part = view.reader.everyone().between(node.node, node.node)
+    members = sorted({client for part in parts for client in part.members})
+    if taken_part.clients.tolist() != members or not np.all(np.isinf(taken_part.drifts)):
+        yield f"{name}: its participants are not the members of the groups it is made of"
+
+
+def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
+    """A head stands on every finished network that is there, and on none that held a forgotten client."""
+    name = f"groups: the head of event {event.seq}"
+    rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
+    expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
+    if stated != expected:
+        yield f"{name} stands on networks of nodes {stated}, the rule says {expected}"
+    held = _forgotten(before) & {client for row in rows for client in row.members}
+    if held:
+        yield f"{name} stands on a network that held {view.clients[min(held)].name}, who was forgotten before"
+    for row in event.content.get("statistics", []):
+        is_part = row["file"].count(".") > 2 and set(row["trunks"]) <= set(expected)
+        if row["trunks"] != expected and not is_part:
+            yield f"{name}: {row['file']} is of features through other networks than those of the head"
+
+
+def _check_models(reader: RunReader) -> Iterator[str]:
+    """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is at hand."""
+    at_hand, groups = reader.models(), reader.group_models()
+    fresh = nodes_always_kept(reader)
+    if not fresh <= at_hand.keys():
+        yield "groups: the fresh model, which merges are moved on from, is missing"
+    by_node: dict[int, list[GroupModelRow]] = {}
+    for row in reader.merges():
+        by_node.setdefault(row.node, []).append(groups[row.source_node])
+    for node, parts in by_node.items():
+        if {node, *fresh, *(part.node for part in parts)} <= at_hand.keys() and not np.array_equal(
+            reader.load_model(node), merged_model(reader, parts).model
+        ):
+            yield f"groups: the model of node {node} is not the merge of the groups' models it is made of"

@@ -1,0 +1,211 @@
+"""Whether a closed-form head is the one of those who stay: its sum to the bit, the head to rounding, and nothing else
+of anybody forgotten is kept (docs/theory.md, section 14)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.spec import RIDGE
+from sifu.errors import RunDamagedError
+from sifu.requests.certification import RecordedRequest, solves
+from sifu.requests.erasure import statistics_to_erase, sum_left
+from sifu.run.run_view import RunView
+from sifu.store.lock import is_locked
+from sifu.store.projection import Tables
+from sifu.store.reader import RunReader
+from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
+from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form.blocks import Blocks, is_struck
+from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
+
+SCORES_AGREE = 1e-6
+"""Cross-validation on another machine may choose between two scores that differ by less than this share."""
+
+
+def check_kept_statistics(reader: RunReader) -> Iterator[str]:
+    """The files of statistics, who is in them, and the current head."""
+    view, rows = RunView(reader), list(reader.statistics().values())
+    if view.spec.model.kind != RIDGE:
+        if rows or solves(reader):
+            yield "statistics: there are some, but the model is not solved in closed form"
+        return
+    if is_locked(reader.folder):
+        return  # its writer may erase a file that is about to be read
+    yield from _check_solves(reader, view)
+    yield from _check_rows(view, rows)
+    fixed, groups = recorded_fixed_point(view.spec, reader.layout), reader.group_models()
+    blocks = recorded_blocks(view.spec, reader.layout) if view.spec.features.tune == "blocks" else None
+    nodes = dict.fromkeys(node for row in sorted(rows, key=lambda row: not row.is_sum) for node in row.trunks)
+    networks = {groups[node].grp: node for node in nodes if node in groups}
+    own = OwnStatistics.among(rows, fixed, blocks, networks)
+    whole = next((row for row in rows if row.is_sum), None)
+    problems: list[str] = []
+    try:
+        # One client's at a time: all of them together may be more than memory holds.
+        result = total(fixed, _summed(reader, view, own, set(whole.clients) if whole else set(), problems))
+        statistics = None if whole is None else read_statistics(reader.folder, whole, fixed)
+    except RunDamagedError as error:
+        yield f"statistics: {error}"
+        return
+    yield from problems
+    if whole is None or statistics is None:
+        return
+    if blocks is not None:
+        yield from _check_struck(reader, blocks, whole, statistics)
+    if set(whole.clients) <= own.complete and result != statistics:
+        yield f"statistics: {whole.file} is not the sum of the statistics of its clients"
+    yield from _check_head(reader, view, (whole, statistics))
+
+
+def _summed(
+    reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
+) -> Iterator[Statistics]:
+    """The statistics of every client that has some, read and checked; those of `clients` are handed on to be added."""
+    parts = own.parts()
+    for client, rows in own.rows.items():
+        lacking = own.lacking(client, parts)
+        if lacking and client in clients:
+            problems.append(f"statistics: {len(lacking)} parts of those of {view.clients[client].name} are not there")
+        statistics = own.read(reader.folder, client, rows)
+        if any(row.samples != view.clients[client].samples for row in rows.values()):
+            problems.append(f"statistics: {next(iter(rows.values())).file} counts other samples than its client has")
+        if client in clients:
+            yield statistics
+
+
+def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
+    """Nothing of a forgotten client, one file a client, one sum, and each client's own only where that is asked for."""
+    for row in rows:
+        for client in sorted(set(row.clients) & view.forgotten):
+            yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
+        if (
+            view.spec.is_tuned
+            and not set(row.trunks) <= view.reader.models().keys() & view.reader.group_models().keys()
+        ):
+            yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
+        if not view.spec.is_tuned and row.trunks:
+            yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
+    own = [(row.clients, row.part) for row in rows if not row.is_sum]
+    groups, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
+    for row in rows:
+        part = tuple(groups[node].grp for node in row.trunks if node in groups)
+        if row.part != (None if row.is_sum or not in_parts else part):
+            yield f"statistics: {row.file} is named after other networks of groups than its features went through"
+    nodes = {node for row in rows for node in row.trunks if node in groups}
+    different = len({groups[node].grp for node in nodes}) < len(nodes)
+    if different or (not in_parts and len({row.trunks for row in rows}) > 1):
+        yield "statistics: files are of features through different networks, so they cannot be added"
+    if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
+        yield "statistics: there are two files of one client, or two sums"
+    if own and view.spec.keep.statistics != "clients":
+        yield "statistics: those of single clients are kept, where the spec says that only their sum is"
+
+
+def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
+    """Nothing is left of the blocks whose networks are erased, or never were."""
+    groups = reader.group_models()
+    there = {groups[node].grp for node in row.trunks if node in groups}
+    for group in sorted(set(range(blocks.count)) - there):
+        if not is_struck(statistics, blocks, group):
+            yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
+
+
+def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
+    """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but
+    refused and absent ones."""
+    recorded, everyone, gone, client_count = solves(reader), reader.everyone(), set(), 0
+    forgotten_by: dict[str, set[int]] = {}
+    left_out = {
+        (rejection.branch, rejection.round, rejection.client) for rejection in reader.rejections() if rejection.left_out
+    }
+    for event in reader.events():
+        content = event.content
+        client_count = int(content.get("run", {}).get("client_count", client_count))
+        if event.kind == "request received":
+            request = content["request"]
+            forgotten_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
+        if event.kind in ("request refused", "request withdrawn"):
+            forgotten_by.pop(content["request"], None)
+        gone = set().union(*forgotten_by.values()) if forgotten_by else set()
+        if event.kind != "rounds":
+            continue
+        first, last = int(content["rows"]["first"]), int(content["rows"]["last"])
+        if first != last or last not in recorded:
+            yield f"statistics: event {event.seq} records rounds that are no solve"
+            continue
+        node = reader.nodes_by_number()[last].node
+        taken = set(everyone.between(last, last).clients.tolist())
+        names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
+        refused = {view.index_of[name] for _, _, name in names & left_out}
+        absent = set(recorded[last].get("absent", []))
+        if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
+            yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
+        samples = sum(view.clients[client].samples for client in taken)
+        if recorded[last]["samples"] != samples:
+            yield f"statistics: node {last} was solved from {recorded[last]['samples']} samples, not {samples}"
+
+
+def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, Statistics]) -> Iterator[str]:
+    """The current head solves the equations of the sum, with the lambda that the rule of the spec gives."""
+    row, statistics = whole
+    tip = view.path.nodes[-1]
+    if tip.kind != "round":
+        return  # rolled back, and not yet solved again
+    solve = solves(reader).get(tip.node, {})
+    taken = reader.everyone().between(tip.node, tip.node).clients.tolist()
+    if (solve.get("sum"), list(row.clients)) != (row.digest, taken):
+        yield f"statistics: the current head was not solved from {row.file}"
+        return
+    if solve["relative_penalty"] is None:
+        yield "statistics: nothing says which r the current head was solved with"
+        return
+    relative = float(solve["relative_penalty"])
+    rule = view.spec.ridge.regularisation
+    if rule == "auto":
+        scores = gcv_scores(statistics)
+        best = float(np.min(scores))
+        chosen = scores[GRID.index(relative)] if relative in GRID else math.inf
+        if not chosen <= best * (1.0 + SCORES_AGREE):
+            yield f"statistics: r = {relative!r} is not what cross-validation of the sum chooses"
+    elif relative != rule:
+        yield f"statistics: r = {relative!r} is recorded, the spec says {rule!r}"
+    weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
+    residual = residual_of(statistics, relative, weights)
+    if not residual <= RESIDUAL:
+        yield f"statistics: the current head leaves a residual of {residual:.3g} in the equations of its sum"
+
+
+def check_statistics_erased(recorded: RecordedRequest, tables: Tables, content: dict[str, Any]) -> Iterator[str]:
+    """What held the forgotten clients must have gone, and the sum without them must have come in its place."""
+    name = f"request {recorded.request.request}"
+    gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
+    stored = [
+        StatisticsRow(
+            file,
+            row["node"],
+            tuple(json.loads(row["clients"])),
+            row["samples"],
+            row["bytes"],
+            row["digest"],
+            tuple(json.loads(row["trunks"])),
+        )
+        for (file,), row in tables["statistics"].items()
+    ]
+    features = recorded.view.spec.features
+    networks = {node for node in content.get("dropped_models", []) if (node,) in tables["group_models"]}
+    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
+        yield f"{name}: other statistics were erased than those that hold the forgotten clients"
+    left = sum_left(stored, gone, networks, features)
+    expected = [] if left is None else [(True, left.clients, left.trunks)]
+    written = [
+        (row["file"].endswith(".sum.statistics"), tuple(row["clients"]), tuple(row["trunks"]))
+        for row in content.get("statistics", [])
+    ]
+    if written != expected:
+        yield f"{name}: the statistics that were written are not those that are left of those who stay"

@@ -1,0 +1,235 @@
+"""What lies outside the ledger or came from a backup: timestamps, anchors kept elsewhere, and restorations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sifu.core.ledger import Event, canonical_json
+from sifu.errors import InputError
+from sifu.store.checkpoints import Checkpoint, signed_events
+from sifu.store.clock import BEHIND, CLOCK_SET, time_of
+from sifu.store.files import TEMPORARY_PREFIX, certificate_path, read_plain
+from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
+from sifu.store.timestamps import LARGEST_ANSWER, MISSING, NAME, TIMESTAMPS, protocol, read_timestamp, timestamp_path
+
+UNCHECKED = "give the authority's certificate with --authority to check who signed it"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Certificates of a timestamp authority, from a PEM file: those signed by themselves are the roots."""
+
+    certificates: tuple[Any, ...]
+
+    @staticmethod
+    def read(path: str | Path) -> Authority:
+        """From a file that the verifier trusts."""
+        from cryptography.x509 import load_pem_x509_certificates
+
+        protocol()
+        try:
+            return Authority(tuple(load_pem_x509_certificates(read_plain(Path(path), links=True))))
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise InputError(f"{path} holds no certificates in PEM form: {error}") from error
+
+    def signed(self, answer: bytes, content: bytes) -> str | None:
+        """None if the authority signed a timestamp over `content`, otherwise why not."""
+        client = protocol()
+        builder = client.VerifierBuilder()
+        for certificate in self.certificates:
+            if certificate.issuer == certificate.subject:
+                builder = builder.add_root_certificate(certificate)
+            else:
+                builder = builder.add_intermediate_certificate(certificate)
+        try:
+            builder.build().verify_message(read_timestamp(answer), content)
+        except (client.VerificationError, InputError, ValueError) as error:
+            return str(error)[:200]
+        return None
+
+
+def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authority | None) -> tuple[str, list[str]]:
+    """When the authority says that `content` was there, and what is wrong with it."""
+    try:
+        response = read_timestamp(answer)
+    except InputError as error:
+        if "pip install" in str(error):
+            return "", []
+        return "", [f"timestamps: {name}: {error}"]
+    time = response.tst_info.gen_time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
+        return time, [f"timestamps: {name} is a timestamp of something else: it, or what it is of, was changed"]
+    why = authority.signed(answer, content) if authority is not None else None
+    return time, [f"timestamps: {name} is not signed by the authority given: {why}"] if why else []
+
+
+def timestamp_beside(path: Path, authority: Authority | None) -> tuple[list[str], list[str]]:
+    """Problems and notes of the timestamp that lies beside a certificate's file, with `.tsr` after its name."""
+    beside = path.with_name(f"{path.name}.tsr")
+    if not beside.is_file() or beside.stat().st_size > LARGEST_ANSWER:
+        missing = [f"timestamps: there is no {beside.name} beside the certificate"] if authority is not None else []
+        return missing, []
+    time, problems = check_timestamp(beside.name, read_plain(beside), path.read_bytes(), authority)
+    return problems, [] if problems else [_note(path.name, time, authority)]
+
+
+def _note(name: str, time: str, authority: Authority | None) -> str:
+    if not time:
+        return f"{name} has a timestamp, which this installation cannot read: pip install 'sifu[timestamps]'"
+    signed = "" if authority is not None else f"; {UNCHECKED}"
+    return f"{name} was there at {time}, says its timestamp{signed}"
+
+
+def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
+    """The clock of the ledger, held against the authority's when it stamped a head.
+
+    The head was there by then, so it is not dated later; what follows it was not there yet, so it is not dated before.
+    """
+    moment = time_of(stamped)
+    head, corrected = events[seq - 1], any(event.kind == CLOCK_SET for event in events[seq:])
+    if time_of(head.time) - moment > BEHIND and not corrected:
+        yield f"clock: event {seq} is dated {head.time}, and its timestamp says that it was there at {stamped}"
+    for event in events[seq:]:
+        if moment - time_of(event.time) > BEHIND:
+            yield f"clock: event {event.seq} is dated {event.time}, after event {seq} was stamped at {stamped}"
+            return
+
+
+def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
+    """Every timestamp in the run is of a head or certificate that the run has; what is missing is noted."""
+    checkpoints = {
+        event.seq: Checkpoint(reader.value("run"), event.seq, event.hash.hex(), event.time, key, event.signature.hex())
+        for event, key in signed_events(reader.events())
+        if event.signature is not None
+    }
+    contents = {
+        f"{seq}.checkpoint.json": canonical_json(checkpoint.to_mapping()) for seq, checkpoint in checkpoints.items()
+    }
+    for (request, form), content in reader.certificates().items():
+        contents[certificate_path(reader.folder, request, form).name] = content.encode()
+    latest: list[tuple[str, str]] = []
+    for path in sorted((reader.folder / TIMESTAMPS).glob("*")):
+        if path.name.startswith(TEMPORARY_PREFIX):
+            continue
+        name = path.name.removesuffix(".tsr")
+        if not NAME.fullmatch(path.name) or name not in contents:
+            yield f"timestamps: {path.name[:80]} is of nothing that this run has signed"
+            continue
+        if path.stat().st_size > LARGEST_ANSWER:
+            yield f"timestamps: {path.name} is far larger than a timestamp"
+            continue
+        time, problems = check_timestamp(path.name, read_plain(path), contents[name], authority)
+        yield from problems
+        if not problems:
+            latest.append((time, name))
+        if time and name.endswith(".checkpoint.json"):
+            yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
+    notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
+    wanted = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
+    # A later head covers an earlier one; a certificate has a timestamp of its own.
+    still = [
+        name for name in wanted if name.endswith(".public.json") and not timestamp_path(reader.folder, name).exists()
+    ]
+    if still:
+        notes.append(
+            f"a timestamp was asked for and did not come: {', '.join(dict.fromkeys(still))[:200]}; sifu timestamp asks "
+            "again"
+        )
+
+
+def anchor_of(reader: RunReader) -> str:
+    """`SEQ:HASH` of the last event: publish it, and nobody can rewrite what came before it unnoticed."""
+    return reader.value("head")
+
+
+def parse_anchor(anchor: str) -> tuple[int, str]:
+    """An anchor as somebody kept it."""
+    match = re.fullmatch(r"\s*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})\s*", anchor)
+    if not match:
+        raise InputError(
+            f"an anchor is SEQ:HASH with 64 hexadecimal digits, as sifu anchor prints it; found {anchor[:90]!r}"
+        )
+    return int(match[1]), match[2].lower()
+
+
+def holds_anchor(reader: RunReader, anchor: str) -> bool:
+    """Whether the chain has this event."""
+    seq, digest = parse_anchor(anchor)
+    rows = reader.query("SELECT hash FROM events WHERE seq = ?", (seq,))
+    return bool(rows) and bytes(rows[0][0]).hex() == digest
+
+
+def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:
+    """An anchor that was published must still be in the chain."""
+    if not holds_anchor(reader, anchor):
+        seq, _ = parse_anchor(anchor)
+        last = reader.query("SELECT MAX(seq) FROM events")[0][0] or 0
+        how = (
+            f"it ends at event {last}, before the anchor's {seq}: an older state was put back"
+            if seq > last
+            else f"its event {seq} is another one: the chain was rewritten"
+        )
+        yield f"anchor: the chain does not hold the anchor given; {how}"
+
+
+RESTORED = "restored"
+
+
+def restored_notes(reader: RunReader) -> Iterator[str]:
+    """That a run was restored is never forgotten."""
+    for seq, time, payload in reader.query("SELECT seq, time, payload FROM events WHERE kind = ?", (RESTORED,)):
+        content = json.loads(payload)
+        gap = (
+            "the anchor given then was its last event"
+            if content["complete"]
+            else "what was done between the backup and then is not in this record"
+        )
+        yield f"event {seq} restored the run from a backup on {time}; {gap}"
+
+
+def check_restored(reader: RunReader) -> Iterator[str]:
+    """What a restoration says of the chain before it must be so."""
+    branches = {row.node.node: row.node.branch for row in reader.node_rows()}
+    ledger = ReplayedLedger.of(reader)
+    numbers = {client.name: number for number, client in enumerate(reader.clients())}
+    for event, before in ledger.moments():
+        if event.kind != RESTORED:
+            continue
+        content, seq = event.content, event.seq
+        yield from _check_nothing_came_back(event, before, numbers)
+        branch = branches.get(ledger.tips[seq])
+        if content["branch"] != branch:
+            yield f"restored: event {seq} names branch {content['branch']}, the run was at {branch}"
+        head = parse_anchor(content["backup_head"])
+        if head[0] >= int(seq) or not holds_anchor(reader, content["backup_head"]):
+            yield f"restored: event {seq} names a head that the chain does not hold"
+        if content["complete"] and (content["anchor"] is None or parse_anchor(content["anchor"]) != head):
+            yield f"restored: event {seq} calls itself complete without the anchor for it"
+
+
+def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict[str, int]) -> Iterator[str]:
+    """Updates and statistics of clients whose requests a restoration brought back are erased by it."""
+    received = before.rows["requests"]
+    # A second certificate of the same client brings no second request back: it waits already.
+    requests = [received[request,] for request in event.content["requests"] if (request,) in received]
+    gone = {numbers[name] for row in requests for name in json.loads(row["terms"])["clients"]}
+    networks = {node for node in event.content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
+    for what in ("updates", "statistics"):
+        held = {
+            file: {int(client) for client in json.loads(row["clients"])} for (file,), row in before.rows[what].items()
+        }
+        through = {file: set(json.loads(row.get("trunks", "[]"))) for (file,), row in before.rows[what].items()}
+        wanted = sorted(str(file) for file, clients in held.items() if clients & gone or through[file] & networks)
+        if sorted(event.content.get(f"dropped_{what}", [])) != wanted:
+            yield f"restored: event {event.seq} did not erase the {what} of the clients whose requests it brought back"
+    if any({int(client) for client in row["clients"]} & gone for row in event.content.get("updates", [])):
+        yield f"restored: event {event.seq} stores updates of clients whose requests it brought back"

@@ -1,0 +1,241 @@
+"""Whether every request was carried out as the rule says: its method, node, noise, charges, erasure and rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sifu.choices import LEVELS
+from sifu.core.ledger import finite_or_text
+from sifu.core.method_info import METHOD_INFOS
+from sifu.core.premises import level_of
+from sifu.core.request_terms import AUTO
+from sifu.core.spec import RIDGE
+from sifu.planning.ways import Compared, choose_way, least_level
+from sifu.requests.certification import RecordedRequest, nodes_to_erase
+from sifu.run.run_view import RunView
+from sifu.store.projection import ChargeRow, RequestRow
+from sifu.store.reader import LOCAL_RATES, RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
+from sifu.theory.rollback import charge, choose_node
+from sifu.verify.certificate_checks import check_statements
+from sifu.verify.head_checks import check_statistics_erased
+from sifu.verify.stored_models import check_updates_erased
+from sifu.verify.value_comparison import TOLERANCE, agree
+
+
+def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
+    """The method, what it was held against, and the level asked for."""
+    name, auto = f"request {request.request}", content.get("auto")
+    level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
+    history = recorded.view.record_history
+    restored = bool(history.complete or history.older)
+    floor = request.terms.level
+    if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
+        yield f"{name}: level {floor} was asked for, and it was carried out at level {level}"
+    if request.terms.method != AUTO:
+        if request.method != request.terms.method or auto is not None:
+            yield f"{name}: method {request.terms.method} was asked for, {request.method} carried it out"
+        return
+    if auto is None:
+        yield f"{name}: the method was left to auto, and what {request.method} was held against is not recorded"
+        return
+    least = auto["least_level"]
+    compared = [Compared(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
+    methods = [way.method for way in compared]
+    always = "closed_form" if recorded.view.spec.model.kind == RIDGE else "scratch"
+    wrong = len(set(methods)) < len(methods) or set(methods) - set(METHOD_INFOS)
+    if wrong or (request.terms.sigma == AUTO and always not in methods):
+        yield f"{name}: auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
+    if LEVELS.index(least) < LEVELS.index(least_level(recorded.request.terms, least)):
+        yield f"{name}: auto chose among levels from {least} on, below the {floor} asked for"
+    approved = least_level(request.terms)
+    if recorded.view.spec.requests.approval != "none" and least != approved:
+        yield f"{name}: auto chose among levels from {least} on, but the terms approved say {approved}"
+    taken = choose_way(compared, least)
+    if taken != request.method:
+        yield f"{name}: {request.method} carried it out, by the recorded figures auto had to take {taken}"
+    stated = next((way.level for way in compared if way.method == request.method), None)
+    if stated != level and not restored:
+        yield f"{name}: auto took {request.method} for its level {stated}, recomputed {level}"
+
+
+def check_requests(reader: RunReader) -> Iterator[str]:
+    """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds.
+
+    At the event that carried a request out, the replayed tables are what they were just before it.
+    """
+    carried_out = {row.request: row for row in reader.requests() if row.noise_node is not None}
+    stored: dict[int, dict[tuple[int, int], ChargeRow]] = {}
+    for row in reader.charges():
+        stored.setdefault(row.noise_node, {})[(row.noise_node, row.subject)] = row
+    for event, before in ReplayedLedger.of(reader).moments():
+        if event.kind != "rolled back":
+            continue
+        request = carried_out.pop(event.content["request"], None)
+        if request is not None:
+            charges = stored.get(request.noise_node or 0, {})
+            yield from _check_request(reader, request, charges, before, event.content)
+    for left in carried_out:
+        yield f"request {left}: the ledger has no event that carried it out"
+
+
+def _check_request(
+    reader: RunReader,
+    request: RequestRow,
+    stored_charges: dict[tuple[int, int], ChargeRow],
+    before: ReplayedTables,
+    content: dict[str, Any],
+) -> Iterator[str]:
+    recorded = RecordedRequest(reader, request)
+    name, noise_node = f"request {request.request}", recorded.view.path.nodes[-1].node
+    if not agree(request.multiplier, recorded.multiplier):
+        yield (
+            f"{name}: s is recorded as {request.multiplier!r}, ({request.terms.epsilon}, {request.terms.delta}) give "
+            f"{recorded.multiplier!r}"
+        )
+    new, earlier = recorded.new_exposures, recorded.earlier_exposures
+    yield from _check_subjects(request, recorded)
+    charged = {}
+    # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
+    for exposure in [*new, *earlier] if recorded.method.info.protection == "noise" else []:
+        psi, subject = recorded.psi(exposure), exposure.subject
+        cost = charge(psi, recorded.noise_std)
+        left = subject.left(recorded.order)
+        if cost > left * (1.0 + TOLERANCE):
+            yield (
+                f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
+                f"{subject.subject} {cost!r}, more than the {left!r} it has left"
+            )
+        if exposure in new or psi > 0.0:
+            charged[(noise_node, subject.subject)] = (repr(finite_or_text(psi)), cost)
+    recorded_charges = {key: (row.psi, row.charge) for key, row in stored_charges.items()}
+    for key in sorted(set(charged) | set(recorded_charges)):
+        pair, expected = recorded_charges.get(key, (None, None)), charged.get(key, (None, None))
+        if not (agree(_figure(pair[0]), _figure(expected[0])) and agree(pair[1], expected[1])):
+            yield (
+                f"{name}: the charge of subject {key[1]} is recorded as {recorded_charges.get(key)}, "
+                f"recomputed {charged.get(key)}"
+            )
+    view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
+    yield from _check_erasure(view, request, recorded, at_hand, content)
+    yield from check_updates_erased(view, recorded, before.rows, content)
+    yield from check_statistics_erased(recorded, before.rows, content)
+    if recorded.method.info.starts_from == "rule":
+        yield from _check_choice(view, request, recorded, at_hand)
+    yield from _check_start(view, request, recorded)
+    yield from _check_rate(request, recorded, before, content)
+    yield from check_choice_of_method(request, recorded, content)
+    yield from _check_rounds(reader, request, recorded)
+    if request.status == "done":
+        yield from check_statements(reader, request, recorded, content)
+
+
+def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
+    be that of the request."""
+    wanted = recorded.view.hidden_together(request.clients, request.terms.unit)
+    hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
+    if hidden != wanted:
+        yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"
+    node = recorded.view.path.nodes[-1]
+    place = (node.parent, node.branch, node.order, node.noise_std)
+    if place != (request.source_node, recorded.order, recorded.order, recorded.noise_std):
+        yield f"request {request.request}: node {node.node} is not the one that its choice describes"
+
+
+def _check_erasure(
+    view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int], content: dict[str, Any]
+) -> Iterator[str]:
+    """What had to be erased must be what was erased."""
+    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
+    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
+    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
+    erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
+    if erased != wanted:
+        yield (
+            f"request {request.request}: models of nodes {sorted(erased ^ wanted)} were erased or left against "
+            f"retention {request.terms.retention}"
+        )
+    if remaining != at_hand - wanted:
+        yield f"request {request.request}: the models that remain are recorded as {sorted(remaining)}"
+    back = {model["node"] for model in content["models"]} & wanted
+    if back:
+        yield f"request {request.request}: erased models {sorted(back)} were written again"
+
+
+def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """A request must have started from the model its method starts from; noise must be promised."""
+    start = recorded.method.info.starts_from
+    initial = view.path.nodes[0].node
+    expected = {
+        "fresh": None,
+        "current": view.path.nodes[-1].node,
+        "initial": initial,
+        "merge": initial if recorded.merged else None,
+    }
+    if recorded.merged and start != "merge":
+        yield f"request {request.request}: groups were merged, which method {request.method} does not do"
+    if recorded.replayed != (start == "initial"):
+        kind = recorded.view.path.nodes[-1].kind
+        yield f"request {request.request}: a node of kind {kind} is recorded, method {request.method} makes none"
+    if start in expected and (request.source_node, request.wanted_node) != (expected[start],) * 2:
+        yield f"request {request.request}: it started from node {request.source_node}, not from the {start} model"
+    if recorded.method.info.protection != "noise" and recorded.noise_std != 0.0:
+        yield f"request {request.request}: noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
+    sigma = request.terms.sigma
+    if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
+        yield f"request {request.request}: sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
+
+
+def _check_rate(
+    request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
+) -> Iterator[str]:
+    """An automatic local rate must have been found anew from those who stay where training began afresh."""
+    rates = json.loads(before.run_value(LOCAL_RATES, "{}"))
+    said = content["run"].get(LOCAL_RATES, rates)
+    anew = recorded.method.info.starts_from == "fresh" and recorded.view.finds_rate_anew(request.terms)
+    if anew:
+        rates[str(request.noise_node)] = recorded.view.rate_without(recorded.gone)
+    if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
+        yield f"request {request.request}: {LOCAL_RATES} is recorded as {said}, recomputed {rates}"
+
+
+def _check_rounds(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """A request must not have taken more rounds than its terms allow, and none where the model was released at once."""
+    spec = recorded.view.spec
+    if request.final_node is None or spec.model.kind == RIDGE:  # a solve is one round, whatever the terms say
+        return
+    start = recorded.view.path.nodes[-1].position
+    limit = 0 if request.terms.release == "now" else request.terms.stop(spec.stop).max_rounds
+    rounds = reader.nodes_by_number()[request.final_node].node.position
+    if rounds > max(limit, start):
+        yield f"request {request.request}: its terms allow {limit} rounds, and it took {rounds}"
+
+
+def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
+    """The node must be the latest kept one that every budget allows."""
+    subjects = [exposure.subject for exposure in recorded.new_exposures]
+    exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
+    kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
+    if recorded.noise_std > 0.0:
+        around = [
+            choose_node(exposures, kept, recorded.noise_std * scale, recorded.order)
+            for scale in (1.0 - TOLERANCE, 1.0, 1.0 + TOLERANCE)
+        ]
+        nodes = {view.path.nodes[choice.depth].node for choice in around}
+        if request.source_node not in nodes:
+            yield f"request {request.request}: it went back to node {request.source_node}, the rule says {nodes}"
+        wanted = {view.path.nodes[choice.wanted_depth].node for choice in around}
+        if request.wanted_node not in wanted:
+            yield (
+                f"request {request.request}: the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"
+            )
+    elif request.source_node not in view.path.depth_of:
+        yield f"request {request.request}: its source node {request.source_node} was not on the active history"
+
+
+def _figure(text: str | None) -> float | None:
+    """A Psi as the table `charges` writes it: a number, or the word for an infinite one in quotation marks."""
+    return None if text is None else float(text.strip("'"))

@@ -1,0 +1,222 @@
+"""Whether stored models and clients' updates are those of the ledger, and nothing of a forgotten client is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.method_info import method_info
+from sifu.errors import RunDamagedError
+from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
+from sifu.requests.certification import RecordedRequest, updates_to_erase
+from sifu.run.run_view import RunView
+from sifu.store import files
+from sifu.store.lock import is_locked
+from sifu.store.projection import ModelRow, Tables
+from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.update_files import UpdatesRow, read_updates, updates_path
+from sifu.verify.value_comparison import TOLERANCE
+
+
+def check_models(reader: RunReader) -> Iterator[str]:
+    """Every model of the table is there as recorded, the current one among them."""
+    rows, busy = reader.models(), is_locked(reader.folder)
+    for node, row in rows.items():
+        problem = _model_problem(reader.folder, row)
+        if problem and not (busy and _model_problem(reader.folder, _model_now(reader.folder, node)) is None):
+            yield problem
+    if reader.tip not in rows:
+        yield f"models: the current model (node {reader.tip}) is not there"
+
+
+def check_moved(reader: RunReader) -> Iterator[str]:
+    """Where a model and the one it was made from are both stored: it moved as far as its record says.
+
+    Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
+    a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
+    """
+    if is_locked(reader.folder):
+        return  # its writer may erase a model that is about to be read
+    at_hand, view = reader.models(), RunView(reader)
+    # A method that promises nothing may go on from whatever it makes of the model.
+    free = {
+        request.noise_node
+        for request in view.requests
+        if request.noise_node is not None and method_info(request.method).protection == "nothing"
+    }
+    for row in reader.node_rows():
+        node = row.node
+        if node.kind not in ("round", "noise") or node.node in free or node.parent is None:
+            continue
+        if not {node.node, node.parent} <= at_hand.keys():
+            continue
+        model, start = (reader.load_model(node).astype(np.float64) for node in (node.node, node.parent))
+        moved = float(np.linalg.norm(model - start))
+        slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
+        low, high = 0.0, view.facts.server_rate * node.mean_shift * (1.0 + TOLERANCE)
+        if node.kind == "noise":
+            low, high = (node.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
+        if not low - slack <= moved <= high + slack:
+            yield (
+                f"models: node {node.node} lies {moved:.6g} from the one it was made from; by its record it would be "
+                f"{max(low, 0.0):.6g} to {high:.6g}"
+            )
+
+
+def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
+    """What is wrong with the file of a row; a row that is gone needs none."""
+    if row is None:
+        return None
+    try:
+        content = files.model_path(folder, row.node).read_bytes()
+    except OSError:
+        return f"models: the file of node {row.node} is missing"
+    if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
+        return f"models: the file of node {row.node} was changed"
+    return None
+
+
+def _model_now(folder: Path, node: int) -> ModelRow | None:
+    """The row as it is now, beside a writer at work."""
+    with RunReader(folder) as reader:
+        return reader.models().get(node)
+
+
+def check_updates(reader: RunReader) -> Iterator[str]:
+    """Every stored update is there as recorded, none of a forgotten client or of a round that was cut off."""
+    rows, busy = reader.updates(), is_locked(reader.folder)
+    view = RunView(reader)
+    for row in rows.values():
+        problem = _updates_problem(reader.folder, row)
+        if problem and not (busy and row.file not in _updates_now(reader.folder)):
+            yield problem
+        if row.node not in view.path.depth_of:
+            yield f"updates: {row.file} is of node {row.node}, which was cut off the history"
+        for client in sorted(set(row.clients) & view.forgotten):
+            yield f"updates: {row.file} holds an update of {view.clients[client].name}, which was forgotten"
+    yield from _check_recorded_updates(reader, view)
+    yield from _check_replayed_model(reader, view)
+
+
+def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
+    """A heuristic's model is the initial one moved by the updates stored as its parts, while they are whole."""
+    depth = view.path.unbounded_from
+    if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
+        return
+    node = view.path.nodes[depth].node
+    parts = [row for row in view.stored_updates if row.node == node]
+    written = {row["file"] for row in ReplayedLedger.of(reader).updates if row["node"] == node}
+    if {row.file for row in parts} != written:
+        return  # a later request went on from this model, and the updates of its clients were erased
+    model = initial_model(view).astype(np.float64)
+    for row in parts:
+        clients = np.array(sorted(row.clients), dtype=np.int64)
+        model = move(view, model, load(view, KeptRound(row, clients)))
+    recorded = reader.load_model(node).astype(np.float64)
+    if np.linalg.norm(recorded - model) > 1e-6 * np.linalg.norm(recorded):
+        yield f"updates: the model of node {node} is not the initial one moved by the updates stored with it"
+
+
+def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
+    """Updates are those of the participants of rounds that are kept, and a rewritten file holds the same ones."""
+    every, nodes = view.spec.keep.updates_every, {row.node.node: row.node for row in reader.node_rows()}
+    everyone = reader.everyone()
+    digests: dict[tuple[int, int], dict[str, str]] = {}
+    kept: set[int] = set()
+    for row in ReplayedLedger.of(reader).updates:
+        file, part, node = row["file"], int(row["part"]), nodes[int(row["node"])]
+        first = digests.setdefault((node.node, part), row["clients"])
+        if any(first.get(client) != digest for client, digest in row["clients"].items()):
+            yield f"updates: {file} does not hold what was first recorded of its round"
+        if node.kind == "round":
+            kept.add(node.node)
+            who = {str(client) for client in everyone.between(node.node, node.node).clients}
+            if set(first) != who or part != 0 or every == 0 or (node.position - 1) % every:
+                yield f"updates: {file} is not of the participants of a round whose updates are kept"
+        elif node.kind != "heuristic":
+            yield f"updates: {file} is of node {node.node}, which is not a round"
+    for node in nodes.values():
+        due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
+        if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
+            yield f"updates: those of node {node.node} were never recorded"
+
+
+def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
+    """What is wrong with a file of updates."""
+    path = updates_path(folder, row.file)
+    if not path.is_file():
+        return f"updates: the file {row.file} is missing"
+    if path.stat().st_size != row.bytes:
+        return f"updates: the file {row.file} was changed"
+    try:
+        read_updates(folder, row)
+    except RunDamagedError as error:
+        return f"updates: {error}"
+    return None
+
+
+def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
+    """The rows as they are now, beside a writer at work."""
+    with RunReader(folder) as reader:
+        return reader.updates()
+
+
+def check_updates_erased(
+    view: RunView, recorded: RecordedRequest, tables: Tables, content: dict[str, Any]
+) -> Iterator[str]:
+    """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
+    request, name = recorded.request, f"request {recorded.request.request}"
+    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
+    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
+    stored = [
+        UpdatesRow(file, row["node"], row["part"], row["bytes"], row["digest"], _clients_of(row["clients"]))
+        for (file,), row in tables["updates"].items()
+    ]
+    gone = updates_to_erase(view, stored, exposures, cut_after, request.terms.retention)
+    if set(content.get("dropped_updates", [])) != set(gone.dropped):
+        yield f"{name}: other updates were erased than the forgotten clients' and those of rounds cut off"
+    by_file = {row.file: row for row in stored}
+    wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
+    extra = 0
+    if recorded.replayed:
+        # Whoever asked before takes no part any more, whether the request was carried out or waits; whoever took the
+        # request back, or was refused, does.
+        standing = [row for row in tables["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+        asking = {view.index_of[name] for row in standing for name in json.loads(row["terms"])["clients"]}
+        on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
+        limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
+        replayed = rounds_to_replay(on_path, asking)[:limit]
+        wanted |= {
+            (recorded.view.path.nodes[-1].node, part): set(kept.clients.tolist())
+            for part, kept in enumerate(replayed, start=1)
+        }
+        extra = len(replayed) if request.method == "fed_eraser" else 0
+        for broken in promises_broken(view, stored, recorded.order):
+            yield f"{name}: it replayed updates that hold clients of request {broken}, whose certificate that breaks"
+        if request.method == "fed_accum":
+            yield from _check_same_updates(name, replayed, content)
+    written = {
+        (row["node"], row["part"]): {int(client) for client in row["clients"]} for row in content.get("updates", [])
+    }
+    if written != wanted:
+        yield f"{name}: the updates that stay are not those of the remaining clients"
+    if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (extra, extra):
+        yield f"{name}: {content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
+
+
+def _check_same_updates(name: str, replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
+    """What `fed_accum` added up it keeps, bit for bit."""
+    for kept, written in zip(replayed, content.get("updates", []), strict=False):
+        if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
+            yield f"{name}: {written['file']} does not hold the updates of {kept.row.file}"
+
+
+def _clients_of(text: str) -> dict[int, str]:
+    return {int(client): digest for client, digest in json.loads(text).items()}

@@ -1,0 +1,386 @@
+"""What a run promises: what is kept, what is erased, what is released, and the level of every kind of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+import sifu
+from run_tools import copy_run, numbers_of, query, scalars, small_spec, state
+from sifu.errors import InputError
+from sifu.run.run_view import RunView
+from sifu.theory.rollback import is_covered
+
+
+def on_disk(folder: Path) -> set[int]:
+    return {int(path.stem) for path in (folder / "models").glob("*.safetensors")}
+
+
+def kept_nodes(folder: Path) -> set[int]:
+    return {node for (node,) in query(folder, "SELECT node FROM models WHERE kept = 1")}
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [3, 5, 64])
+@pytest.mark.parametrize("participation", ["all", "poisson(0.4)"])
+def test_at_most_so_many_models_are_kept(tmp_path: Path, limit: int, participation: str) -> None:
+    spec = small_spec(
+        keep={"models": limit}, server={"participation": participation}, stop={"target": 0.0, "max_rounds": 20}
+    )
+    run = sifu.train(spec, run=tmp_path / "run")
+    assert len(kept_nodes(run.folder)) <= limit
+    assert 0 in kept_nodes(run.folder)
+    assert on_disk(run.folder) == {node for (node,) in query(run.folder, "SELECT node FROM models")}
+    for number in range(3):
+        run.forget([f"client-{number:03d}"], sigma=0.3)
+        assert len(kept_nodes(run.folder)) <= limit, f"after request {number + 1}"
+        assert on_disk(run.folder) == {node for (node,) in query(run.folder, "SELECT node FROM models")}
+    assert run.verify().problems == []
+
+
+@pytest.mark.parametrize("sigma", [0.03, 0.1, 0.5])
+@pytest.mark.parametrize("participation", ["all", "poisson(0.4)", "fixed(4)"])
+def test_a_fixed_sigma_keeps_at_most_one_model_a_client(tmp_path: Path, sigma: float, participation: str) -> None:
+    spec = small_spec(
+        privacy={"sigma": sigma}, server={"participation": participation}, stop={"target": 0.0, "max_rounds": 25}
+    )
+    run = sifu.train(spec, run=tmp_path / "run")
+    assert len(kept_nodes(run.folder) - {0}) <= 12
+    # And the one a client needs is among them: nobody has to go back further than the budget says.
+    for number in range(12):
+        plan = run.plan([f"client-{number:03d}"])
+        assert plan.source_node == plan.wanted_node
+
+
+# -- what is erased -------------------------------------------------------------------------------------------
+
+
+def traces(folder: Path, client: int) -> dict[int, float]:
+    """Psi(n, client) of every model on disk at which no noise covers it."""
+    run = sifu.open_run(folder)
+    reader = run.reader()
+    try:
+        psi_of = {}
+        for node in on_disk(folder):
+            view = RunView(reader, tip=node)
+            subject = next(subject for subject in view.earlier_subjects() if client in subject.clients)
+            (exposure,) = view.exposures([subject])
+            if not is_covered(view.path, view.path.tip, subject):
+                psi_of[node] = exposure.curve.one(view.path.tip)
+        return psi_of
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.12, 5.0, "auto"])
+def test_strict_retention_leaves_no_trace(own_trained: Path, sigma: Any) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-003"], sigma=sigma, retention="strict")
+    assert all(psi == 0.0 for psi in traces(own_trained, 3).values())
+    run.forget(["client-005"], sigma=0.3)
+    assert all(psi == 0.0 for psi in traces(own_trained, 3).values())
+    assert run.verify().problems == []
+
+
+def test_paper_retention_keeps_the_prefix_within_the_budget(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    (outcome,) = run.forget(["client-003"], sigma=0.1)
+    left = traces(own_trained, 3)
+    assert any(psi > 0.0 for psi in left.values())
+    assert max(left.values()) <= outcome.psi_star
+
+
+def test_strict_retention_is_refused_where_gram_matrices_are_kept(tmp_path: Path) -> None:
+    """docs/theory.md, section 9.6: `strict` erases Gram matrices too, from which joint certificates are recomputed."""
+    run = sifu.train(small_spec(keep={"gram_clients": 12}), run=tmp_path / "run")
+    with pytest.raises(InputError, match="gram_clients = 12"):
+        run.forget(["client-003"], sigma=0.1, retention="strict")
+    assert run.verify().problems == []
+
+
+def test_erased_files_are_gone_and_listed(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    before = on_disk(own_trained)
+    run.forget(["client-003"], "mine", sigma=0.05)
+    body = json.loads((own_trained / "certificates" / "mine.auditor.json").read_text())["body"]
+    erased, remaining = set(body["erased_nodes"]), set(body["remaining_nodes"])
+    assert erased | remaining == before
+    assert not erased & remaining
+    assert not erased & on_disk(own_trained)
+    assert remaining <= on_disk(own_trained) | {8}
+    assert all(node > body["node"] for node in erased)
+    public = (own_trained / "certificates" / "mine.public.json").read_text()
+    for secret in ('"psi"', "psi_star", "digest", 'nonce"', "erased_nodes", "detail"):
+        assert secret not in public
+
+
+# -- what is released -------------------------------------------------------------------------------------------
+
+
+def test_the_exported_model_is_the_released_one(own_trained: Path, tmp_path: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-003"], sigma=0.1)
+    path = run.export(tmp_path / "model.safetensors")
+    tip = query(own_trained, "SELECT value FROM run WHERE key = 'tip'")[0][0]
+    assert path.read_bytes() == (own_trained / "models" / f"{tip}.safetensors").read_bytes()
+    arrays = load_file(path)
+    assert {name: array.shape for name, array in arrays.items()} == {"weight": (64, 10), "bias": (10,)}
+    reader = run.reader()
+    assert np.array_equal(np.concatenate([arrays["weight"].ravel(), arrays["bias"]]), reader.load_model(reader.tip))
+    reader.close()
+
+
+def test_a_rollback_starts_from_the_node_plus_the_stated_noise(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    plan = run.plan(["client-003"], sigma=0.1)
+    reader = run.reader()
+    source = reader.load_model(plan.source_node)
+    reader.close()
+    run.forget(["client-003"], sigma=0.1)
+    noise_node = query(own_trained, "SELECT noise_node FROM requests")[0][0]
+    reader = run.reader()
+    noise = reader.load_model(noise_node) - source
+    reader.close()
+    # 650 normals: their standard deviation lies within 20 % of sigma (7 standard errors).
+    assert abs(noise.std() / 0.1 - 1.0) < 0.2
+    assert abs(noise.mean()) < 0.1 * 5 / np.sqrt(noise.size)
+
+
+def test_noise_differs_from_run_to_run_unless_it_is_seeded(trained_run: Path, tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two"):
+        run = sifu.open_run(copy_run(trained_run, tmp_path / name))
+        run.forget(["client-003"], sigma=0.1)
+        digests.add(numbers_of(run.folder)["models/9.safetensors"])
+    assert len(digests) == 2
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
+    recorded = [
+        scalars(sifu.train(small_spec(seed=seed, server={"participation": "poisson(0.5)"}), run=tmp_path / name).folder)
+        for seed, name in ((5, "a"), (5, "b"), (6, "c"))
+    ]
+    assert recorded[0] == recorded[1]
+    assert recorded[0]["participation"] != recorded[2]["participation"]
+    # Events group rounds by time, so only what they hold can be compared: the numbers of every kept model.
+    models = [numbers_of(tmp_path / name) for name in "abc"]
+    assert models[0] == models[1] != models[2]
+
+
+# -- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_the_latest_scope_forgets_what_earlier_releases_cost(trained_run: Path, tmp_path: Path) -> None:
+    """After a first full-budget release a second rollback before it must not charge the same client again."""
+    depths = {}
+    for scope in ("all", "latest"):
+        run = sifu.open_run(copy_run(trained_run, tmp_path / scope))
+        run.forget(["client-000"], sigma=0.2, scope=scope)
+        first = run.outcomes()[0]
+        assert first.rollback_to > 0
+        run.forget(["client-001"], sigma=0.06, scope=scope)
+        depths[scope] = run.outcomes()[1].rollback_to
+        assert run.verify().problems == []
+        used = query(run.folder, "SELECT SUM(charge) FROM charges WHERE subject = 1")[0][0]
+        budget = 1.0 / query(run.folder, "SELECT multiplier FROM requests")[0][0] ** 2
+        assert (used <= budget) == (scope == "all")
+    assert depths["all"] < depths["latest"]
+
+
+def test_the_reserve_is_kept_back_from_the_own_request(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    plain = run.plan(["client-000"], sigma=0.1)
+    careful = run.plan(["client-000"], sigma=0.1, reserve=0.75)
+    assert careful.source_depth < plain.source_depth
+    assert careful.charges[0].charge <= 0.25 * careful.charges[0].subject.budget
+
+
+def test_gram_matrices_sharpen_joint_requests(tmp_path: Path) -> None:
+    psi = {}
+    for name, clients in (("without", 0), ("with", 12)):
+        run = sifu.train(small_spec(keep={"gram_clients": clients}), run=tmp_path / name)
+        everyone = [f"client-{k:03d}" for k in range(4)]
+        psi[name] = run.plan(everyone, unit="joint", sigma=3.0).psi
+        run.forget(everyone, unit="joint", sigma=3.0)
+        assert run.verify().problems == []
+    assert 0.0 < psi["with"] < psi["without"]
+
+
+def test_a_joint_request_is_at_least_as_exposed_as_its_clients(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    clients = ["client-001", "client-002"]
+    assert run.plan(clients, unit="joint", sigma=5.0).psi >= run.plan(clients, unit="client", sigma=5.0).psi
+
+
+def test_a_plan_changes_nothing(own_run: Path) -> None:
+    run = sifu.open_run(own_run)
+    before = state(own_run)
+    for terms in ({}, {"sigma": 0.01}, {"unit": "joint"}, {"method": "scratch"}, {"epsilon": 0.1, "scope": "latest"}):
+        run.plan(["client-007", "client-008"], **terms)
+    assert state(own_run) == before
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.03, 0.08, 0.2, 1.0, "auto"]),
+            st.sampled_from(["client", "joint"]),
+            st.sampled_from(["all", "latest"]),
+            st.sampled_from(["paper", "strict"]),
+            st.sampled_from([1.0, 10.0]),
+            st.sampled_from(["sifu", "sifu", "sifu", "scratch"]),
+            st.integers(1, 2),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_sequence_of_requests_verifies(
+    trained_run: Path, tmp_path_factory: pytest.TempPathFactory, sequence: list[tuple[Any, ...]]
+) -> None:
+    folder = copy_run(trained_run, tmp_path_factory.mktemp("sequence") / "run")
+    run = sifu.open_run(folder)
+    first = 0
+    for sigma, unit, scope, retention, epsilon, method, count in sequence:
+        clients = [f"client-{first + k:03d}" for k in range(count)]
+        first += count
+        terms = {"sigma": sigma, "unit": unit, "scope": scope, "retention": retention, "epsilon": epsilon}
+        plan = run.plan(clients, method=method, **terms)
+        (outcome,) = run.forget(clients, method=method, **terms)
+        assert (outcome.rollback_to, outcome.sigma) == (plan.source_rounds, plan.noise_std)
+        if retention == "strict":
+            for client in range(first - count, first):
+                assert all(psi == 0.0 for psi in traces(folder, client).values())
+    assert run.verify().problems == []
+    assert on_disk(folder) == {node for (node,) in query(folder, "SELECT node FROM models")}
+
+
+# -- every kind of training, with the level the design gives it ---------------------------------------------------
+
+NETWORK = {"regularity": {"kind": "assumed"}}
+KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "convex": ({}, "convex", "proven"),
+    "poisson": ({"server": {"participation": "poisson(0.5)"}}, "convex", "proven"),
+    "fixed": ({"server": {"participation": "fixed(5)"}}, "convex", "conditional"),
+    "fixed, more than there are": ({"server": {"participation": "fixed(50)"}}, "convex", "conditional"),
+    "momentum within the range": ({"local": {"momentum": 0.9}}, "convex", "proven"),
+    "momentum beyond it": ({"local": {"momentum": 0.9, "rate": 0.2}}, "smooth", "proven"),
+    "nesterov": ({"local": {"momentum": 0.5, "nesterov": True, "rate": 0.05}}, "smooth", "proven"),
+    # Beyond 2/beta no allowance for rounding is proven.
+    "a rate beyond the range": ({"local": {"rate": 0.4}}, "smooth", "conditional"),
+    "a rate far beyond it": ({"local": {"rate": 20.0}}, "smooth", "conditional"),
+    # The largest certified rate is 2/beta, at which the steepest direction does not shrink.
+    "weight decay at the largest rate": ({"local": {"weight_decay": 0.2}}, "convex", "proven"),
+    "weight decay": ({"local": {"weight_decay": 0.2, "rate": 0.1}}, "strongly convex", "proven"),
+    "server rate 0.5": ({"server": {"rate": 0.5}}, "convex", "proven"),
+    "server rate 1.5": ({"server": {"rate": 1.5}, "local": {"rate": 0.05}}, "convex", "proven"),
+    "mini-batches": ({"local": {"batch": 3}}, "convex", "proven"),
+    "float32": ({"model": {"dtype": "float32"}}, "convex", "conditional"),
+    "random start": ({"model": {"init": "random"}}, "convex", "proven"),
+    "least squares": ({"model": {"kind": "least_squares"}}, "convex", "proven"),
+    "mlp": ({**NETWORK, "model": {"kind": "mlp"}, "local": {"rate": 0.1}}, "assumed", "conditional"),
+    "cnn": (
+        {**NETWORK, "model": {"kind": "cnn", "dtype": "float32"}, "local": {"rate": 0.05}},
+        "assumed",
+        "conditional",
+    ),
+    "assumed expanding": (
+        {"regularity": {"kind": "assumed", "factor": 1.05}, "local": {"rate": 0.1}},
+        "assumed",
+        "conditional",
+    ),
+    "population": ({"privacy": {"accounting": "population"}}, "convex", "none"),
+    "seeded": ({"privacy": {"noise": "seeded"}}, "convex", "none"),
+    "classical at 10": ({"privacy": {"calibration": "classical"}}, "convex", "none"),
+    "classical at 0.9": ({"privacy": {"calibration": "classical", "epsilon": 0.9}}, "convex", "conditional"),
+    "one class a client": ({"data": {"partition": "one_class", "samples_per_client": 8}}, "convex", "proven"),
+    "dirichlet": ({"data": {"partition": "dirichlet", "alpha": 0.5}}, "convex", "proven"),
+    "standardised": ({"data": {"normalise": "standard"}}, "convex", "proven"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) -> None:
+    sections, regularity, level = KINDS[name]
+    # Networks are slow, and where distances may grow Psi soon leaves the range in which rounding is bounded.
+    rounds = 2 if regularity == "smooth" else 3 if name in ("mlp", "cnn") else 8
+    # A given rate: one found from the clients' data makes the level depend on who decided it.
+    local = {"rate": "auto" if "largest" in name else 0.03, **sections.get("local", {})}
+    run = sifu.train(small_spec(stop={"max_rounds": rounds}, **{**sections, "local": local}), run=tmp_path / "run")
+    reader = run.reader()
+    assert RunView(reader).regularities.measured.kind == regularity
+    reader.close()
+    # Just enough noise for the last model, so that the level is that of noise and not of an exact restart.
+    probe = run.plan(["client-000", "client-001"], sigma=1e9)
+    sigma = 1.01 * probe.psi * probe.multiplier
+    plan = run.plan(["client-000", "client-001"], sigma=sigma)
+    assert plan.source_rounds == plan.tip_rounds
+    assert plan.noise_std == sigma > 0.0
+    assert plan.level == level
+    (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, level="none", compare_scratch=True)
+    assert outcome.level == level
+    assert outcome.rounds == rounds
+    (joint,) = run.forget(["client-002", "client-003"], method="sifu", level="none", unit="joint")
+    assert joint.level in (level, "exact")
+    (scratch,) = run.forget(["client-004"], method="scratch")
+    assert scratch.level == "exact"
+    assert run.verify().problems == []
+    for number in range(5):
+        late = query(
+            run.folder,
+            "SELECT COUNT(*) FROM participation p WHERE client = ? AND node > (SELECT MIN(noise_node) FROM requests r "
+            "WHERE instr(r.terms, ?))",
+            (number, f"client-{number:03d}"),
+        )
+        assert late == [(0,)]
+
+
+def test_the_client_that_decided_the_rate_is_conditional_unless_training_begins_afresh(own_trained: Path) -> None:
+    """With local.rate = "auto" the least smooth client decides the rate; no other client's certificate suffers."""
+    run = sifu.open_run(own_trained)
+    smoothness = dict(query(own_trained, "SELECT name, smoothness FROM clients"))
+    decides = max(smoothness, key=smoothness.__getitem__)
+    others = sorted(set(smoothness) - {decides})
+    assert run.plan([decides], sigma=0.2).level == "conditional"
+    assert run.plan([decides], method="scratch").level == "exact"
+    assert run.plan(others[:2], sigma=0.2).level == "proven"
+    assert run.plan(others[:2], method="scratch").level == "exact"
+    run.forget([decides], sigma=0.2)
+    assert run.verify().problems == []
+
+
+def test_strong_convexity_lets_psi_fall_without_the_client(tmp_path: Path) -> None:
+    """With L < 1 everybody's Psi shrinks in rounds it misses."""
+    spec = small_spec(
+        local={"weight_decay": 1.0}, server={"participation": "poisson(0.3)"}, stop={"target": 0.0, "max_rounds": 30}
+    )
+    run = sifu.train(spec, run=tmp_path / "run")
+    reader = run.reader()
+    view = RunView(reader)
+    (subject, *_) = view.new_subjects(sifu.requests.receiving.make_terms(view, ["client-002"], {}), 1)
+    (exposure,) = view.exposures([subject])
+    curve = exposure.curve.at(np.arange(view.path.tip + 1))
+    reader.close()
+    assert np.any(np.diff(curve) < 0.0)
+    run.forget(["client-002"], sigma=0.05)
+    assert run.verify().problems == []
+
+
+def test_stop_rules(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(stop={"target": 0.5, "max_rounds": 100, "min_rounds": 4}), run=tmp_path / "a")
+    rounds = len(run.reader().path()) - 1
+    assert 4 <= rounds < 100
+    run = sifu.train(small_spec(stop={"target": 0.0, "max_rounds": 7, "evaluate_every": 3}), run=tmp_path / "b")
+    evaluations = query(run.folder, "SELECT node FROM evaluations WHERE subset = 'active' ORDER BY node")
+    evaluated = [node for (node,) in evaluations]
+    assert evaluated == [0, 3, 6, 7]
