@@ -1,0 +1,137 @@
+"""The mean of replies that are all at hand, and every drift, in one walk over them.
+
+Replies are read where they lie, in blocks small enough to stay in the processor's cache: a block's mean is made and
+every client's distance to it added up before the next block is touched. Tracking so costs arithmetic on numbers that
+are at hand, and never a second trip through memory. Blocks are shared out among threads; what they add up to is put
+together in the order of the blocks, so bits do not depend on how many threads there are. The bounds are those of rows
+in `sifu.engines.sim.client_updates`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from sifu.core.layout import ModelPieces, Vector
+from sifu.core.round import Average
+from sifu.theory.arrays import Floats, Integers
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, root_up, sum_of_squares, up
+
+BLOCK_WORDS = 2**19
+"""Numbers of all replies together in a block: four megabytes."""
+MOST_THREADS = 4
+"""More would wait for the memory."""
+
+
+@dataclass(frozen=True)
+class _BlockSums:
+    """Of one block: every row's squared distance to the mean, ||mean||^2, ||mean - start||^2 and the Gram matrix."""
+
+    distances: Floats
+    mean: float
+    step: float
+    gram: Floats | None
+
+
+def average_replies(
+    replies: Sequence[Vector | ModelPieces], start: Vector, samples: Integers, want_gram: bool
+) -> Average:
+    """The mean of `replies` less `start`, and each reply's distance to the mean, rounded up; see `Average`."""
+    rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
+    count, size = len(rows), start.size
+    weights = samples / samples.sum()
+    step = np.empty(size)
+    blocks = _in_threads(rows, weights, start, step, want_gram)
+    distances, gram = np.zeros(count), np.zeros((count, count)) if want_gram else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in blocks:
+            distances += block.distances
+            if gram is not None and block.gram is not None:
+                gram += block.gram
+        norms = np.sqrt(distances) * enlargement(size)
+    trusted = (norms > 1e-140) & (norms < 1e140)
+    mean_norm = root_up(sum(block.mean for block in blocks), size)
+    step_norm = root_up(sum(block.step for block in blocks), size)
+    if mean_norm is None or step_norm is None or not trusted.all():  # squares over- or underflowed
+        mean = _whole_mean(rows, weights, size)
+        bad = tuple(place for place in np.flatnonzero(~np.isfinite(norms)).tolist() if not _finite(rows[place]))
+        if bad or not np.isfinite(mean).all():
+            return Average(step, np.full(count, np.inf), np.inf, None, bad)
+        for place in np.flatnonzero(~trusted).tolist():
+            norms[place] = norm_up(np.asarray(rows[place], dtype=np.float64) - mean)
+        mean_norm, step_norm = norm_up(mean), norm_up(step)
+    if count == 1:  # a single model is its own mean, exactly
+        return Average(
+            step, np.zeros(1), step_norm, np.zeros((1, 1)) if want_gram else None, (), gram_errors=np.zeros(1)
+        )
+    # A float64 sum of M weighted rows is off by at most (M + 2) u max ||row||.
+    error = (count + 2) * UNIT_ROUNDOFF * (mean_norm + float(norms.max())) * 1.001
+    drifts = np.where(norms + error > 0.0, np.nextafter(norms + error, np.inf), 0.0)
+    return Average(step, drifts, up(step_norm + error), gram, (), gram_errors=np.full(count, error))
+
+
+def _in_threads(
+    rows: Sequence[ModelPieces], weights: Floats, start: Vector, step: Floats, want_gram: bool
+) -> list[_BlockSums]:
+    """The sums of every block, in order; `step` is filled with mean - start."""
+    width = _width(rows, start.size)
+    firsts = range(0, start.size, width)
+    work = partial(_walk, rows, weights, start, step, want_gram)
+    threads = min(len(firsts), len(os.sched_getaffinity(0)), MOST_THREADS)
+    if len(firsts) < 2:
+        return work(firsts)
+    share = -(-len(firsts) // threads)
+    shares = [firsts[begin : begin + share] for begin in range(0, len(firsts), share)]
+    with threadpool_limits(limits=1), ThreadPoolExecutor(threads) as pool:
+        return [block for blocks in pool.map(work, shares) for block in blocks]
+
+
+def _walk(
+    rows: Sequence[ModelPieces], weights: Floats, start: Vector, step: Floats, want_gram: bool, firsts: range
+) -> list[_BlockSums]:
+    sums = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first, block, mean in _blocks(rows, weights, start.size, firsts):
+            here = slice(first, first + mean.size)
+            np.subtract(mean, start[here].astype(np.float64), out=step[here])
+            lengths = sum_of_squares(mean), sum_of_squares(step[here])
+            block -= mean
+            distances = np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
+            sums.append(_BlockSums(distances, *lengths, block @ block.T if want_gram else None))
+    return sums
+
+
+def _blocks(
+    rows: Sequence[ModelPieces], weights: Floats, size: int, firsts: range
+) -> Iterator[tuple[int, Floats, Floats]]:
+    """Block by block: its first entry, the rows in float64, their weighted mean; both are overwritten by the next."""
+    width = _width(rows, size)
+    held, means = np.empty((len(rows), width)), np.empty(width)
+    for first in firsts:
+        length = min(width, size - first)
+        block, mean = held[:, :length], means[:length]
+        for place, row in enumerate(rows):
+            row.read(first, block[place])
+        yield first, block, np.matmul(weights, block, out=mean)
+
+
+def _width(rows: Sequence[ModelPieces], size: int) -> int:
+    return max(1, min(size, BLOCK_WORDS // len(rows)))
+
+
+def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int) -> Floats:
+    whole = np.empty(size)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first, _, mean in _blocks(rows, weights, size, range(0, size, _width(rows, size))):
+            whole[first : first + mean.size] = mean
+    return whole
+
+
+def _finite(row: ModelPieces) -> bool:
+    return all(bool(np.isfinite(piece).all()) for piece in row.pieces)
