@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from sifu.core.spec import Spec
     from sifu.errors import (
         InputError,
-        NobodyAnsweredError,
+        NoClientResponseError,
         NoSpaceError,
         NotCertifiableError,
         RoundRejectedError,
@@ -78,8 +78,8 @@ __all__ = [
     "InputError",
     "LoadedModel",
     "NamedKey",
+    "NoClientResponseError",
     "NoSpaceError",
-    "NobodyAnsweredError",
     "NotCertifiableError",
     "OperatorKeys",
     "Outcome",

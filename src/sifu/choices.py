@@ -79,7 +79,7 @@ class TermsGiven(TypedDict, total=False):
 
 
 class TermOnOffer(NamedTuple):
-    """A term as whoever offers it needs it: its type, without None, and what is said of it."""
+    """A term as a form or command line offers it: its type, without None, and its description."""
 
     kind: Any
     about: Term

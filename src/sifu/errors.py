@@ -46,7 +46,7 @@ class NotCertifiableError(SifuError):
     exit_code = 4
 
 
-class NobodyAnsweredError(SifuError):
+class NoClientResponseError(SifuError):
     """Clients that are needed are not there: nothing was changed, and the same command continues when they are."""
 
 

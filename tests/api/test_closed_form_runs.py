@@ -347,7 +347,7 @@ def test_from_the_command_line(tmp_path: Path, cli: Command) -> None:
     assert trained.code == 0, trained.err
     plan = cli("plan", folder, "--clients", "client-003")
     assert plan.code == 0, plan.err
-    assert "nobody is asked" in plan.out
+    assert "no client is contacted" in plan.out
     assert cli("request", folder, "--clients", "client-003").code == 0
     forgotten = cli("forget", folder, "--format", "json")
     assert forgotten.code == 0, forgotten.err

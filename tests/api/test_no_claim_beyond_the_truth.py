@@ -374,7 +374,7 @@ def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.Monkey
     spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))
     monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e-9)
     answer = advice.advise(spec)
-    if answer.pays:
+    if answer.worthwhile:
         assert f"{answer.predicted_rounds} rounds where Scratch takes {answer.scratch_rounds}" in answer.verdict
     assert "small against" not in answer.verdict.replace("not small against", "")
 
@@ -389,7 +389,7 @@ def test_it_does_not_pay_where_few_rounds_are_saved(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e9)
     answer = advice.advise(Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40})))
     assert answer.reached_target
-    assert not answer.pays
+    assert not answer.worthwhile
     assert answer.verdict.startswith("Borderline")
     assert "16 rounds where Scratch takes 17" in answer.verdict
     assert (answer.epsilon_needed, answer.clients_needed) == (None, None)

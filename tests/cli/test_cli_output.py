@@ -295,13 +295,13 @@ def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
     spec = spec_for("groups", stop={"target": 0.99, "max_rounds": 5}, groups={"rebuild": "later"})
     sifu.train(spec, run=folder)
     plan = cli("plan", folder, "--clients", "client-003", "--method", "groups").out
-    assert "the merge of the groups that nobody leaves" in plan
+    assert "the merge of the groups that no client leaves" in plan
     released = cli("forget", folder, "--clients", "client-003", "--method", "groups", "--release", "now").out
     assert "Forgotten by: groups." in released
     assert "r1: its model was released at once, below the target of 99.0 %" in " ".join(released.split())
     assert "limit of rounds" not in released
     status = " ".join(cli("status", folder).out.split())
-    assert "A merge bounds nobody's influence who is in it" in status
+    assert "Influence through a merge is unbounded" in status
     assert " inf " not in status
     assert "forgotten by noise" not in status
     assert "1 group was built again" in cli("rebuild", folder).out

@@ -32,7 +32,7 @@ def test_every_error_has_an_exit_code() -> None:
         "NotCertifiableError": 4,
         "RunDamagedError": 5,
         "RunBusyError": 5,
-        "NobodyAnsweredError": 1,
+        "NoClientResponseError": 1,
         "DiskError": 5,
     }
 

@@ -50,16 +50,16 @@ DIALECT = (
     "pays",
 )
 IN_SOURCE = {
-    "nobody": 104,
-    "whoever": 41,
-    "somebody": 45,
-    "so many": 6,
-    "by itself": 13,
-    "at hand": 26,
-    "beside": 72,
-    "of its own": 22,
-    "goes on": 16,
-    "pays": 22,
+    "nobody": 69,
+    "whoever": 30,
+    "somebody": 25,
+    "so many": 4,
+    "by itself": 8,
+    "at hand": 16,
+    "beside": 49,
+    "of its own": 13,
+    "goes on": 8,
+    "pays": 0,
 }
 """How often each of them may stand in src: lower a number when you rewrite sentences, never raise one."""
 IN_REFERENCES = {

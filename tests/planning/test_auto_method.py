@@ -227,7 +227,7 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
 
 
 @pytest.mark.parametrize(
-    ("closed", "noise_pays", "groups_possible", "name"),
+    ("closed", "noise_is_worthwhile", "groups_possible", "name"),
     [
         (0.96, True, True, "closed form"),
         (0.5, True, True, "plain"),
@@ -235,12 +235,14 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
         (0.5, False, False, "plain"),
     ],
 )
-def test_the_way_of_training_that_is_advised(closed: float, noise_pays: bool, groups_possible: bool, name: str) -> None:
+def test_the_advised_way_of_training(
+    closed: float, noise_is_worthwhile: bool, groups_possible: bool, name: str
+) -> None:
     heads = TrainingWay("closed form", closed >= 0.95, "exact", 0.0, 1.0, closed, (), "")
-    rounds = 5.0 if noise_pays else 100.0
+    rounds = 5.0 if noise_is_worthwhile else 100.0
     plain = TrainingWay("plain", True, "proven", rounds, 100.0, 0.95, (), "")
     groups = TrainingWay("groups", groups_possible, "exact", 28.0, 100.0, None, (), "")
-    assert recommend(heads, plain, groups, noise_pays) == name
+    assert recommend(heads, plain, groups, noise_is_worthwhile) == name
 
 
 @pytest.mark.parametrize(("missed_with", "name"), [(0.7, "closed form"), (0.9, "plain"), (None, "plain")])
@@ -268,7 +270,7 @@ def test_advice_names_no_rounds_beyond_the_most_and_one_level() -> None:
 def test_a_ridge_spec_is_advised_closed_form_with_its_figures(kept: str, rounds: int) -> None:
     spec = spec_for("closed_form", keep={"statistics": kept}, stop={"target": 0.5})
     answer = advise(sifu.Spec.from_mapping(spec))
-    assert (answer.recommended, answer.pays, answer.predicted_rounds) == ("closed form", True, rounds)
+    assert (answer.recommended, answer.worthwhile, answer.predicted_rounds) == ("closed form", True, rounds)
     (way,) = answer.ways
     assert way.request_rounds == rounds
     assert answer.accuracy is not None

@@ -16,7 +16,7 @@ import sifu
 from run_tools import copy_run, small_spec
 from sifu.core.engine import Evaluation, Position
 from sifu.core.spec import Spec
-from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from sifu.errors import NoClientResponseError, RoundRejectedError
 from sifu.planning.forecast import Forecast
 from sifu.planning.learning_curve import LearningCurve
 from sifu.planning.noise_healing import Healing
@@ -112,7 +112,7 @@ def test_three_models_go_through_two_rounds_and_less_where_training_was_short() 
     assert shortest.rounds == []
 
 
-@pytest.mark.parametrize("trouble", [RoundRejectedError("no"), NobodyAnsweredError("no")])
+@pytest.mark.parametrize("trouble", [RoundRejectedError("no"), NoClientResponseError("no")])
 def test_a_round_that_fails_is_done_without(trouble: Exception) -> None:
     rows = rehearsed(Diagonal(np.ones(50), trouble=trouble))
     assert len(rows) == 3

@@ -217,7 +217,7 @@ def test_advice_before_training() -> None:
     assert all(way.reason for way in many.ways)
     assert many.recommended in {way.name for way in many.ways if way.possible}
     strict = advise(Spec.from_mapping(small_spec(privacy={"epsilon": 0.1})), pilot_rounds=4)
-    assert not strict.pays
+    assert not strict.worthwhile
     assert strict.epsilon_needed is None or strict.epsilon_needed > 0.1
     assert strict.clients_needed > strict.clients
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sifu
-from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 
 TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 1.0]) for number in range(6)}
 SAMPLES = {name: 10 * (place + 1) for place, name in enumerate(TARGETS)}
@@ -156,7 +156,7 @@ def test_a_refused_reply_stops_the_loop_unless_told_otherwise_and_the_round_is_a
 
 
 def test_rounds_without_any_reply_end_the_loop_with_a_sentence_and_lose_nothing(tmp_path: Path) -> None:
-    with pytest.raises(NobodyAnsweredError, match="5 rounds in a row were lost"):
+    with pytest.raises(NoClientResponseError, match="5 rounds in a row were lost"):
         run_to_end(tmp_path / "run", change=lambda task, replies: replies if task.round < 2 else {})
     run_to_end(tmp_path / "run")
     np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)

@@ -1,8 +1,9 @@
-"""Before training: will certified unlearning pay here? The law of docs/theory.md, section 13, and a short pilot.
+"""Before training: is certified unlearning worthwhile here? The law of docs/theory.md, section 13, and a short pilot.
 
-Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the
-number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi,
-the distance travelled and the learning curve are read; for a longer training it extrapolates, and says so.
+Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
+worthwhile when the number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder,
+from which Psi, the distance travelled and the learning curve are read; for a longer training it extrapolates, and says
+so.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Advice:
 
     `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
     of the median one. `epsilon_needed` and `clients_needed` would each, by the law, bring the first down to where
-    unlearning pays; None where it already does (or no epsilon would). `ways` are plain rounds, groups and a head in
+    noise is worthwhile; None where it already does (or no epsilon would). `ways` are plain rounds, groups and a head in
     closed form side by side, and `recommended` the one to train by. `accuracy` is the pilot's on its training data,
     which the target is about; that of the ways is `measured_on` the same held-out rows.
     """
@@ -75,7 +76,7 @@ class Advice:
     typical_noise_to_signal: float
     level: Level
     verdict: str
-    pays: bool
+    worthwhile: bool
     epsilon_needed: float | None
     clients_needed: int | None
     predicted_rounds: int | None
@@ -140,7 +141,7 @@ def advise(
         gain = 0.0 if ends_with is None or advice.accuracy is None else max(0.0, ends_with - advice.accuracy)
         missed_with = None if measured is None else measured + gain
         plain = replace(plain, reason=f"{plain.reason}; it does not reach the target in stop.max_rounds = {most}")
-    recommended = recommend(closed, plain, groups, noise_pays=advice.pays, missed_with=missed_with)
+    recommended = recommend(closed, plain, groups, noise_is_worthwhile=advice.worthwhile, missed_with=missed_with)
     where = advice.measured_on if figures is None else figures.where
     return replace(advice, ways=(closed, plain, groups), recommended=recommended, measured_on=where)
 
@@ -179,7 +180,7 @@ def _closed_form_advice(
             count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
             held = read_held_out(run.folder, reader.tip)
     rounds = plan.predicted_rounds or 0
-    takes = "takes no round, nobody is asked" if rounds == 0 else "takes one round, in which nobody trains"
+    takes = "takes no round and contacts no client" if rounds == 0 else "takes one round without any training"
     reason = (
         f"the spec solves a head: forgetting is {level}, needs no noise and {takes}; the statistics take "
         f"{kept / 1e6:.3g} MB on disk for {count} clients and {parameters} parameters"
@@ -191,7 +192,8 @@ def _closed_form_advice(
     if lifting:
         suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; as the spec stands it is {level}.")
     if rounds:
-        suggestions.append('Set keep.statistics = "clients" to keep each client\'s statistics: then nobody is asked.')
+        suggestions.append('Set keep.statistics = "clients": with stored statistics, no client is contacted.')
+
     if not reached and spec.stop.target > 0:
         suggestions.append(
             "The head misses its target: try other features (features.kind, docs/frozen-features.md), or a network by "
@@ -210,8 +212,8 @@ def _closed_form_advice(
         noise_to_signal=0.0,
         typical_noise_to_signal=0.0,
         level=level,
-        verdict=f"It pays: a head in closed form forgets without noise, and a request {takes}.",
-        pays=True,
+        verdict=f"Worthwhile: a head in closed form forgets without noise, and a request {takes}.",
+        worthwhile=True,
         epsilon_needed=None,
         clients_needed=None,
         predicted_rounds=rounds,
@@ -225,8 +227,8 @@ def _closed_form_advice(
 
 
 def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingWay:
-    """Plain rounds: by noise where it pays, else by Scratch."""
-    if advice.pays:
+    """Plain rounds: by noise where that is worthwhile, else by Scratch."""
+    if advice.worthwhile:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"
         reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request {takes}"
@@ -261,7 +263,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     premises = method.premises(view, view.leaving(terms.clients), view.exposures(plan.subjects), tip, terms)
     level = level_of(premises, exact=False)
     small = worst <= LARGEST_NOISE_TO_SIGNAL
-    pays = small and level != "none"
+    worthwhile = small and level != "none"
     excess = worst / LARGEST_NOISE_TO_SIGNAL
     accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.rows[tip].node.node), None)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
@@ -269,12 +271,12 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     if predicted is not None and predicted > spec.stop.max_rounds:
         predicted = None
     if reached and predicted is not None and scratch is not None:
-        pays = level != "none" and predicted < 0.8 * scratch  # few rounds saved are no reason, whatever the noise
+        worthwhile = level != "none" and predicted < 0.8 * scratch  # few rounds saved are no reason, whatever the noise
     if level == "none":
         verdict = "Nothing could be certified as the spec stands; see what to change."
-    elif pays:
+    elif worthwhile:
         verdict = (
-            "It pays: the noise that hides any client is small against what was learned."
+            "Worthwhile: the noise that hides any client is small compared with what was learned."
             if small
             else f"It may pay: the noise is not small against what was learned, but a request is predicted to take "
             f"{predicted} rounds where Scratch takes {scratch}."
@@ -302,12 +304,12 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
         typical_noise_to_signal=typical,
         level=level,
         verdict=verdict,
-        pays=pays,
-        epsilon_needed=None if pays or small else _epsilon_for(multiplier / excess, privacy.delta),
-        clients_needed=None if pays or small or not math.isfinite(excess) else math.ceil(count * excess),
+        worthwhile=worthwhile,
+        epsilon_needed=None if worthwhile or small else _epsilon_for(multiplier / excess, privacy.delta),
+        clients_needed=None if worthwhile or small or not math.isfinite(excess) else math.ceil(count * excess),
         predicted_rounds=predicted,
         scratch_rounds=scratch,
-        suggestions=tuple(_suggestions(spec, view, worst, typical, pays)),
+        suggestions=tuple(_suggestions(spec, view, worst, typical, worthwhile)),
         predicted_interval=None if predicted is None else plan.predicted_interval,
         target=spec.stop.target,
     )
@@ -321,7 +323,7 @@ def _epsilon_for(multiplier: float, delta: float) -> float | None:
     return None
 
 
-def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: bool) -> Sequence[str]:
+def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthwhile: bool) -> Sequence[str]:
     """What could be changed, most useful first."""
     facts, measured = view.facts, view.regularities.measured
     suggestions = []
@@ -351,7 +353,7 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: 
         )
     if spec.privacy.accounting != "round":
         suggestions.append('Set privacy.accounting = "round": population accounting certifies nothing.')
-    if pays:
+    if worthwhile:
         return suggestions
     if spec.local.weight_decay == 0.0 and facts.smooth_model and measured.kind != "smooth":
         steps = max(client.local_steps for client in view.clients)

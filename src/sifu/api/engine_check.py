@@ -77,7 +77,7 @@ def check_continues(
             f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
         )
     recorded = reader.clients()
-    # Of a client that joined again with less, nobody needs what it had before: its source may have lost records.
+    # After a client rejoined with fewer records, its earlier data are not needed: the source may have dropped some.
     before = {item.before for item in joined_remainders(reader)}
     before |= {row.before for row in (remainder_to_join(reader),) if row is not None}
     more = len(engine.clients) - len(recorded)
@@ -159,10 +159,10 @@ def _other_samples(folder: Path, reader: RunReader, digests: Sequence[str], with
             continue
         name = clients[client].name
         if client not in salts:
-            check_record(reader)  # whoever was forgotten has none: a record that was changed is what to speak of
+            check_record(reader)  # forgotten clients have no salt, so report a tampered record first
             unusable[client] = (
-                f"{folder / SALTS_FILE} is missing or has nothing of client {name!r}, so nobody can tell whether its "
-                f"data are those the run was made with: {WITHOUT_SALTS}"
+                f"{folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
+                f"compared with those the run was made with: {WITHOUT_SALTS}"
             )
         elif salted_sample_digest(salts[client], digests[client]) != recorded:
             unusable[client] = (

@@ -69,7 +69,7 @@ def networks_bytes(reader: RunReader) -> bytes:
 
 
 def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -> dict[str, Any]:
-    """What a run's current model is; `content` are the bytes of its safetensors file, `networks` those beside it."""
+    """What a run's current model is, from the bytes of its safetensors file and of the file of its tuned networks."""
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind = spec.model.kind
     coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
@@ -118,7 +118,7 @@ def _released(reader: RunReader) -> dict[str, Any]:
 
 
 def description_bytes(reader: RunReader, content: bytes, networks: bytes | None = None) -> bytes:
-    """The description as the file beside the model holds it."""
+    """The description as written to the .json file that comes with the model."""
     return json.dumps(describe(reader, content, networks), indent=1).encode() + b"\n"
 
 
@@ -256,7 +256,7 @@ def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
 
 
 def _tuned_networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:
-    """What groups tuned, from the file beside the model; nothing where no network was tuned."""
+    """What groups tuned, from the model's .networks file; nothing where no network was tuned."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -190,10 +190,10 @@ class Run(RunRequests):
         return came
 
     def export(self, path: str | Path) -> Path:
-        """Write the current released model as safetensors, and beside it, with .json added, what it is.
+        """Write the current released model as safetensors, and its description to a second file with .json added.
 
         A path that ends in .onnx becomes an ONNX file, which holds the same description. Where groups tune the network,
-        what they tuned lies beside the model, with .networks added.
+        what they tuned is in a third file, with .networks added.
         """
         target = Path(path)
         if target.is_dir():
@@ -221,7 +221,7 @@ class Run(RunRequests):
         """The current released model as a torch module: `model(x)` are the scores of raw samples.
 
         A named kind is a `LoadedModel`. A module of your own is made by the factory that `open_run(..., model=...)` was
-        given, and computes as the recorded accuracy was: batch normalisation takes the statistics of the batch at hand.
+        given, and computes as the recorded accuracy was: batch normalisation takes the statistics of the current batch.
         """
         from safetensors.numpy import load
 
@@ -260,8 +260,8 @@ class Run(RunRequests):
         outside = reader.facts["outside"] if self.spec.model.kind == "python" else ()
         if BATCH_NORMALISATION in outside:
             raise InputError(
-                "the module has batch normalisation, and the recorded accuracy is that with the statistics of the data "
-                "at hand: a file of its parameters would not be the model that was evaluated. Use the module that "
+                "the module has batch normalisation, and the recorded accuracy was measured with each batch's "
+                "statistics: a file of its parameters would not be the model that was evaluated. Use the module that "
                 "sifu.open_run(folder, model=...).model() returns, which computes in that way, or train one with "
                 "GroupNorm or LayerNorm"
             )
@@ -312,7 +312,7 @@ class Run(RunRequests):
 
 
 def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
-    """Those of a file's clients that have not joined from it yet; nobody sends twice, nobody forgotten comes back."""
+    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
     view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
     newcomers = []
     for client in clients:

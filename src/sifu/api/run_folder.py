@@ -77,7 +77,7 @@ class RunFolder:
         return RunReader(self.folder, constants=self._constants)
 
     def writer(self, *, vouching: bool = False) -> RunWriter:
-        """The run for writing, for a with block: nobody else can write meanwhile."""
+        """The run for writing, for a with block: no other process can write meanwhile."""
         return RunWriter.open(self.folder, self._constants, vouching=vouching)
 
     @contextmanager

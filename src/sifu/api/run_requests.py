@@ -74,14 +74,14 @@ class RunRequests(RunFolder):
         """What a request would do: node, noise, rounds, level. Changes nothing.
 
         Terms that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes, and
-        its `ways` have every other beside it: level, rounds with an interval, traffic, time, what an attacker gains,
+        its `ways` describe the alternatives: level, rounds with an interval, traffic, time, what an attacker gains,
         what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
             wanted = make_terms(view, clients, self._with_row_numbers(view, clients, terms))
             plan = plan_request(view, wanted, controls=True)
             if wanted.records and view.spec.model.kind != RIDGE:
-                with suppress(InputError):  # the data may not be at hand for a plan; a request needs them
+                with suppress(InputError):  # a plan can do without the data; a request needs them
                     self.prepare_records(view.reader, wanted)
             return _with_plain_names(view.reader, plan)
 
@@ -162,7 +162,7 @@ class RunRequests(RunFolder):
 
         An approval records the digest of the request's terms and counts for these alone. With `terms`, the digest that
         was looked at (`RequestStatus.terms_digest`), the decision is refused if the request has other terms.
-        Beside another process that writes to the run, the decision is posted: it is taken in between rounds.
+        While another process writes to the run, the decision is posted to its inbox and read between rounds.
         """
         name = actor_name(actor)
         try:
@@ -189,8 +189,8 @@ class RunRequests(RunFolder):
 
         Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
         `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
-        refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
-        the rounds it takes.
+        refused and nothing is changed. `compare_scratch` also trains Scratch for each request, to
+        compare the number of rounds.
         """
         level = terms.get("level")
         if level is not None and level not in LEVELS:
@@ -210,7 +210,7 @@ class RunRequests(RunFolder):
             if request is not None and request in rows and rows[request].waits:
                 check_approved(writer, request)
             if wanted is not None:
-                # The same command again after an interruption goes on with what it had begun.
+                # After an interruption, the same command resumes the request it had begun.
                 begun = [row.request for row in view.requests if _is_open(row) and row.terms == wanted]
                 request = begun[0] if request is None and begun else request
                 check_new(view, wanted, request)
@@ -264,7 +264,7 @@ class RunRequests(RunFolder):
             return [outcome_of(writer, rows[name]) for name in done]
 
     def _new_terms(self, view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
-        """The terms of a request that somebody asks for now."""
+        """The terms of a request that is being made now."""
         terms = make_terms(view, clients, self._with_row_numbers(view, clients, given))
         _check_not_settled(view, request)
         return terms

@@ -61,7 +61,7 @@ def open_run(
         built, _ = engine_from_spec(spec, data, as_model(model), numbers)
         if numbers is not None:
             return built
-        with RunReader(Path(folder)) as reader:  # `auto` goes on where the run was begun: a GPU has other last bits
+        with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 

@@ -64,7 +64,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group that trains apart: its members now, the rounds its model at hand has had, and whether it is finished."""
+    """A group that trains apart: its members now, the rounds its stored model has had, and whether it is finished."""
 
     group: int
     members: int
@@ -90,7 +90,7 @@ class StatisticsStatus:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """What somebody forgotten by noise has used of a budget, and what is left."""
+    """How much of its budget a client forgotten by noise has used, and what is left."""
 
     clients: tuple[str, ...]
     budget: float
@@ -274,7 +274,7 @@ def status_of(view: RunView) -> RunStatus:
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
     updates, statistics = reader.updates(), reader.statistics()
     measured = view.regularities.measured
-    # Budgets as they are: an endless noise would cost nobody anything.
+    # Budgets as they are now: infinite noise adds no charge.
     budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
     return RunStatus(
         run=str(reader.folder),

@@ -265,7 +265,7 @@ def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | N
 
 
 def accuracy_after(view: RunView, target: float, rounds: int) -> float | None:
-    """Where the pilot's curve of errors, continued, is after so many rounds; None where it tells nothing."""
+    """The accuracy that the pilot's error curve predicts after `rounds` rounds; None if the curve predicts nothing."""
     errors = FirstTraining(view, target).errors
     return None if errors is None else 1.0 - float(errors.errors(float(max(rounds, errors.end))))
 
@@ -274,10 +274,10 @@ def recommend(
     closed: TrainingWay,
     plain: TrainingWay,
     groups: TrainingWay,
-    noise_pays: bool,
+    noise_is_worthwhile: bool,
     missed_with: float | None = None,
 ) -> TrainingName:
-    """The way to choose: closed form if it is accurate enough, plain rounds where noise pays, else groups.
+    """The way to choose: closed form if it is accurate enough, plain rounds if noise is worthwhile, else groups.
 
     `missed_with` is the accuracy that rounds end with where they miss the target: a head that comes as near is cheaper.
     """
@@ -287,6 +287,7 @@ def recommend(
     if closed.possible and (good_enough or closed.training_rounds is None):
         return "closed form"
     fewer = plain.request_rounds, groups.request_rounds
-    if noise_pays and not (groups.possible and fewer[0] is not None and fewer[1] is not None and fewer[1] < fewer[0]):
+    groups_are_faster = groups.possible and fewer[0] is not None and fewer[1] is not None and fewer[1] < fewer[0]
+    if noise_is_worthwhile and not groups_are_faster:
         return "plain"
     return "groups" if groups.possible else "plain"

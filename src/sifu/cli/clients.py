@@ -1,4 +1,4 @@
-"""`sifu clients`: whose node holds which key. Nobody else is ever asked to train."""
+"""`sifu clients`: which node has which key. Only listed nodes are ever asked to train."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
         out.print(f"[yellow]{missed}[/]")
     if status.phase != "ready":
         way = way_to_go_on(run.spec, status.phase)
-        out.print(f"It was interrupted, or is at work: {way} goes on with it.")
+        out.print(f"It was interrupted or is still running: {way} continues it.")
     counts = Counter(client.state for client in status.clients)
     out.print(
         f"{len(status.clients)} clients: "
@@ -99,11 +99,11 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 
 
 def _print_clients(status: RunStatus, most: int) -> None:
-    if status.closed_form:  # nobody's influence is ever hidden by noise
+    if status.closed_form:  # noise never hides a client's influence here
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     if status.groups and active and math.isinf(active[0].psi):
-        out.print("A merge bounds nobody's influence who is in it: no noise hides that, and method groups needs none.")
+        out.print("Influence through a merge is unbounded: no noise can hide it, and method groups needs none.")
         active = [client for client in active if math.isfinite(client.psi)]
         if not active:
             return

@@ -46,7 +46,7 @@ def serve(
     Ctrl-C ends it and nothing else: requests that are being carried out go on.
     """
     from sifu.cli.output import out
-    from sifu.console.serving import Binding, check_binding, check_somebody_may_enter, listen
+    from sifu.console.serving import Binding, check_binding, check_tokens_exist, listen
     from sifu.console.serving import serve as answer
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -56,7 +56,7 @@ def serve(
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder: name folders that hold runs")
     state = state_folder(folders[0])
-    check_somebody_may_enter(TokenFile(state), folders[0])
+    check_tokens_exist(TokenFile(state), folders[0])
     try:
         from sifu.console.app import Settings, make_app
     except ModuleNotFoundError as error:

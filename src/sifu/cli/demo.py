@@ -47,7 +47,7 @@ CLIENTS_A_REQUEST = 5
 
 
 def run_demo(folder: Path | None, as_json: bool) -> None:
-    """Train, three requests beside Scratch, verify, report; then the same requests of a head in closed form."""
+    """Train, three requests compared with Scratch, verify, report; then the same requests of a head in closed form."""
     from sifu.report import write_report
 
     started = time.monotonic()

@@ -23,7 +23,7 @@ flower = typer.Typer(
 def new_app(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write the app into.")],
     run: Annotated[
-        Path | None, typer.Option("--run", help="Its run folder.", show_default="DIR-run, beside the app")
+        Path | None, typer.Option("--run", help="Its run folder.", show_default="DIR-run, next to the app")
     ] = None,
     insecure: Annotated[
         bool,
@@ -52,7 +52,7 @@ from sifu.server.flower_app import server_app
 app = server_app()
 '''
 
-CLIENT = '''"""A client: trains on the data of its own node. Your own loading goes into `load`, nothing else changes."""
+CLIENT = '''"""A client: trains on the data of its node. Put your own loading into `load`; nothing else changes."""
 
 import numpy as np
 from flwr.app import Context
@@ -113,7 +113,7 @@ linger = 0.0                 # seconds to wait for requests after training is do
 timeout = 600.0              # seconds a client has to answer
 min-replies = 1              # answers that make a round; more than 1 is conditional at best
 masked-updates = false       # true: the server sees no single update; conditional at best
-masked-statistics = true     # heads in closed form: the server sees the sum of statistics, nobody's own
+masked-statistics = true     # heads in closed form: the server sees only the sum of statistics
 """
 
 README = """# A federation that can forget
@@ -129,14 +129,14 @@ Every machine needs `pip install "sifu[flower]"`. The whole guide is docs/flower
 
 3. The operator starts SuperLink with TLS and `--enable-supernode-auth`, each client its SuperNode with
    `--auth-supernode-private-key node0`.
-4. `flwr run . CONNECTION --stream` trains. Killed, the same command goes on.
+4. `flwr run . CONNECTION --stream` trains. If it is killed, the same command resumes.
 5. `sifu request {run} --clients hospital-a` from another terminal: the running server carries it out.
    `sifu verify {run}` checks everything, offline.
 """
 
 
 def default_run(folder: Path) -> Path:
-    """The run folder of an app that names none: beside it, since what lies in an app travels to every node."""
+    """The run folder of an app that names none: next to the app, because an app's files are sent to every node."""
     whole = folder.resolve()
     return whole.with_name(f"{whole.name}-run")
 
@@ -147,8 +147,8 @@ def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
     if run.resolve().is_relative_to(folder.resolve()):
         raise InputError(
-            f"the run folder {run} lies in the app {folder}, and flwr run sends what lies in an app to every node: "
-            "choose a run folder beside it"
+            f"the run folder {run} lies in the app {folder}, and flwr run sends an app's files to every node: "
+            "choose a run folder outside the app"
         )
     base = Spec()
     spec = replace(

@@ -173,7 +173,7 @@ def _show_warning(
 
 INTERRUPTED = 130
 WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
-"""What the system says of a path that somebody gave and that cannot be used."""
+"""The system's error codes for a given path that cannot be used."""
 
 
 def _leave(code: int, as_json: bool) -> None:
@@ -186,7 +186,7 @@ def _leave(code: int, as_json: bool) -> None:
 
 
 def _say_what_is_overdue() -> None:
-    """A line on stderr for each run that this command worked on and that somebody waits for too long."""
+    """A line on stderr for each run this command worked on that has overdue requests."""
     if not runs_at_work:
         return
     from sifu.api.finding_runs import clock_problem_of, overdue_of

@@ -46,7 +46,7 @@ PublicKeyOption = Annotated[
     str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
 ]
 DeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where to compute; auto takes a GPU where there is one and it pays.")
+    Device, typer.Option("--device", help="Where to compute; auto takes a GPU if there is one and it is faster.")
 ]
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precision of networks on a GPU.")]
 

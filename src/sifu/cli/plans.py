@@ -157,7 +157,7 @@ def print_units(plan: Plan) -> None:
     if not plan.units:
         return
     shown = table(
-        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach by itself, or together"
+        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach separately, or together"
     )
     for unit in plan.units:
         bound = unit.shared_rounds - unit.gram_rounds
@@ -223,7 +223,7 @@ def show_advice(spec: Path, advice: Advice, as_json: bool, everything: bool) -> 
     if as_json:
         print_json({"spec": str(spec), **asdict(advice)})
         return
-    style = "green" if advice.pays else "yellow"
+    style = "green" if advice.worthwhile else "yellow"
     out.print(f"[bold {style}]{advice.verdict}[/]")
     if everything:
         _print_pilot(advice)
@@ -300,7 +300,7 @@ def _print_training_ways(advice: Advice, everything: bool) -> None:
 def print_plan(plan: Plan, everything: bool) -> None:
     """A plan for people."""
     terms = plan.terms
-    together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
+    together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
     whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)
     out.print(f"To forget {whom}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
     facts = table("", "")
@@ -310,7 +310,7 @@ def print_plan(plan: Plan, everything: bool) -> None:
     elif plan.source_node is None:
         facts.add_row("start from", "a fresh initial model")
     elif plan.terms.method == "groups":
-        facts.add_row("start from", "the merge of the groups that nobody leaves")
+        facts.add_row("start from", "the merge of the groups that no client leaves")
     else:
         undone = f", {back} undone" if back else ", nothing undone"
         facts.add_row(
@@ -323,8 +323,9 @@ def print_plan(plan: Plan, everything: bool) -> None:
         "nothing": "none",
     }
     if plan.terms.method == CLOSED_FORM:
-        rounds = "none: nobody is asked" if plan.predicted_rounds == 0 else "1: those who stay send their statistics"
-        if terms.records and plan.predicted_rounds == 0:
+        contacts_none = plan.predicted_rounds == 0
+        rounds = "none: no client is contacted" if contacts_none else "1: remaining clients send their statistics"
+        if terms.records and contacts_none:
             rounds = "none: the client alone sends its statistics again, without these records"
         facts.add_row("rounds", rounds)
     else:

@@ -41,7 +41,7 @@ def verify(
     ] = None,
     witness: Annotated[
         list[Path] | None,
-        typer.Option("--witness", help="A file of checkpoints somebody kept, or a certificate; may be given again."),
+        typer.Option("--witness", help="A file of checkpoints kept elsewhere, or a certificate; may be given again."),
     ] = None,
     authority: Annotated[
         Path | None,
@@ -53,7 +53,7 @@ def verify(
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
     Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
-    beside a command that writes. Of a certificate file: its signature, and whether its figures agree; of a bundle of
+    while another command writes. Of a certificate file: its signature, and whether its figures agree; of a bundle of
     evidence (zip file or unpacked): also every file in it, and how its keys follow one another. A note is no fault.
     Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
     """
@@ -142,7 +142,7 @@ def audit(
 ) -> None:
     """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
 
-    Replays the run with and without the forgotten clients (all data must be at hand), compares true distances
+    Replays the run with and without the forgotten clients (all data must be available), compares true distances
     with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
     model. A leaving client, who does not have the run, uses sifu client-audit.
     """

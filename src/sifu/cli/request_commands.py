@@ -117,8 +117,8 @@ def decide(
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
     Where the run's spec demands approval (requests.approval), a request is carried out only when one or two people
-    approved it, who did not file it. An approval holds for the terms the request has, and for no others. Beside a
-    command that trains, the decision waits in the run's inbox.
+    approved it, who did not file it. An approval covers only the request's current terms. While a
+    command trains, the decision waits in the run's inbox.
     """
     from sifu.api import Run
     from sifu.cli.output import tell

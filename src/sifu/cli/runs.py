@@ -68,7 +68,7 @@ def metrics(
 
 
 def warn(sentence: str) -> None:
-    """Say that metrics fail, beside what the command prints."""
+    """Warn on stderr that metrics could not be written."""
     from sifu.cli.output import err
 
     err.print(f"sifu: {sentence}", markup=False, highlight=False, soft_wrap=True)
@@ -81,7 +81,7 @@ def demo(
     """The whole story on embedded data, in less than a minute.
 
     160 clients train a digit classifier; then three requests of five clients each are carried out, each
-    beside Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
+    compared with Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
     form, where forgetting is exact and takes no round.
     """
     from sifu.cli.demo import run_demo
@@ -218,7 +218,7 @@ def join(
 
     with RoundsProgress(quiet=format is Format.json) as progress:
         joined = open_run(run, data_folder=data).join(progress, file=file, name=client)
-    who = names_text(joined, escaped=False) if joined else "Nobody new"
+    who = names_text(joined, escaped=False) if joined else "No new client"
     tell(format, {"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
 
@@ -259,8 +259,8 @@ def export(
 ) -> None:
     """Write the current released model, and what it is: kind, classes, features, normalisation.
 
-    A safetensors file has its description beside it, with .json added; sifu predict uses both. A file that ends in
-    .onnx (sifu\\[onnx]) holds the description, too.
+    A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
+    .onnx (sifu\\[onnx]) contains its description.
     """
     from sifu.api import Run
     from sifu.cli.output import tell

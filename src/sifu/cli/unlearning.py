@@ -110,7 +110,7 @@ def request(
     """Put a request into the ledger (idempotent by id); sifu forget carries it out.
 
     Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
-    plan shows what a request would do. Beside a command that trains, it waits in the run's inbox.
+    plan shows what a request would do. While a command trains, it waits in the run's inbox.
     """
     from sifu.api import Run
     from sifu.cli.clients import read_statement

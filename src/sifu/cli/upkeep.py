@@ -114,7 +114,7 @@ def sign(
 ) -> None:
     """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
 
-    Every event is signed when it is written, if the key and its passphrase are at hand. Where they were not, nothing
+    Every event is signed when it is written, if the key and its passphrase are available. Where they were not, nothing
     is built on those events until the operator says that they are right; the ledger says permanently that they
     were signed only then.
     """

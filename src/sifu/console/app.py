@@ -40,7 +40,7 @@ LOGINS_PER_SECOND, LOGINS_AT_ONCE = 0.2, 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How a console is set up; `hosts` are the names it answers to beside those of this machine."""
+    """How a console is set up; `hosts` are names it answers to in addition to those of this machine."""
 
     folders: Sequence[Path]
     state: Path

@@ -42,7 +42,7 @@ class Console:
 
 
 class NotKnownError(SifuError):
-    """Nobody is logged in."""
+    """The visitor is not logged in."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ def console_of(request: Request) -> Console:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who asks; somebody must."""
+    """The visitor of a request; it is an error if there is none."""
     visitor = console_of(request).sessions.visitor(request)
     if visitor is None:
         raise NotKnownError("log in first, or send a token that works")
@@ -68,7 +68,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 async def work(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Do something that reads files or computes, beside the requests of others."""
+    """Read files or compute in another thread, so that other requests are answered meanwhile."""
     return await run_in_threadpool(partial(function, *arguments))
 
 

@@ -1,4 +1,4 @@
-"""What can be done at the desk, whoever asks: the runs, their requests, plans, decisions and long work.
+"""What can be done at the desk: the runs, their requests, plans, decisions and long work.
 
 Pages and JSON API are thin: they find out who asks and call this. Every right is checked here, once.
 """
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class NotAllowedError(SifuError):
-    """Somebody asked for what their roles do not allow."""
+    """The visitor's roles do not allow this."""
 
     exit_code = 2
 
@@ -56,7 +56,7 @@ class UnknownError(SifuError):
 class RunAtDesk:
     """One run: its folder, what was read of it, and locks, because what is worked out is shared.
 
-    Whoever asks what the run does now never waits for somebody who has something long worked out.
+    Status queries never block on slow plans.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -207,7 +207,7 @@ class Desk:
             return dict(self._runs)
 
     def runs(self, who: Token) -> list[RunAtDesk]:
-        """The runs that somebody sees."""
+        """The runs that a visitor may see."""
         self.demand(who, "see own")
         return sorted(self.every_run().values(), key=lambda run: run.name)
 
@@ -232,7 +232,7 @@ class Desk:
         return status
 
     def requests(self, who: Token, key: str) -> list[NumberedRequest]:
-        """The requests of a run that somebody sees, in the order they were received."""
+        """The requests of a run that a visitor may see, in the order they were received."""
         run = self.find(who, key)
         records: list[RequestRecord] = run.remembered(("requests", _today()), run.run.request_records)
         return [
@@ -351,7 +351,7 @@ class Desk:
             )
 
     def _check_id_is_own(self, who: Token, run: RunAtDesk, request: str) -> None:
-        """A requester must not learn from an id that somebody else used it, nor speak for them."""
+        """A requester must not learn that an id is taken by another requester, nor change that request."""
         for record in run.run.request_records():
             if record.status.request == request and not _is_own(who, record.status.filed_by):
                 raise InputError(f"request {request} cannot be filed: use another id")
@@ -382,7 +382,7 @@ class Desk:
         return outcome
 
     def carry_out(self, who: Token, key: str, request: str) -> Job:
-        """Start to carry a request out, in a process of its own."""
+        """Carry a request out in a new process."""
         self.demand(who, "carry out")
         run = self.find(who, key)
         record = next((row for row in self.requests(who, key) if row.record.status.request == request), None)
@@ -403,13 +403,13 @@ class Desk:
         return self.jobs.start("carry out", key, arguments, who.name, request)
 
     def verify(self, who: Token, key: str) -> Job:
-        """Start to verify a run, in a process of its own."""
+        """Verify a run in a new process."""
         self.demand(who, "examine")
         run = self.find(who, key)
         return self.jobs.start("verify", key, ["verify", str(run.folder)], who.name)
 
     def write_report(self, who: Token, key: str) -> Job:
-        """Start to write the report of a run, in a process of its own."""
+        """Write the report of a run in a new process."""
         self.demand(who, "examine")
         run = self.find(who, key)
         return self.jobs.start("report", key, ["report", str(run.folder)], who.name)

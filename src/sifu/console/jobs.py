@@ -1,7 +1,7 @@
-"""Long work for the console, each a `sifu` command in a process of its own.
+"""Long work for the console: each job is a `sifu` command in a separate process.
 
-The page stays responsive, and a console that is killed takes nothing with it: the command goes on, and what it does is
-in the run's ledger. Its output goes to files of the console, private and removed when it was read.
+The page stays responsive, and killing the console does not stop the job: the command continues, and what it does is
+in the run's ledger. Its output goes to private files of the console, which are removed once read.
 """
 
 from __future__ import annotations

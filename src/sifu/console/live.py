@@ -38,7 +38,7 @@ Point = tuple[int, float | None, float, int | None]
 class Live:
     """A run now: how far it is with what, and what waits.
 
-    `rounds` are those of the work at hand (training, or the retraining of `request`), `limit` and `target` its stop
+    `rounds` are those of the current work (training, or the retraining of `request`), `limit` and `target` its stop
     rule, `expected` the rounds that are predicted for it (None where nothing predicts them), `rounds_run` all that the
     run ever did. A point of `curve` is a round with its accuracy (None where the run predicts real numbers), its loss,
     and how many clients took part in it. `seconds_left` is a guess from the curve and the speed of the last
@@ -196,7 +196,7 @@ class LiveView:
         return so_far
 
     def _seconds_left(self, branch: int, rounds: int, expected: int | None) -> float | None:
-        """From the rounds seen over the last minute, if they are of the work at hand."""
+        """From the rounds seen over the last minute, if they belong to the current work."""
         now = time.monotonic()
         if self._seen and (self._seen[-1][1] != branch or self._seen[-1][2] > rounds):
             self._seen.clear()
@@ -212,7 +212,7 @@ class LiveView:
 def _expected(
     reader: RunReader, running: RequestRow | None, rounds: int, points: list[Point], stop: StopSpec
 ) -> int | None:
-    """Rounds that the work at hand takes: as the curve goes, or as its plan said; None where neither tells."""
+    """Rounds that the current work takes, by its learning curve or its plan; None where neither predicts them."""
     if stop.target <= 0:
         return stop.max_rounds
     seen = [(at, accuracy) for at, accuracy, _, _ in points if accuracy is not None]

@@ -56,7 +56,7 @@ NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"
 
 
 def page(handler: Handler) -> Handler:
-    """Errors become a page with a sentence; whoever is not logged in is sent to the door."""
+    """Errors become a page with a sentence; visitors who are not logged in are redirected to the login page."""
 
     async def answer(request: Request) -> Response:
         try:

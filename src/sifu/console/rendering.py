@@ -58,7 +58,7 @@ def _number(value: float | str | None) -> str:
 
 
 def expected_words(live: Live) -> str:
-    """How many rounds the work at hand takes in all."""
+    """How many rounds the current work takes in all."""
     if not live.at_work:
         return "nothing is at work"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"

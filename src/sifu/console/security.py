@@ -3,7 +3,7 @@
 | header | why |
 |---|---|
 | Content-Security-Policy | scripts, styles and images come from here alone, and nothing inside a page is executed |
-| X-Frame-Options, frame-ancestors | nobody puts these pages into theirs |
+| X-Frame-Options, frame-ancestors | other sites cannot embed these pages |
 | Cross-Origin-*, Referrer-Policy | no other page learns anything from them |
 | Cache-Control: no-store | what is confidential stays in no cache |
 """
@@ -45,7 +45,7 @@ log = logging.getLogger("sifu.console")
 
 
 class RateLimit:
-    """So many requests a second from one address on average, and a few more at once."""
+    """A limit on requests per second from one address: an average rate, and a larger burst."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._rate, self._burst = per_second, float(burst)
@@ -63,7 +63,7 @@ class RateLimit:
 
 
 class TooLargeError(Exception):
-    """The body goes on beyond the limit."""
+    """The body is longer than the limit."""
 
 
 class TooSlowError(Exception):

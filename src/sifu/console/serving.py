@@ -86,12 +86,12 @@ class Binding:
 
     @property
     def tls(self) -> bool:
-        """Whether this console encrypts by itself."""
+        """Whether this console itself terminates TLS."""
         return self.certificate is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches an address.
+    """Whether an address is reachable from this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.org")
     (True, True, False, False)
@@ -127,11 +127,11 @@ def check_binding(binding: Binding) -> None:
         )
 
 
-def check_somebody_may_enter(tokens: TokenFile, folder: Path) -> None:
-    """A console that nobody can log in to is of no use."""
+def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
+    """Refuse to start a console that has no token to log in with."""
     if not tokens.all():
         raise InputError(
-            f"nobody could log in yet: make a token first, sifu token create {folder} --name NAME --role operator"
+            f"there is no token to log in with: create one, sifu token create {folder} --name NAME --role operator"
         )
 
 

@@ -22,7 +22,7 @@ MOST_SESSIONS = 10_000
 
 @dataclass
 class Session:
-    """A browser that somebody logged in with; `csrf` must come back with every form."""
+    """A logged-in browser; `csrf` must come back with every form."""
 
     id: str
     token: Token
@@ -39,7 +39,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who may ask, and the session they ask from, if it is a browser."""
+    """The token a request is made with, and its session if it comes from a browser."""
 
     token: Token
     session: Session | None = None

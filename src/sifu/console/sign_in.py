@@ -1,7 +1,7 @@
 """Sign-in through OpenID Connect: the provider says who people are, `tokens.json` says what they may do.
 
 People are named by the e-mail address that their provider verified. What lies between the two visits to the console is
-kept here, in memory, under a cookie of its own: the cookie of a session is not sent when another site leads back.
+kept here, in memory, under a separate cookie: browsers do not send the session cookie when another site redirects back.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from sifu.core.ledger import plain_values
 from sifu.errors import SifuError
 
 EVERY = 1.0
-"""Seconds between two looks at a run that somebody watches."""
+"""Seconds between two looks at a run that is being watched."""
 STILL_HERE = 15.0
 """Seconds after which a line is sent even if nothing happened, so that a dead connection is noticed."""
 MOST_VIEWERS = 2000
@@ -97,7 +97,7 @@ async def show_live(request: Request) -> Response:
 
 
 async def stream(request: Request) -> Response:
-    """What a run does, as long as somebody watches."""
+    """Stream what a run does until the browser disconnects."""
     broadcast: Broadcast = request.app.state.broadcast
     try:
         who, console, key = visitor_of(request).token, console_of(request), request.path_params["run"]

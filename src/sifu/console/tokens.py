@@ -43,7 +43,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def rights_of(roles: Collection[Role]) -> frozenset[Right]:
-    """Everything that somebody with these roles may do.
+    """Everything that these roles allow.
 
     >>> "approve" in rights_of(["operator"]), "approve" in rights_of(["operator", "approver"])
     (False, True)
@@ -81,7 +81,7 @@ class Token:
 
 
 def state_folder(folder: Path) -> Path:
-    """Where the console keeps its own files: inside a folder of runs, or beside a run."""
+    """Where the console keeps its own files: inside a folder of runs, or next to a run."""
     return folder.with_name(f"{folder.name}.console") if (folder / DATABASE).exists() else folder / ".sifu-console"
 
 

@@ -177,8 +177,8 @@ class LacksData(Protocol):
 def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> Evaluation:
     """How `model` does on the data of `clients`; nothing where those of some are not there, which would say less."""
     if isinstance(engine, LacksData) and not engine.absent.isdisjoint(clients.tolist()):
-        nobody = np.zeros(0, dtype=np.int64)
-        return Evaluation(nobody, nobody, nobody, np.zeros(0))
+        none = np.zeros(0, dtype=np.int64)
+        return Evaluation(none, none, none, np.zeros(0))
     return engine.evaluate(model, clients)
 
 

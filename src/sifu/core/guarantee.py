@@ -52,8 +52,8 @@ NOT_COVERED = (
 )
 
 SEVERAL_RELEASES = (
-    "Only the latest model is covered (scope latest): whoever keeps several of the models released since this request "
-    "learns more, and nothing bounds how much.",
+    "Only the latest model is covered (scope latest): an attacker who keeps several of the models released since this "
+    "request learns more, and nothing bounds how much.",
 )
 
 EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not (unit joint would cover it).",)

@@ -107,4 +107,4 @@ def _entry(entries: tuple[Admitted, ...], name: str) -> Admitted:
     for entry in entries:
         if entry.name == name:
             return entry
-    raise InputError(f"{name} is not on the list; it has {', '.join(entry.name for entry in entries) or 'nobody'}")
+    raise InputError(f"{name} is not on the list; it has {', '.join(entry.name for entry in entries) or 'no entries'}")

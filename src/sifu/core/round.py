@@ -246,8 +246,8 @@ def step(
 
 
 def _empty(setup: RoundSetup, rejections: tuple[Rejection, ...] = ()) -> RoundResult:
-    nobody, gram = np.zeros(0, dtype=np.int64), np.zeros((0, 0)) if setup.want_gram else None
-    return RoundResult(setup.start, nobody, nobody, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
+    none, gram = np.zeros(0, dtype=np.int64), np.zeros((0, 0)) if setup.want_gram else None
+    return RoundResult(setup.start, none, none, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
 
 
 def _rejected(position: Position) -> str:

@@ -21,7 +21,7 @@ from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies, listed, run_round
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.own_models import OwnTraining
-from sifu.errors import InputError, NobodyAnsweredError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices, base_key
@@ -135,7 +135,7 @@ class OutsideFederation:
         self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
         if self._lost_in_a_row >= LOST_IN_A_ROW:
             why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
-            raise NobodyAnsweredError(
+            raise NoClientResponseError(
                 f"{self._lost_in_a_row} rounds in a row were lost, no client's training could be used "
                 f"({listed(why) or 'no replies were handed in'}): every round is saved; see to the clients and start "
                 "the server loop again to continue"

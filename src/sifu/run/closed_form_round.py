@@ -25,7 +25,7 @@ import numpy as np
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, recorded_blocks
 from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
-from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
 from sifu.store.projection import GroupModelRow
@@ -161,7 +161,7 @@ class RecordedSolve(RecordedTraining):
         left_out = refused | gathered.absent
         taken = np.array([client for client in self.active.tolist() if client not in left_out], dtype=np.int64)
         if gathered.absent and not taken.size:
-            raise NobodyAnsweredError(
+            raise NoClientResponseError(
                 "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
             )
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():

@@ -26,7 +26,7 @@ import numpy as np
 from sifu.core.engine import Engine, Evaluation, Position, evaluate_each
 from sifu.core.layout import Vector
 from sifu.core.randomness import keyed_generator
-from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from sifu.errors import NoClientResponseError, RoundRejectedError
 from sifu.store.projection import EvaluationRow
 from sifu.theory.participation import ClientIndices
 
@@ -97,7 +97,7 @@ def _healed_copies(
         place = Position(position.branch, position.round + rounds - 1)
         try:
             done = [engine.run_round(copy, place, active) for copy in copies]
-        except (RoundRejectedError, NobodyAnsweredError):
+        except (RoundRejectedError, NoClientResponseError):
             break  # nobody waits for a rehearsal: training is done all the same
         who = done[0].participants
         if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):

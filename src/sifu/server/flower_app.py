@@ -29,7 +29,7 @@ from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
-from sifu.errors import InputError, NobodyAnsweredError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
 from sifu.run.clients_and_engine import FLOWER, preprocessing_of
@@ -392,7 +392,7 @@ class _ClientRegistry:
                 order = wanted if self._authenticated else sorted(present)
                 return [present[name] for name in order]
             if time.monotonic() >= end:
-                raise NobodyAnsweredError(
+                raise NoClientResponseError(
                     f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
                     "their SuperNodes run and log no error, then start the run again; nothing was created"
                 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from sifu.api.run import Run
 from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.errors import NobodyAnsweredError, RunBusyError
+from sifu.errors import NoClientResponseError, RunBusyError
 from sifu.requests.client_list import recorded_clients
 from sifu.requests.letters import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
@@ -64,7 +64,7 @@ def serve(
                     told = True
                     time.sleep(LOOK_EVERY)
                 _record_incidents(writer, engine)  # evaluations come after the last round
-        except NobodyAnsweredError:
+        except NoClientResponseError:
             _record_incidents(writer, engine)  # why they did not
             raise
 

@@ -19,7 +19,7 @@ from sifu.core.ledger import canonical_json
 from sifu.core.spec import commented_toml
 from sifu.engines.flower.checkpoints_of_nodes import LATEST, STATE, ShownCheckpoint, follow
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
-from sifu.errors import InputError, NobodyAnsweredError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.flower import witness_mod
 from sifu.run import training
 from sifu.run.clients_and_engine import clients_from_spec
@@ -95,7 +95,7 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
     federation.grid.received.clear()
     before = query(federation.run, "SELECT COUNT(*) FROM participation")
     for _ in range(3):  # also when its ledger has become longer than the one that was shown
-        with pytest.raises(NobodyAnsweredError):
+        with pytest.raises(NoClientResponseError):
             federation.serve()
     assert query(federation.run, "SELECT COUNT(*) FROM participation") == before  # nobody trained on it
     reasons = {str(reply.error.reason) for reply in federation.grid.received if reply.has_error()}
@@ -103,7 +103,7 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
     assert any("does not follow from event" in reason for reason in reasons)
     # A node that was started anew has its file; one without a file has forgotten, and is the control.
     federation.grid.contexts.clear()
-    with pytest.raises(NobodyAnsweredError):
+    with pytest.raises(NoClientResponseError):
         federation.serve()
     for file in federation.files.values():
         file.unlink()

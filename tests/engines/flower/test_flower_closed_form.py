@@ -30,7 +30,7 @@ from sifu.engines.flower.statistics_wire import (
     WORDS,
 )
 from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED
-from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.store.reader import RunReader
@@ -202,7 +202,7 @@ def test_too_few_for_a_masked_sum_is_said(tmp_path: Path) -> None:
     _, flower, grid = flower_engine()
     for client in range(2, 8):
         del grid.apps[NODE[client]]
-    with pytest.raises(NobodyAnsweredError, match="needs 3 clients"):
+    with pytest.raises(NoClientResponseError, match="needs 3 clients"):
         flower.collect_sum(range(8), PLACE)
 
 
@@ -418,7 +418,7 @@ def test_with_fewer_than_three_left_a_run_goes_on_in_the_clear(tmp_path: Path) -
     fed = Federation(tmp_path, head_spec(data={"clients": 3, "preprocessing": "fixed"}))
     fed.serve()
     sifu.open_run(fed.run_folder).request([fed.data[0].name], "one")
-    with pytest.raises(NobodyAnsweredError, match="masked-statistics = false"):
+    with pytest.raises(NoClientResponseError, match="masked-statistics = false"):
         fed.serve()
     sound(fed.run_folder)
     fed.settings = type(fed.settings)(**(vars(fed.settings) | {"masked_statistics": False}))

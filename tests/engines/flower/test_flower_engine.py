@@ -19,7 +19,7 @@ from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
 from sifu.engines.sim.client_updates import average_models
-from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from sifu.errors import NoClientResponseError, RoundRejectedError
 from suite_setup import examples
 
 PROBLEMS = {
@@ -115,7 +115,7 @@ def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None
         names[4]: ("not finite", True), names[5]: ("wrong shape", True), names[6]: ("wrong samples", True),
     }  # fmt: skip
     assert flower.take_incidents() == []
-    with pytest.raises(NobodyAnsweredError, match="did not answer"):
+    with pytest.raises(NoClientResponseError, match="did not answer"):
         flower.local_updates(model, Position(0, 0), np.array([4]), 1)
     assert [incident.what for incident in flower.take_incidents()] == ["its reply was refused: not finite"] * 3
 
@@ -162,9 +162,9 @@ def test_nobody_answering_changes_nothing_and_says_so() -> None:
     model = flower.initial_model(0)
     result = flower.run_round(model, Position(0, 0), everyone(flower))
     np.testing.assert_array_equal(result.model, model)
-    with pytest.raises(NobodyAnsweredError, match="no client answered"):
+    with pytest.raises(NoClientResponseError, match="no client answered"):
         flower.evaluate(model, everyone(flower))
-    with pytest.raises(NobodyAnsweredError, match="did not answer"):
+    with pytest.raises(NoClientResponseError, match="did not answer"):
         flower.local_updates(model, Position(0, 0), np.array([1]), 1)
 
 
@@ -252,5 +252,5 @@ def test_rounds_that_draw_too_few_are_no_silence_but_rounds_without_answer_are(m
     assert sum(done.participants.size == 0 for done in rounds) > 20
     _, flower, grid = both_engines(small_spec(stop={"max_rounds": 30, "evaluate_every": 1000}), masked=masked)
     grid.apps.clear()
-    with pytest.raises(NobodyAnsweredError, match="5 rounds in a row"):
+    with pytest.raises(NoClientResponseError, match="5 rounds in a row"):
         list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))

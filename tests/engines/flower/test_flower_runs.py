@@ -20,7 +20,7 @@ from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
-from sifu.errors import InputError, NobodyAnsweredError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.requests.letters import sign_request
 from sifu.run.clients_and_engine import clients_from_spec
@@ -509,7 +509,7 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     gone = fed.nodes[fed.data[0].name]
     app, key = fed.grid.apps[gone], fed.grid.keys[gone]
     del fed.grid.apps[gone]
-    with pytest.raises(NobodyAnsweredError, match="still missing"):
+    with pytest.raises(NoClientResponseError, match="still missing"):
         fed.serve()
     fed.grid.add(gone, app, key)
     fed.serve({("training", 6): lambda: fed.grid.apps.pop(gone)})
@@ -535,7 +535,7 @@ def test_a_node_whose_key_names_a_clients_key_too_is_a_stranger(tmp_path: Path) 
     for number, strange in enumerate((bent + key, b"\x00", b"")):
         fed.grid.add(5 + number, app, strange)
     fed.grid.apps.pop(victim)
-    with pytest.raises(NobodyAnsweredError, match="still missing"):
+    with pytest.raises(NoClientResponseError, match="still missing"):
         fed.serve()
     fed.grid.add(victim, app, key)
     fed.serve()

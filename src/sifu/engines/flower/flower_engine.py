@@ -31,7 +31,7 @@ from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
 from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Messenger
 from sifu.engines.flower.plain_rounds import OpenRound
 from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, read_score, read_scores
-from sifu.errors import InputError, NobodyAnsweredError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 
@@ -171,7 +171,7 @@ class FlowerFederation:
             yield done  # what was noted is taken away with it
             lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
             if lost_in_a_row >= self._patience.rounds_without_answer:
-                raise NobodyAnsweredError(
+                raise NoClientResponseError(
                     f"{lost_in_a_row} rounds in a row were lost, no client's training could be used "
                     f"({listed(reasons)}): every round is saved; see to the clients and start the run again to go on"
                 )
@@ -209,7 +209,7 @@ class FlowerFederation:
                         models[client] = vector
         names = [self.clients[int(client)].name for client in clients if int(client) not in models]
         if names:
-            raise NobodyAnsweredError(
+            raise NoClientResponseError(
                 f"{', '.join(names[:5])} did not answer and are needed here: nothing was changed, try again later"
             )
         rows = [np.asarray(models[int(client)]) - start for client in clients]
@@ -235,7 +235,7 @@ class FlowerFederation:
             somebody_may_answer = self.evaluates and self._messenger.may_ask(clients)
             if evaluation.samples.any() or not somebody_may_answer:
                 return evaluation
-        raise NobodyAnsweredError(
+        raise NoClientResponseError(
             "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
         )
 

@@ -33,7 +33,7 @@ from sifu.engines.flower.statistics_wire import (
 )
 from sifu.engines.flower.wire import read_masked
 from sifu.engines.sim.embedded_heads import checked
-from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Statistics
 from sifu.theory.closed_form.statistics_check import find_flaw
 from sifu.theory.closed_form.sums import words_at
@@ -189,7 +189,7 @@ class MaskedFlowerStatistics(FlowerStatistics):
             missing |= set(keys) - set(came)
             again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
             self._messenger.note(position, None, again)
-        raise NobodyAnsweredError(
+        raise NoClientResponseError(
             f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
             "stay to the end): nothing was changed; see that the nodes are connected and start again. With fewer than "
             f"{LEAST_MASKED} clients left set masked-statistics = false"

@@ -13,7 +13,7 @@ from sifu.engines.flower.exchange import ClaimedRoster, Exchange
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
-from sifu.errors import NobodyAnsweredError
+from sifu.errors import NoClientResponseError
 from sifu.theory.facts import IN_PROCESS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing:
     by_name = {profile.name: profile for profile in profiles.values()}
     missing = [name for name in names if name not in by_name]
     if missing:
-        raise NobodyAnsweredError(f"{len(missing)} of {len(names)} virtual nodes did not answer ({missing[0]})")
+        raise NoClientResponseError(f"{len(missing)} of {len(names)} virtual nodes did not answer ({missing[0]})")
     training, _ = blueprint(spec, [by_name[name] for name in names], identity=IN_PROCESS, preprocessing=preprocessing)
     roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})
     return make_federation(grid, roster, training, patience)
