@@ -407,4 +407,4 @@ def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
 def test_a_solve_without_anybody_is_refused() -> None:
     fixed = recorded_fixed_point(sifu.Spec.from_mapping(TABLE), ModelLayout(("w",), ((4, 3),), "float64"))
     with pytest.raises(InputError, match="no client is left"):
-        fit_head(Statistics.nobody(fixed), 0.1)
+        fit_head(Statistics.empty(fixed), 0.1)

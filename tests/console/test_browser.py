@@ -266,7 +266,7 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                     barriers += serious_barriers(page) if look != "phone" else []
                 page.goto(f"http://127.0.0.1:{port}/")
                 page.click("a:has-text('case-9')")
-                page.wait_for_selector("text=made from Python with data or a model of its own")
+                page.wait_for_selector("text=made from Python with custom data or a custom model")
                 assert page.locator("button:has-text('Carry out now')").count() == 0
             page.set_content("<button></button>")
             assert serious_barriers(page) != []  # control: axe looks

@@ -52,7 +52,7 @@ def test_half_of_tls_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_what_cannot_work(tmp_path: Path, cli: Command) -> None:
-    assert "make a token first" in cli("serve", tmp_path).err
+    assert "there is no token to log in with" in cli("serve", tmp_path).err
     assert cli("serve", tmp_path / "nowhere").code == 2
     assert "in the clear" in cli("serve", tmp_path, "--host", "0.0.0.0").err
     assert cli("serve", tmp_path, "--port", "99999").code == 2

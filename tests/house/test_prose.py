@@ -50,15 +50,15 @@ DIALECT = (
     "pays",
 )
 IN_SOURCE = {
-    "nobody": 69,
-    "whoever": 30,
-    "somebody": 25,
-    "so many": 4,
-    "by itself": 8,
-    "at hand": 16,
-    "beside": 49,
-    "of its own": 13,
-    "goes on": 8,
+    "nobody": 0,
+    "whoever": 0,
+    "somebody": 0,
+    "so many": 0,
+    "by itself": 0,
+    "at hand": 0,
+    "beside": 0,
+    "of its own": 0,
+    "goes on": 0,
     "pays": 0,
 }
 """How often each of them may stand in src: lower a number when you rewrite sentences, never raise one."""

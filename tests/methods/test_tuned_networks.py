@@ -299,7 +299,7 @@ def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path
 
 
 def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnStatistics, "read", lambda self, *arguments: Statistics.nobody(self.fixed))
+    monkeypatch.setattr(OwnStatistics, "read", lambda self, *arguments: Statistics.empty(self.fixed))
     open_own(own).forget(["client-003"], "gone")
     assert any("sum" in problem or "samples" in problem for problem in verify_run(own).problems)
     assert independent_verifier.verify(own) != []

@@ -132,7 +132,7 @@ def test_trouble_with_metrics_is_told_once_and_stops_nothing(trained_run: Path, 
     log.update(now=True)
     log.update(now=True)
     assert len(told) == 1
-    assert "the run goes on" in told[0]
+    assert "the run continues" in told[0]
 
 
 class FakeMlflow:

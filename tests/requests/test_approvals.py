@@ -53,7 +53,7 @@ def test_another_spelling_is_not_another_person(one: Path, filed: str, others: l
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor=filed)
     for spelling in others:
-        with pytest.raises(InputError, match="filed request a, so somebody else must approve it"):
+        with pytest.raises(InputError, match="filed request a, so another person must approve it"):
             run.decide("a", "approved", actor=spelling)
     with pytest.raises(InputError, match="not blank"):
         run.decide("a", "approved", actor=" ")
@@ -64,7 +64,7 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
     run = sifu.open_run(two)
     run.request(["client-003"], "a", actor="rita")
     assert run.forget() == []
-    with pytest.raises(InputError, match="approved by nobody yet and needs 2 more"):
+    with pytest.raises(InputError, match="not approved yet and needs 2 more"):
         run.forget(request="a")
     with pytest.raises(InputError, match="rita filed request a"):
         run.decide("a", "approved", actor=" Rita ")

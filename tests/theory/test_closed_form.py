@@ -77,7 +77,7 @@ OPERATIONS = st.lists(
 def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, tuple[Floats, Floats]]]:
     """Joins, leaves and lost records, in this order: the running sum, a float64 one beside it, and what is left."""
     held: dict[int, tuple[Floats, Floats]] = {}
-    sums, floats = Statistics.nobody(FIXED), np.zeros((FIXED.width, FIXED.width))
+    sums, floats = Statistics.empty(FIXED), np.zeros((FIXED.width, FIXED.width))
     for kind, client, seed in operations:
         before = held.get(client)
         if (kind == "join") == (before is not None):
@@ -200,9 +200,9 @@ def test_overflow_is_refused_before_it_happens() -> None:
 def test_what_does_not_belong_is_refused() -> None:
     statistics = statistics_of(FIXED, *samples(5, 1))
     with pytest.raises(InputError, match="not part of a sum"):
-        Statistics.nobody(FIXED) - statistics
+        Statistics.empty(FIXED) - statistics
     with pytest.raises(InputError, match="do not belong"):
-        statistics + Statistics.nobody(replace(FIXED, feature_bits=12))
+        statistics + Statistics.empty(replace(FIXED, feature_bits=12))
     with pytest.raises(InputError, match="longer than norm"):
         statistics_of(FIXED, np.full((1, 4), 6.0), np.zeros((1, 3)))
     with pytest.raises(InputError, match="longer than target_norm"):
@@ -210,7 +210,7 @@ def test_what_does_not_belong_is_refused() -> None:
     with pytest.raises(InputError, match="NaN"):
         statistics_of(FIXED, np.full((1, 4), np.nan), np.zeros((1, 3)))
     with pytest.raises(InputError, match="no client is left"):
-        fit_head(Statistics.nobody(FIXED))
+        fit_head(Statistics.empty(FIXED))
 
 
 def changed(kind: Flaw) -> Statistics:

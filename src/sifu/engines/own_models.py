@@ -23,8 +23,8 @@ CARRIED = "keeping whole numbers of the model ({}) at their initial values"
 def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str, NDArray[Any]]:
     """The named arrays of a fresh model, which may come as a mapping, a list of arrays or a torch module.
 
-    `initial` may take the number of the branch. A torch module is made under a seed of its own for each branch, so a
-    branch begins in the same way whenever it is made.
+    `initial` may take the number of the branch. A torch module is created under a seed per branch, so a branch begins
+    in the same way whenever it is created.
     """
     takes_branch = len(inspect.signature(initial).parameters) > 0
     try:

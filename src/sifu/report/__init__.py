@@ -2,7 +2,7 @@
 
     from sifu.report import write_report
 
-    write_report(Path("my-run"))              # my-run/report/index.html, and the figures beside it
+    write_report(Path("my-run"))              # my-run/report/index.html, and the figures as files
     write_evidence("my-run", "case-5", "case-5.zip")   # what a client is given to keep and to check
 
 To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.figures`.

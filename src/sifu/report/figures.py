@@ -101,7 +101,7 @@ FIGURES: tuple[FigureKind, ...] = (
         "history",
         draw_history,
         history_message,
-        "Each lane is one stretch of training, from left to right. To forget clients, the operator goes on from a "
+        "Each lane is one stretch of training, from left to right. To forget clients, the operator continues from a "
         "kept model, the current one or an earlier one, adds random noise where something needs hiding (dotted arrow), "
         "and trains on without them; what came after that model is cut off and erased.",
     ),
@@ -119,7 +119,7 @@ FIGURES: tuple[FigureKind, ...] = (
         rounds_message,
         "The sure way to forget a client is to train again from scratch without it. The bars compare how many rounds "
         "of training either way took to reach the same target.",
-        "How many rounds of training each request took. Training again from scratch was not tried beside them.",
+        "How many rounds of training each request took. Training from scratch was not run for comparison.",
     ),
     FigureKind(
         "before-after",

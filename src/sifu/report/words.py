@@ -85,20 +85,20 @@ def promise(request: Request) -> str:
     if request.level == "none":
         return (
             "Nothing is promised. The clients no longer take part in training, but the premises of the proof do not "
-            "hold, so nobody can say how much of them the model still shows."
+            "hold, so it is unknown how much of them the model still shows."
         )
     if request.level == "exact":
         whom = "the clients" if len(request.clients) > 1 else "the client"
         records = (request.certificate or {}).get("records")
         return f"{exact_words(whom, request.method, records)}; {EXACT_LIMIT}."
     seen = "every model released after this request" if request.scope == "all" else "the latest released model"
-    whom = "the group as a whole" if request.unit == "joint" else "each of these clients by itself"
+    whom = "the group as a whole" if request.unit == "joint" else "each of these clients separately"
     if len(request.clients) == 1:
         whom = "the client"
     to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
     return (
-        f"{to_whom}: whoever sees {seen}, but not what came before, learns no more about whether the data was ever "
-        f"there than the budget ε = {request.epsilon:g}, δ = {request.delta:g} allows."
+        f"{to_whom}: an attacker who sees {seen}, but not what came before, learns no more about whether the data "
+        f"was ever there than the budget ε = {request.epsilon:g}, δ = {request.delta:g} allows."
     )
 
 

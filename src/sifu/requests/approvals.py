@@ -1,6 +1,6 @@
 """Approval of requests: how many people must agree before one is carried out, as the run's spec says.
 
-    requests.approval = "none"    nobody is asked
+    requests.approval = "none"    no approval needed
                         "one"     one person who did not file the request
                         "two"     two different people, neither of whom filed it
 
@@ -91,7 +91,7 @@ def check_approved(reader: RunReader, request: str) -> None:
     lacking = unapproved(reader).get(request, 0)
     if lacking:
         by = approvals_of(reader)[request]
-        given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "approved by nobody yet"
+        given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "not approved yet"
         raise InputError(
             f"request {request} is {given} and needs {lacking} more (requests.approval of the run's spec), by people "
             f"other than {by.filed_by}, who filed it: sifu requests decide DIR {request} approved --actor NAME"
@@ -99,7 +99,7 @@ def check_approved(reader: RunReader, request: str) -> None:
 
 
 def check_approvals(reader: RunReader) -> Iterator[str]:
-    """Every request that was carried out had its approvals before: of its own terms, by different people."""
+    """Every request that was carried out had been approved before, under the same terms, by different people."""
     needed = approvals_needed(reader)
     approvals: dict[str, Approvals] = {}
     for event in reader.events():

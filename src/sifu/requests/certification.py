@@ -46,7 +46,7 @@ def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
 
 
 def committed_model(node: int, digest: str) -> dict[str, Any]:
-    """A model as one certificate names it: with a nonce of its own, so that no two certificates can be linked."""
+    """A model as one certificate names it: with a fresh nonce, so that no two certificates can be linked."""
     return {"node": node, "digest": digest, "nonce": secrets.token_hex(NONCE_BYTES)}
 
 
@@ -67,8 +67,8 @@ def nodes_to_erase(
     # Models of groups lie on no path: those that held a client of the request go, whatever it goes back to.
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
-    beside = {node for node in at_hand - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
-    return ({view.path.nodes[depth].node for depth in depths} | beside) - nodes_always_kept(view.reader)
+    off_path = {node for node in at_hand - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
+    return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class RecordedRequest:
 
     @cached_property
     def untouched(self) -> bool:
-        """Whether nobody who had to be hidden has a part in the source, or was asked for one and refused."""
+        """Whether no client that had to be hidden has a part in the source, or was asked for one and refused."""
         hidden = any(self.psi(exposure) > 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
         fresh = self.request.source_node is None
         return not hidden and (fresh or not self.view.were_refused(self.request.clients, self.source_depth))
@@ -183,7 +183,7 @@ class RecordedRequest:
 
     @property
     def delta_reached(self) -> float:
-        """The delta at the request's epsilon that its release reached by itself."""
+        """The delta at the request's epsilon that its release alone reached."""
         charges = [self.statement(exposure).charge or 0.0 for exposure in self.new_exposures]
         return delta_of_charges(self.terms.epsilon, charges, self.method.info.protection, self.training_noise)
 
@@ -220,8 +220,8 @@ class RecordedRequest:
         premises = self.premises()
         untouched = self.untouched
         new = [self.statement(exposure) for exposure in self.new_exposures]
-        # A request without noise of its own charges nobody: what it started from was there before it, and stored
-        # updates that would break an earlier promise are not replayed.
+        # A request that adds no noise charges no budget: its starting model existed before it, and stored updates
+        # that would break an earlier promise are not replayed.
         others = self.earlier_exposures if self.method.info.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         by_number = self.reader.nodes_by_number()
@@ -337,7 +337,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
     with uninterrupted():
         writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
-        if (writer.folder / SCRUB_FILE).exists():  # somebody was reading the run during the erasure
+        if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure
             writer.scrub()
 
 

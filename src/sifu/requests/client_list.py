@@ -1,8 +1,8 @@
 """The operator's list of clients: whose node holds which key, and who is blocked.
 
 Before a run exists the list is a file in its folder; from then on it stands in the ledger, and every change is an
-event. A new key can take the place of an old one, a client can be blocked, a new one can join, but nobody forgotten
-comes back.
+event. A new key can take the place of an old one, a client can be blocked, a new one can join, but forgotten
+clients cannot come back.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ POSTED = "posted"
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request that somebody waits for: in the ledger and not done, or still in the inbox.
+    """A request that is not done yet: in the ledger, or still in the inbox.
 
     `days_left` counts whole days of the calendar (UTC): 0 is today, and only a negative number is overdue.
     """

@@ -138,7 +138,7 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
 
 
 def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
-    """Models and files of updates (name to node) at which somebody forgotten has Psi > 0 and is not covered.
+    """Models and files of updates (name to node) at which a forgotten client has Psi > 0 and is not covered.
 
     The current model stays, whatever it holds: it is what is released. `view` must be the history at that instant.
     """
@@ -148,7 +148,7 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: se
     def held(depth: int) -> bool:
         return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
-    # Models of groups lie on no path; those that held somebody forgotten went with the request.
+    # Models of groups lie on no path; those that held a forgotten client were erased with the request.
     on_path = [node for node in sorted(at_hand) if node in depth_of]
     models = [node for node in on_path if node != nodes[-1].node and held(depth_of[node])]
     updates = []
@@ -167,7 +167,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
     def holds(node: int) -> bool:
         if node in groups:
             return is_hit(groups[node], clients)
-        # A fresh model that is kept for the groups lies on no path, and holds nobody.
+        # A fresh model that is kept for the groups lies on no path, and holds no client's data.
         return node in depth_of and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
 
     return tuple(node for node in sorted(at_hand) if node != view.path.nodes[-1].node and holds(node))
@@ -199,7 +199,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     view = RunView(reader)
     forgotten = everyone_forgotten(view)
     if not forgotten:
-        yield "everything", "nobody was forgotten yet"
+        yield "everything", "no client was forgotten yet"
         return
     tip = view.path.tip
     uncovered = sorted(
@@ -209,7 +209,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
         yield (
             f"the current model, which may hold the part of {names}",
-            "their request was carried out by a method that adds no noise of its own; sifu or scratch would",
+            "their request was carried out by a method that adds no noise; sifu or scratch would hide it",
         )
     else:
         yield "the current model", "it is released; the noise of the requests covers everyone forgotten"
@@ -217,7 +217,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip and row.node not in groups]
     of_groups = sum(1 for node in reader.models() if node in groups)
     if of_groups:
-        yield f"{of_groups} models of groups", "nobody forgotten was ever in them; later requests merge them"
+        yield f"{of_groups} models of groups", "no forgotten client was ever in them; later requests merge them"
     depth_of = view.path.depth_of
     clean = [
         row
@@ -226,7 +226,10 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         or not any(exposure.psi_to_hide(depth_of[row.node]) > 0.0 for exposure in forgotten)
     ]
     if clean:
-        yield f"{len(clean)} kept models", "nobody forgotten touched them, or noise covers it; later requests need them"
+        yield (
+            f"{len(clean)} kept models",
+            "no forgotten client touched them, or noise covers it; kept for later requests",
+        )
     if len(kept) > len(clean):
         yield (
             f"{len(kept) - len(clean)} kept models that hold an uncovered part",
@@ -237,14 +240,14 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
     statistics = len(reader.statistics())
     if statistics:
-        yield f"{statistics} files of statistics", "nobody forgotten is in any of them; the head is solved from them"
+        yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
     else:
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
-            "certificates are recomputed from it; whoever has it and all other clients' data can test a guess of a "
-            "forgotten record, so it is confidential (docs/store.md, section 5b, lists it)",
+            "certificates are recomputed from it; with all other clients' data it can confirm a guess of a forgotten "
+            "record, so it is confidential (docs/store.md, section 5b, lists it)",
         )
     measured = reader.query("SELECT COUNT(*) FROM sealed")[0][0] - _later_measurements(reader)
     if measured:
@@ -256,7 +259,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     if (reader.folder / AUDIT).exists():
         yield (
             f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
-            "it is evidence, and belongs to the auditor's record; delete it if nobody needs it",
+            "it is evidence, and belongs to the auditor's record; delete it if it is no longer needed",
         )
     yield "clients' names in requests and certificates", "they say whose request was carried out"
     still = {*reader.models(), *reader.statistics()}

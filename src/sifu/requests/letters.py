@@ -117,7 +117,7 @@ def take_in(writer: RunWriter) -> list[str]:
     refused = []
     for letter in letters(writer.folder):
         if letter.trouble:
-            continue  # it may be somebody's request: it stays until its file can be opened
+            continue  # it may be a request: keep it until its file can be opened
         try:
             _open(writer, letter)
         except (NoSpaceError, DiskError, RunDamagedError):

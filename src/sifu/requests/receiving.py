@@ -124,4 +124,4 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
     leaving += [] if terms.records else [terms.clients]
     if len(view.forgotten) + sum(map(len, leaving)) >= len(view.clients):
-        raise InputError("the requests together would forget every client: nobody would be left to train with")
+        raise InputError("the requests together would forget every client: none would be left to train with")

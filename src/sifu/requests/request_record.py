@@ -3,8 +3,8 @@
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
 
-`verified` says that somebody checked who asked; nothing depends on it, since not every operator needs it. Approvals
-(`requests/approvals.py`) leave the status as it is; where the spec demands them, a request runs only after them.
+`verified` says that the requester's identity was checked; nothing depends on it, since not every operator needs it.
+Approvals (`requests/approvals.py`) leave the status as it is; where the spec demands them, a request waits for them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _check_approval(reader: RunReader, request: str, status: str, actor: str) ->
     if status not in MAY_BE_APPROVED:
         raise InputError(f"request {request} is {status}: it cannot be approved any more")
     if not approvals.may_approve(actor):
-        raise InputError(f"{approvals.filed_by} filed request {request}, so somebody else must approve it")
+        raise InputError(f"{approvals.filed_by} filed request {request}, so another person must approve it")
     return True
 
 
@@ -161,7 +161,7 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 class PublicRequest:
     """A request without personal data: no names, no id (an operator may choose telling ones), no actors.
 
-    Counts and dates remain; someone who knows when somebody asked may recognise the request.
+    Counts and dates remain; someone who knows when a request was made may recognise it.
     """
 
     number: int
@@ -220,7 +220,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
     words, lines = words_of(body), _promise(body)
     if body["level"] == "conditional":
-        lines.append("The assumptions, which nobody has proven:")
+        lines.append("The assumptions, which are not proven:")
         lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
     lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in words.not_covered]
@@ -261,7 +261,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
     if level == "none":
         whose = "these participants'" if many else "this participant's"
         lines.append(
-            f"Nothing is guaranteed ({body['method']}): nobody can say how much of {whose} data is still in the model."
+            f"Nothing is guaranteed ({body['method']}): it is unknown how much of {whose} data is still in the model."
         )
     else:
         lines.append(attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))

@@ -168,7 +168,7 @@ class Worker:
     def carry_out_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
         """Carry out the first request that waits and was not refused, of `among` if given; False if there is none.
 
-        One that lacks approvals goes on waiting, and does not hold up those behind it.
+        A request that lacks approvals keeps waiting and does not block later ones.
         """
         waiting = [
             row
@@ -186,7 +186,7 @@ class Worker:
             self._tell(f"request {row.request} is being carried out")
             self._carry_out(row, level)
         except NotCertifiableError as error:
-            self._tell(f"request {row.request} goes on waiting: {error}")
+            self._tell(f"request {row.request} keeps waiting: {error}")
             self.refused[row.request] = error
         return True
 
@@ -296,7 +296,8 @@ class Worker:
                 return None
 
     def compare_scratch(self, request: str) -> None:
-        """How many rounds Scratch takes for the same request, by doing it beside the run."""
+        """How many rounds Scratch takes for the same request, measured outside the run."""
+
         if any(row.request == request and row.method == "scratch" for row in self.writer.comparisons()):
             return
         row = self._row(request)

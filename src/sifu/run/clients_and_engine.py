@@ -48,8 +48,8 @@ def carried_out_elsewhere(spec: Spec) -> str:
     """What to do instead where `sifu forget` cannot carry a request out on its own; empty where it can."""
     if spec.data.name == FLOWER:
         return (
-            "The clients of this run are nodes of Flower: its server carries the request out by itself, between "
-            "rounds, as soon as nothing is missing. If it does not run, start it with flwr run."
+            "The clients of this run are nodes of Flower: its server carries the request out automatically, "
+            "between rounds, as soon as nothing is missing. If it is not running, start it with flwr run."
         )
     if spec.data.name == LOOP:
         return (
@@ -58,7 +58,7 @@ def carried_out_elsewhere(spec: Spec) -> str:
         )
     if spec.data.name == PYTHON or spec.model.kind == "python":
         return (
-            "This run was made from Python with data or a model of its own: carry the request out there, with "
+            "This run was made from Python with custom data or a custom model: carry the request out there, with "
             "sifu.open_run(folder, clients=..., model=...).forget(request=...)."
         )
     return ""

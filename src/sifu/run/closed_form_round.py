@@ -1,11 +1,11 @@
 """The one recorded round of a closed-form head: a sum over the clients that stay, and the head it gives.
 
-Where every client's statistics are kept, nobody is asked whose statistics are at hand; the sum is the kept one plus
-those who came and minus those who went, exact in whole numbers, so a forget costs the same whatever the number of
-clients. Where only the sum is kept, everyone is asked again as soon as somebody left; where statistics are masked, also
-when somebody came. Whoever does not answer is absent from the head, and is in the next one that it answers for.
+Where every client's statistics are kept, only clients without stored statistics are asked; the sum is the kept one plus
+those who joined and minus those who left, in exact integers, so a forget costs the same whatever the number of clients.
+Where only the sum is kept, all clients are asked again after one left; where statistics are masked, also after one
+joined. A client that does not answer is absent from the head, and is in the next one that it answers for.
 
-Where groups tune the network, statistics are those of features through the networks at hand (docs/theory.md, section
+Where groups tune the network, statistics are those of features through the current networks (docs/theory.md, section
 15.5). Those of other networks are of no use: a merge with a rebuilt network takes one round of statistics of everyone.
 Of blocks only the parts that went through the rebuilt network are asked for; the others are kept.
 """
@@ -111,7 +111,7 @@ class RecordedSolve(RecordedTraining):
         return set(self.active.tolist()) - self._taken() - refused
 
     def _taken(self) -> set[int]:
-        """The clients of the current head; nobody if the current model is not one."""
+        """The clients of the current head; empty if the current model is not a head."""
         tip = self._tip
         if tip.kind != "round":
             return set()
@@ -128,7 +128,7 @@ class RecordedSolve(RecordedTraining):
         return trunks_at_hand(self.writer) if self.view.spec.is_tuned else ()
 
     def _is_through(self, row: StatisticsRow) -> bool:
-        """Whether statistics are of features through the networks at hand, all of them and no other."""
+        """Whether statistics are of features through exactly the current networks."""
         return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
@@ -144,7 +144,7 @@ class RecordedSolve(RecordedTraining):
         return recorded_blocks(spec, self.writer.layout) if spec.features.tune == "blocks" else None
 
     def lacks_networks(self) -> bool:
-        """Whether the current head stands on other networks than those that are at hand."""
+        """Whether the current head was solved on other networks than the current ones."""
         rows = self.writer.statistics().values()
         return self.view.spec.is_tuned and not any(row.is_sum and self._is_through(row) for row in rows)
 
@@ -165,7 +165,7 @@ class RecordedSolve(RecordedTraining):
                 "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
             )
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
-            return  # whoever was missing is missing still
+            return  # the same clients are still missing
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
         if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
@@ -232,7 +232,7 @@ class RecordedSolve(RecordedTraining):
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         leaving = there - wanted | there & (gathered.absent | refused)
         if any(own.lacking(client, kept) for client in leaving):
-            # A sum cannot be rid of statistics that nobody has: everyone is asked for theirs.
+            # Without the leaving client's statistics the sum cannot be corrected: ask everyone again.
             gathered.rows.clear()
             gathered.rejections.clear()
             gathered.absent.clear()
@@ -246,7 +246,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """The sum of everybody who answers; the kept one where nobody left it and nobody new could be asked."""
+        """The sum over all who answer; the kept one where no client left it and no new one could be asked."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted:
             new = sorted(wanted - set(whole.clients))

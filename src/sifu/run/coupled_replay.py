@@ -27,7 +27,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class EngineWithout:
-    """An `engine` that was given the data of the clients `there` and of nobody else; others are left out of a round."""
+    """An `engine` that has the data of the clients `there` only; all others are left out of a round."""
 
     def __init__(self, engine: Engine, there: ClientIndices) -> None:
         self._engine, self._there = engine, there

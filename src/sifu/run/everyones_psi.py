@@ -36,7 +36,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
 
 
 def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
-    """Everyone's Psi at `depth`, of whoever joined again with less that of all its names together."""
+    """Every client's Psi at `depth`; for a client that rejoined with fewer records, that of all its names together."""
     for remainder in joined_remainders(view.reader):
         subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
         if remainder.client < psi.size:  # a view of before it joined has less

@@ -1,4 +1,4 @@
-"""Where the groups of a run stand: who is in which, which of their models are at hand, and what a merge is made of.
+"""The state of a run's groups: who is in which, which of their models are stored, and what a merge is made of.
 
 Everything here follows from the record and from clients' names; nothing trains or writes (docs/theory.md, section 15).
 """
@@ -76,7 +76,7 @@ def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow])
 
 
 def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
-    """Let features go through the networks that the current head was solved on, as far as they are at hand."""
+    """Compute features through the networks that the current head was solved on, as far as they are stored."""
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
@@ -100,7 +100,7 @@ def members_now(view: RunView) -> list[list[int]]:
 
 
 def latest_models(rows: Iterable[GroupModelRow], at_hand: Collection[int]) -> dict[int, GroupModelRow]:
-    """Of each group its latest model that is at hand, by group."""
+    """Each group's latest stored model, by group."""
     return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in at_hand}
 
 
@@ -151,7 +151,7 @@ def refuse_small_groups(view: RunView) -> None:
 
 
 FRESH_NODE = 0
-"""The node whose model every group begins with. It holds nobody's data, and is kept as long as merges need it."""
+"""The node whose model every group begins with. It holds no client's data and is kept as long as merges need it."""
 
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
@@ -161,7 +161,7 @@ def nodes_always_kept(reader: RunReader) -> frozenset[int]:
 
 
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
-    """The weighted mean of group models at hand, moved on, in float64, then as the run's number format has it."""
+    """The weighted mean of stored group models, moved on, in float64, then cast to the run's number format."""
     models = [reader.load_model(part.node).astype(np.float64) for part in parts]
     mean, stretch = merge(models, [part.samples for part in parts]), float(reader.spec["groups"]["stretch"])
     if stretch != 1.0:
@@ -172,9 +172,9 @@ def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
 def merge_rows(
     view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
 ) -> tuple[NodeRow, ParticipationRows]:
-    """The node of a merge and its members' rows: a round of all of them whose drifts nobody knows.
+    """The node of a merge and its members' rows: a round of all of them with unknown drifts.
 
-    Psi of whoever is in a merged group is infinite from here on, that of everyone else stays zero.
+    Psi of every member of a merged group is infinite from here on; that of all other clients stays zero.
     """
     who = np.array(merged.members, dtype=np.int64)
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)

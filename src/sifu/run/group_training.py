@@ -74,7 +74,7 @@ class GroupTraining:
         self._committed = time.monotonic()
         members, models = members_now(view), models_at_hand(writer)
         nodes = writer.nodes_by_number()
-        # Places of the first training are those of branch 0; a group built again has places of its own below it.
+        # Places of the first training are those of branch 0; a group built again has its places below it.
         branch = 1 - view.next_order
         self._groups = []
         for group in groups_to_build(view):

@@ -39,7 +39,7 @@ RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
 HEALED_RATIO = 0.75
 """The size of the noise that goes through rounds."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
-"""Rounds that are rehearsed: each stands for three, and for at least so many of the training."""
+"""At most two rounds are rehearsed, one per twelve rounds of training: a rehearsed round costs three."""
 
 
 def rehearse(
@@ -98,7 +98,7 @@ def _healed_copies(
         try:
             done = [engine.run_round(copy, place, active) for copy in copies]
         except (RoundRejectedError, NoClientResponseError):
-            break  # nobody waits for a rehearsal: training is done all the same
+            break  # a rehearsal may fail: the training itself is already done
         who = done[0].participants
         if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):
             break

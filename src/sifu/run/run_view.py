@@ -319,7 +319,7 @@ class RunView:
         if terms.records:
             check_rows(self.reader, indices[0], terms.records)
         elif len(self.forgotten) + len(indices) >= len(self.clients):
-            raise InputError("the request would forget every client: nobody would be left to train with")
+            raise InputError("the request would forget every client: none would be left to train with")
         first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
         return tuple(
             Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)

@@ -157,7 +157,7 @@ class RecordedTraining:
         self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        # The initial model, and the last noise edge: past it nobody forgotten so far costs anything. A merged model is
+        # The initial model, and the last noise edge: past it no forgotten client is charged. A merged model is
         # recomputed from those of the groups.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
@@ -217,13 +217,13 @@ class RecordedTraining:
         )
 
     def _lost_rounds(self) -> int:
-        """Rounds on the way to the tip that nobody answered, where the engine knows such rounds."""
-        engine, nobody = self.engine, np.zeros(0, dtype=np.int64)
+        """Rounds on the way to the tip that no client answered, where the engine knows such rounds."""
+        engine, none = self.engine, np.zeros(0, dtype=np.int64)
         if not isinstance(engine, LosesRounds):
             return 0
         rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
         empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
-        return sum(engine.loses(position, self.active, nobody) for position in empty)
+        return sum(engine.loses(position, self.active, none) for position in empty)
 
     @property
     def model(self) -> Vector:
@@ -231,7 +231,7 @@ class RecordedTraining:
         return self._fetch_model()
 
     def _take_in(self, done: StreamedRound) -> None:
-        """Track the round, keep the model it started from if somebody crosses a level, and move the tip."""
+        """Track the round, keep the model it started from if a client crosses a level, and move the tip."""
         who = done.participants
         regularity, scalars = summarise_round(
             who,
@@ -244,7 +244,7 @@ class RecordedTraining:
             server_rate=self.engine.facts.server_rate,
             population_samples=self.view.tracked_population,
         )
-        # Whoever is absent moves only if L is not 1; then everyone has to be looked at.
+        # Psi of absent clients changes only if L is not 1; then every client has to be checked.
         watched = who if scalars.absent_contraction == 1.0 else self.active
         psi_before, rounding_before = self._tracker.total(watched), self._tracker.rounding
         self._tracker.update(scalars)
@@ -329,7 +329,7 @@ class RecordedTraining:
             self.writer.record("training done", content, evaluations=rehearsed)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
-        if not evaluation.samples.any():  # nobody evaluates, or nobody may be asked
+        if not evaluation.samples.any():  # no client evaluates, or none may be asked
             return
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
         self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
@@ -337,7 +337,7 @@ class RecordedTraining:
         self._pending.evaluations.append(row)
 
     def commit(self) -> None:
-        """Make every finished round durable, with the current model beside it."""
+        """Make every finished round durable, together with the current model."""
         # Let go of first: whatever goes wrong below, nothing is ever recorded twice; it would be run again.
         pending, self._pending = self._pending, _Pending()
         if not pending.nodes and not pending.evaluations:

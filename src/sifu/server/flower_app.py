@@ -1,7 +1,7 @@
 """A ServerApp that trains, forgets and certifies: `app = server_app()` in an app's server file is all there is to it.
 
-Everything that must survive lives in the run folder: a new `flwr run` of the same app goes on where the last one ended,
-with the same clients and the same ones forgotten, whatever was killed.
+Everything that must survive is in the run folder: a new `flwr run` of the same app continues where the last one ended,
+with the same active and forgotten clients, whatever was killed.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
 class Settings:
     """The run config of the app: what `[tool.flwr.app.config]` holds and `--run-config` overrides.
 
-    `run` and `spec` are absolute paths on the server's machine. `insecure_identity` lets nodes be whoever they say
-    they are and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
+    `run` and `spec` are absolute paths on the server's machine. `insecure_identity` trusts the names that nodes
+    report and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
     before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
-    mean of a round's updates and no single one; with `masked_statistics` it learns the sum of the statistics of a head
-    in closed form and nobody's own.
+    mean of a round's updates and no single one; with `masked_statistics` it learns only the sum of the statistics of a
+    head in closed form.
     """
 
     run: str
@@ -101,7 +101,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What an app of somebody's own adds (`sifu.server.own_app`).
+    """What a custom app adds (`sifu.server.own_app`).
 
     `first_message` trains a client once, whose answer says how many samples it has, where it answers no profile query.
     `after_round` is told every round's model, `save_model` gets the current one when the server ends.
@@ -198,7 +198,7 @@ def serve_on_flower(
 
 
 def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:
-    """A run that certifies knows its clients by their keys, over connections that nobody else can speak on."""
+    """A run that certifies identifies its clients by their keys, over authenticated connections."""
     if settings.insecure_identity:
         return
     way = "or set insecure-identity = true for a demo, which caps every certificate at conditional"
@@ -265,7 +265,7 @@ class _ClientRegistry:
             )
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
-            if self._hooks.first_message is not None:  # counted before: nobody trains once more to be counted
+            if self._hooks.first_message is not None:  # counted before: no client trains again to be counted
                 numbers = {profile.name.removeprefix("node-"): profile for profile in profiles}
                 self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}
         else:  # it was killed between its first event and its second
@@ -300,7 +300,7 @@ class _ClientRegistry:
             self._newcomers = [newcomer.name for newcomer in joining(writer)]
 
     def newcomer_waits(self) -> bool:
-        """Whether somebody who may join is there; looked at a few times a minute."""
+        """Whether a client that may join is connected; checked a few times a minute."""
         now = time.monotonic()
         if not self._newcomers or now - self._looked < LOOK_FOR_NEWCOMERS:
             return False
@@ -385,7 +385,7 @@ class _ClientRegistry:
                 replies = self._ask([int(node) for node in self._grid.get_node_ids()])
                 present = {profile.name: profile for profile in replies.values()}
                 if len(present) < len(replies):
-                    raise InputError("two nodes claim the same name: every client needs one of its own")
+                    raise InputError("two nodes claim the same name: every client needs a different one")
                 missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(present))
                 missing += [f"node {node}, {why}" for node, why in self._failed.items()] if missing else []
             if not missing:

@@ -40,14 +40,14 @@ def serve(
 
     A request that arrives stops its clients from being sampled at once; it is carried out when the rounds of
     the request before it are done, or at once if there is none. When all is done, the server waits `linger` seconds for
-    more. Killed at any time, calling this again goes on; a server before it that has not noticed its end yet is waited
-    for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
+    more. After being killed at any time, calling this again resumes; it waits up to `lock_wait` seconds for
+    an earlier server that has not noticed its end yet. `after_mail` is called before the first round and whenever
     letters were taken in, or `more_mail` said that there is something else to look at.
     """
     with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-        # Whoever was blocked or asked to be forgotten is not asked for even one round more.
+        # Clients that were blocked or asked to be forgotten take part in no further round.
         inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
         worker = Worker(writer, engine, _recording(writer, engine, progress), inbox, tell)
         idle_since, told = time.monotonic(), False

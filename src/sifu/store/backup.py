@@ -55,7 +55,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
             os.close(create_private(copied))
             with closing(sqlite3.connect(copied)) as copy:
                 reader.connection.backup(copy)
-                copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without -wal and -shm
             folder = reader.folder
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
             listed |= {name: folder / name for name in (STANDING_FILE, SALTS_FILE) if (folder / name).exists()}
@@ -78,7 +78,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
 
 @contextmanager
 def read_backup(file: Path, folder: Path) -> Iterator[Path]:
-    """Unpack a backup beside `folder`; if the block ends well it gets that name, otherwise nothing is left."""
+    """Unpack a backup next to `folder`; if the block succeeds it gets that name, otherwise nothing is left."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty: a backup is restored into a new folder")
     if not folder.parent.is_dir():

@@ -190,17 +190,17 @@ def check_covered(reader: RunReader) -> Iterator[str]:
 
 
 def uncovered(tail: tuple[int, int]) -> str:
-    """A sentence about events at the end of the ledger that nobody signed."""
+    """A sentence about unsigned events at the end of the ledger."""
     first, last = tail
     which = f"event {first}" if first == last else f"events {first} to {last}"
     return (
-        f"no signature covers {which}: written without the operator's key, or changed by somebody without it. "
+        f"no signature covers {which}: written without the operator's key, or changed by someone without it. "
         "An operator who knows them to be right, for example from a witness, vouches for them with sifu sign"
     )
 
 
 def vouched_notes(reader: RunReader) -> list[str]:
-    """What was signed only afterwards, for whoever reads the result of a verification."""
+    """Notes for the reader of a verification about events that were signed only afterwards."""
     return [
         f"events {first} to {last} were written without a signature; the operator vouched for them at {event.time} "
         f"(event {event.seq})"

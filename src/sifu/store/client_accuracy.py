@@ -35,7 +35,7 @@ class Standing:
     held_out: HeldOutFigures | None = None
 
     def gain_without(self, leaving: set[int]) -> float:
-        """How much larger the accuracy is when `leaving` are not counted; 0 where nobody else is."""
+        """How much larger the accuracy is when `leaving` are not counted; 0 where there is no other client."""
         stays = ~np.isin(self.clients, list(leaving))
         total, left = int(self.samples.sum()), int(self.samples[stays].sum())
         if left == 0:

@@ -47,7 +47,7 @@ def time_after(last: str, now: str) -> str:
 
 
 def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
-    """Times neither run backwards nor jump, unless the operator said so in an event of its own."""
+    """Times neither run backwards nor jump, unless the operator recorded that in an event."""
     for before, after in itertools.pairwise(events):
         if after.kind == CLOCK_SET:
             if after.content.get("before") != before.time:

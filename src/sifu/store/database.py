@@ -231,7 +231,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:
-    """All of the block or nothing of it; with mode None the block begins and commits by itself."""
+    """All of the block or nothing of it; with mode None the block itself begins and commits."""
     try:
         if mode:
             connection.execute(f"BEGIN {mode}")

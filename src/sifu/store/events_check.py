@@ -1,6 +1,6 @@
 """Whether every event of the ledger is one that sifu writes, and changes nothing but what its kind may change.
 
-The chain of hashes says that nobody changed an event, but an operator with the key can sign anything. Anyone who can
+The chain of hashes shows that no event was changed, but an operator with the key can sign anything. Anyone who can
 write to the folder could otherwise add an event that names other facts of training, puts an erased model back or
 makes a model the current one that was cut off, and everything would still follow from the ledger.
 """
@@ -40,7 +40,7 @@ EFFECTS = (
     "rejections",
     "certificates",
 )
-"""Keys of a payload that change something beside the table `run`."""
+"""Keys of a payload that change something other than the table `run`."""
 
 
 ERASED = ("models", "updates", "statistics")

@@ -233,7 +233,7 @@ def read_plain(path: Path, *, links: bool = False) -> bytes:
 def create_private(path: Path) -> int:
     """A descriptor of a new file, private from its first instant; whatever had its name is taken away, never followed.
 
-    Writing over what is there would write into a file that somebody else made, and may hold open.
+    Overwriting in place would write into a file that another process created and may still have open.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:

@@ -13,7 +13,7 @@ from sifu.store.files import CERTIFICATES, read_plain, write_atomically
 from sifu.store.reader import RunReader
 
 HEAD_FILE = "head"
-"""`SEQ:HASH` of the last event, beside the database; while an event is being committed, a second line names it."""
+"""`SEQ:HASH` of the last event; while an event is being committed, a second line names it."""
 _CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
 """One line or two, each with its end: the file is written whole or not at all, so anything else was changed."""
 
@@ -63,7 +63,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
 
 
 def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
-    """Files beside the database that name events which it does not have."""
+    """Files of the run folder that name events which the database does not have."""
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
     hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}

@@ -175,7 +175,7 @@ def clients_digest(clients: Sequence[ClientProfile]) -> str:
 
 _TURN = threading.Lock()
 TURN_SECONDS = 10.0
-"""How long a thread waits for its turn; after that it reads beside the others, which is slow and never wrong."""
+"""How long a thread waits for its turn; after that it reads concurrently, which is slow but correct."""
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def letters(folder: Path) -> list[Letter]:
 
 
 def any_letters(folder: Path) -> bool:
-    """Whether somebody wrote; cheap enough to be asked between rounds."""
+    """Whether there are letters; cheap enough to be checked between rounds."""
     return any(True for _ in _entries(folder))
 
 

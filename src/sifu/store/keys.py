@@ -149,7 +149,7 @@ def signature_holds(certificate: dict[str, Any], public_key: str | None = None) 
 
     try:
         named, signature = certificate["public_key"], certificate["signature"]
-        # One way to write each, and nothing beside the body that the signature does not cover.
+        # Exactly one spelling of each, and nothing outside the signed body.
         if not (PUBLIC_KEY.fullmatch(named) and SIGNATURE.fullmatch(signature)) or len(certificate) != 3:
             return False
         if public_key is not None and named != public_key:

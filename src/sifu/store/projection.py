@@ -75,7 +75,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class GroupModelRow:
-    """A row of `group_models`: a group's model after so many rounds apart.
+    """A row of `group_models`: a group's model after a number of rounds apart.
 
     `members` are everyone who was in the group in any of these rounds, `samples` the sum of theirs.
     """

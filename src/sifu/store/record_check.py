@@ -60,7 +60,7 @@ def check_database(reader: RunReader) -> Iterator[str]:
 
 
 def check_schema(reader: RunReader) -> Iterator[str]:
-    """A trigger would change what is written, a table beside ours could keep what was erased."""
+    """A trigger would change what is written, an additional table could keep what was erased."""
     for problem in schema_problems(reader.connection):
         yield f"database: {problem}"
 

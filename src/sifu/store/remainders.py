@@ -1,6 +1,6 @@
 """Clients that joined again with what they had left after some of their records were forgotten.
 
-Such a client is a new row of `clients` with a name of its own; its event `client joined` names the request. The rows
+Such a client is a new row of `clients` with a new name; its event `client joined` names the request. The rows
 that went stand in the requests alone, so that an engine that reads the client's data again can drop them again. They
 keep the numbers that they had when the client first joined.
 """
@@ -98,7 +98,7 @@ def _next(
 
 
 def remainder_to_join(reader: RunReader) -> Remainder | None:
-    """The client of a request that was rolled back and is to join again; None where nobody is."""
+    """The client of a request that was rolled back and is to join again; None where there is none."""
     there = {remainder.request for remainder in joined_remainders(reader)}
     for row in reader.requests():
         if row.status == "running" and row.records and row.request not in there:

@@ -70,7 +70,7 @@ class ReplayedLedger:
     def moments(self, begin: int = 0, before: ReplayedTables | None = None) -> Iterator[tuple[Event, ReplayedTables]]:
         """Every event with the tables just before it. They change with the next step: read them at once.
 
-        Whoever has been through the first `begin` events goes on from the tables `before` the next one.
+        A caller that has already replayed the first `begin` events passes the tables `before` the next one.
         """
         tables = ReplayedTables() if before is None else before
         for event in self.events[begin:]:

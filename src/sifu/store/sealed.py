@@ -1,7 +1,7 @@
-"""Whether the clients' samples are still those a run was made with: salted digests in the ledger, salts beside it.
+"""Whether the clients' samples are still those a run was made with: salted digests in the ledger, salts in a file.
 
 The ledger keeps the digest of a client's samples for ever. It is salted, and the salt lies in the file `salts.json`
-alone: once the client is forgotten its salt is erased, and then the digest tells nobody whether some samples were the
+alone: once the client is forgotten its salt is erased, and then the digest cannot confirm that some samples were the
 client's. A client whose records are being forgotten keeps it until it has joined again with the rest. Clients of Flower
 keep their samples to themselves, and have neither.
 """
@@ -62,7 +62,7 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 def outlived(reader: RunReader) -> set[int]:
     """Clients whose salt is to be erased: everyone forgotten, but for whom is still to join again with less.
 
-    Whoever was forgotten after a backup stays so in what was restored from it, before the request is carried out again.
+    Clients forgotten after a backup stay forgotten in a restoration, before their request is carried out again.
     """
     waiting = remainder_to_join(reader)
     forgotten = {client for subject in reader.subjects() for client in subject.clients}
@@ -120,7 +120,7 @@ def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
 def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
     """The events whose sealed part a purge erased, each with the event of the first such purge.
 
-    A purge erases everything that was measured before the last request was rolled back, when somebody forgotten was
+    A purge erases everything that was measured before the last request was rolled back, when a forgotten client was
     still among the clients, and what was measured on the data of the forgotten since.
     """
     erased: dict[int, int] = {}

@@ -1,9 +1,9 @@
 """Copies of a whole run that a backup or a restoration was still making when its process ended.
 
 Such a copy holds the operator's key, and may hold what was erased since. It has a name by which it is known wherever it
-lies, and its process holds a lock on it, which the kernel lets go however the process ends: a copy without a lock is
-nobody's. Where a backup lies, nobody can guess, so the run notes it before the copy is begun. Every command that
-writes to a run takes such copies away: those it noted, and those beside the run folder.
+lies, and its process holds a lock on it, which the kernel releases however the process ends: a copy without a lock is
+abandoned. A backup can be written anywhere, so the run notes its path before the copy begins. Every command that
+writes to a run removes such copies: those it noted, and those next to the run folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPYING_FILE = "copying"
 """Exists while a backup of the run is being written: where its unfinished copy lies."""
 _NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a-f]{16}")
 _DATABASE_ENDINGS = ("", ".db", ".db-journal", ".db-wal", ".db-shm")
-"""A backup's copy of the database lies beside it for a while."""
+"""A backup's copy of the database has these endings while it is written."""
 _ATTEMPTS = 5
 TAKEN_AWAY = "a new file in {folder} is taken away by another process at once: choose another folder"
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UnfinishedCopy:
-    """A copy that nobody is at work on; `reachable` says whether the folder it lies in is there."""
+    """An abandoned copy; `reachable` says whether the folder it lies in exists."""
 
     path: Path
     reachable: bool
@@ -87,7 +87,7 @@ def unfinished_restoration(folder: Path) -> Iterator[Path]:
 
 
 def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
-    """Copies that the run noted, or that lie beside its folder, and that no process is at work on."""
+    """Copies that the run noted, or that lie next to its folder, and that no process is writing."""
     noted = _noted(run)
     if noted is not None and not noted.parent.is_dir():
         yield UnfinishedCopy(noted, reachable=False)
@@ -123,7 +123,7 @@ def remove_copies_in(folder: Path) -> list[str]:
 
 
 def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
-    """Take away every copy that the run noted or that lies beside it; the caller holds the run's lock.
+    """Remove every copy that the run noted or that lies next to it; the caller holds the run's lock.
 
     A note stays as long as the folder it names is not there: a disk that is not mounted may hold the copy.
     """
@@ -151,7 +151,7 @@ def _new_name(kind: str) -> str:
 
 
 def _hold(path: Path) -> int | None:
-    """A descriptor with a lock on a new copy; None if another process took it for nobody's just before."""
+    """A descriptor with a lock on a new copy; None if another process removed it as abandoned just before."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

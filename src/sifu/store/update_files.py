@@ -1,7 +1,7 @@
 """Clients' updates on disk: one safetensors file per kept round, one flat tensor per client, named by its number.
 
 The ledger keeps a digest of every update for ever. It is salted, and the salt lies in the file alone: once the update
-is erased, nobody can tell from the digest whether a guess of it is right.
+is erased, the digest cannot confirm a guess of it.
 
 A file is never changed. To take a client out, a new file without it is written, an event names the new one
 and drops the old one, and only then the old one is deleted: a kill at any instant leaves one of the two.

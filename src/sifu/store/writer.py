@@ -102,7 +102,7 @@ class RunWriter(RunReader):
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key.
 
-        `sample_digests` are those of each client's samples where they are at hand (`store.sample_salts`);
+        `sample_digests` are those of each client's samples where they are available (`store.sample_salts`);
         `tuned_layout` is that of the models of groups, where they tune a network.
         """
         witness_targets()

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.regularity import NOBODY, RoundRegularity
+from sifu.theory.regularity import NO_PARTICIPANTS, RoundRegularity
 from sifu.theory.rounding import ROUNDED_UP, slack
 from sifu.theory.sensitivity import (
     client_increments,
@@ -53,7 +53,7 @@ class PathNode:
     kind: NodeKind
     branch: int
     position: int
-    regularity: RoundRegularity = NOBODY
+    regularity: RoundRegularity = NO_PARTICIPANTS
     mean_shift: float = 0.0
     rounding: float = 0.0
     noise_std: float = 0.0

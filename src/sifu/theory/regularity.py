@@ -208,7 +208,7 @@ class RoundRegularity:
     def of(samples: Integers, factors: Floats, averagedness: Floats) -> RoundRegularity:
         """Sum up a round's participants; an empty round has zeros and L = 1."""
         if samples.size == 0:
-            return NOBODY
+            return NO_PARTICIPANTS
         largest = float(factors.max())
         return RoundRegularity(
             int(samples.sum()),
@@ -227,8 +227,8 @@ class RoundRegularity:
         """L for a client that did not take part."""
         if server_rate <= 1.0 and self.all_one:
             return 1.0
-        nobody = np.zeros(1)
-        return float(self.without(nobody, nobody, nobody, server_rate)[0])
+        zero = np.zeros(1)
+        return float(self.without(zero, zero, zero, server_rate)[0])
 
     def without(self, samples: Floats, factors: Floats, averagedness: Floats, server_rate: float) -> Floats:
         """L_n(W): arguments are sum n_c, sum n_c P_c / sum n_c and sum n_c alpha_c / sum n_c of each W.
@@ -259,7 +259,7 @@ def _sum(terms: Floats) -> float:
         return math.inf
 
 
-NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
+NO_PARTICIPANTS = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
 """A round without participants: nothing moves, L = 1."""
 
 

@@ -39,7 +39,7 @@ from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_types import wrong_types
-from sifu.verify.outside_record import Authority, timestamp_beside
+from sifu.verify.outside_record import Authority, timestamp_of
 from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
@@ -70,20 +70,20 @@ def check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None)
 
     payload, kind = base64.b64decode(envelope["payload"]), PAYLOAD_TYPE.encode()
     subject = statement_in(envelope)["subject"][0]
-    beside = path.with_name(Path(subject["name"]).name)
+    certificate = path.with_name(Path(subject["name"]).name)
     problems, notes = [], []
-    if beside.is_file():
-        text = beside.read_bytes()
+    if certificate.is_file():
+        text = certificate.read_bytes()
         if hashlib.sha256(text).hexdigest() != subject["digest"]["sha256"]:
-            problems.append(f"envelope: it is about another certificate than {beside.name} in the same folder")
+            problems.append(f"envelope: it is about another certificate than {certificate.name} in the same folder")
         public_key = public_key or str(read_json(text)["public_key"])
     elif public_key is None:
         raise InputError(
             f"{path} is a DSSE envelope, which does not hold the key it was signed with: give the operator's with "
-            f"--public-key, or put {beside.name} into the same folder"
+            f"--public-key, or put {certificate.name} into the same folder"
         )
     else:
-        notes.append(f"{beside.name}, which the envelope is about, is not in the same folder")
+        notes.append(f"{certificate.name}, which the envelope is about, is not in the same folder")
     message = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     for entry in envelope["signatures"]:
         try:
@@ -108,10 +108,10 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 def verify_certificate(
     path: str | Path, public_key: str | None = None, authority: str | Path | None = None
 ) -> Verification:
-    """Check a certificate by itself: its signature, and every figure that follows from its other figures.
+    """Check a certificate without its run: its signature, and every figure that follows from its other figures.
 
-    A timestamp that lies beside it, with `.tsr` after its name, is checked too; with the certificates of its
-    `authority` (a PEM file) it must be there and be signed by it.
+    A timestamp in the same folder, with `.tsr` after the certificate's name, is checked too; with the certificates of
+    its `authority` (a PEM file) it must be there and be signed by it.
     """
     path = Path(path)
     signers = None if authority is None else Authority.read(authority)
@@ -149,7 +149,7 @@ def verify_certificate(
         changed = known_key_problem(str(body.get("run")), result.public_key)
         result.problems.extend([changed] if changed else [])
     result.checked.append("signature")
-    problems, notes = timestamp_beside(path, signers)
+    problems, notes = timestamp_of(path, signers)
     result.problems.extend(problems)
     result.notes.extend(notes)
     try:
@@ -199,7 +199,7 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
             yield f"delta_at_most says {body['delta_at_most']!r}, recomputed {most!r}"
     refused = any(premise["name"] == "replies" and premise["status"] == "assumed" for premise in body["premises"])
     if protection == "noise" and not exact and not body["sigma"] > 0.0 and not refused:
-        yield "no noise was added, although the model was touched by somebody who had to be hidden"
+        yield "no noise was added, although a client that had to be hidden touched the model"
     yield from _check_premises(body)
     rate, solved = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM
     if not agree(body["attacker_true_positive_rate_at_1_percent"], rate):

@@ -1,7 +1,7 @@
 """Whether groups are what the hash of names makes them, and every merge is made of those it may be made of.
 
 Recomputed from names, the recorded key and the ledger: who may be in which group, which groups' models a merge takes,
-that nobody forgotten was in any of them, and, while the models are at hand, the merged model itself to the last bit
+that no forgotten client was in any of them, and, while the models are stored, the merged model itself to the last bit
 (docs/theory.md, section 15; docs/store.md, section 1b).
 """
 
@@ -64,7 +64,7 @@ def _carried_out(before: ReplayedTables) -> int:
 
 
 def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Each model goes on from the group's own or from the fresh one, with members that the hash puts there."""
+    """Each model continues from the group's last or from the fresh one, with members that the hash assigns to it."""
     content, nodes = event.content, view.reader.nodes_by_number()
     earlier, gone = _rows(before), _forgotten(before)
     recorded = content.get("group_models", [])
@@ -158,7 +158,7 @@ def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iter
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:
-    """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is at hand."""
+    """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is stored."""
     at_hand, groups = reader.models(), reader.group_models()
     fresh = nodes_always_kept(reader)
     if not fresh <= at_hand.keys():

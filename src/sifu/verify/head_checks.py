@@ -117,8 +117,8 @@ def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statist
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but
-    refused and absent ones."""
+    """Every round is a solve among clients whose forgetting had not been requested by then: all of those but refused
+    and absent ones."""
     recorded, everyone, gone, client_count = solves(reader), reader.everyone(), set(), 0
     forgotten_by: dict[str, set[int]] = {}
     left_out = {

@@ -98,7 +98,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
 
 
 def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
-    """Whoever was left out of a round must not be in it."""
+    """A client that was left out of a round must not be in it."""
     rounds = (row.node for row in view.reader.node_rows() if row.node.kind == "round")
     nodes = {(node.branch, node.position - 1): node.node for node in rounds}
     for rejection in view.reader.rejections():

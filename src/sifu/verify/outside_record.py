@@ -72,13 +72,13 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
     return time, [f"timestamps: {name} is not signed by the authority given: {why}"] if why else []
 
 
-def timestamp_beside(path: Path, authority: Authority | None) -> tuple[list[str], list[str]]:
-    """Problems and notes of the timestamp that lies beside a certificate's file, with `.tsr` after its name."""
-    beside = path.with_name(f"{path.name}.tsr")
-    if not beside.is_file() or beside.stat().st_size > LARGEST_ANSWER:
-        missing = [f"timestamps: there is no {beside.name} beside the certificate"] if authority is not None else []
+def timestamp_of(path: Path, authority: Authority | None) -> tuple[list[str], list[str]]:
+    """Problems and notes of a certificate's timestamp: the file of the same name with `.tsr` added."""
+    file = path.with_name(f"{path.name}.tsr")
+    if not file.is_file() or file.stat().st_size > LARGEST_ANSWER:
+        missing = [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
         return missing, []
-    time, problems = check_timestamp(beside.name, read_plain(beside), path.read_bytes(), authority)
+    time, problems = check_timestamp(file.name, read_plain(file), path.read_bytes(), authority)
     return problems, [] if problems else [_note(path.name, time, authority)]
 
 
@@ -135,7 +135,7 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
             yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
     wanted = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
-    # A later head covers an earlier one; a certificate has a timestamp of its own.
+    # A later head covers an earlier one; every certificate needs its own timestamp.
     still = [
         name for name in wanted if name.endswith(".public.json") and not timestamp_path(reader.folder, name).exists()
     ]
@@ -147,12 +147,12 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
 
 
 def anchor_of(reader: RunReader) -> str:
-    """`SEQ:HASH` of the last event: publish it, and nobody can rewrite what came before it unnoticed."""
+    """`SEQ:HASH` of the last event: publish it, and nothing before it can be rewritten unnoticed."""
     return reader.value("head")
 
 
 def parse_anchor(anchor: str) -> tuple[int, str]:
-    """An anchor as somebody kept it."""
+    """The event number and hash of an anchor."""
     match = re.fullmatch(r"\s*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})\s*", anchor)
     if not match:
         raise InputError(

@@ -65,7 +65,7 @@ def check_sample_digests(reader: RunReader) -> Iterator[str]:
 
 
 def lost_salt_notes(reader: RunReader) -> list[str]:
-    """That salts are missing: no claim rests on them, but whoever learns it from the next request learns it late."""
+    """Notes that salts are missing: no claim rests on them, but warn before the next request needs them."""
     try:
         salts = read_salts(reader.folder)
     except InputError:

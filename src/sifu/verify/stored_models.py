@@ -84,7 +84,7 @@ def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
 
 
 def _model_now(folder: Path, node: int) -> ModelRow | None:
-    """The row as it is now, beside a writer at work."""
+    """The row as it is now, in case a writer has changed it meanwhile."""
     with RunReader(folder) as reader:
         return reader.models().get(node)
 
@@ -163,7 +163,7 @@ def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
 
 
 def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
-    """The rows as they are now, beside a writer at work."""
+    """The rows as they are now, in case a writer has changed them meanwhile."""
     with RunReader(folder) as reader:
         return reader.updates()
 
@@ -186,8 +186,8 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     extra = 0
     if recorded.replayed:
-        # Whoever asked before takes no part any more, whether the request was carried out or waits; whoever took the
-        # request back, or was refused, does.
+        # Clients of earlier requests take no part any more, whether those were carried out or wait; clients of
+        # withdrawn or refused requests do.
         standing = [row for row in tables["requests"].values() if row["status"] not in ("refused", "withdrawn")]
         asking = {view.index_of[name] for row in standing for name in json.loads(row["terms"])["clients"]}
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))

@@ -1,14 +1,14 @@
-"""Files of models, updates and statistics that no row names: an interrupted change left them, or somebody did.
+"""Files of models, updates and statistics that no row names: left by an interrupted change, or put there.
 
 A change writes its files before its event and deletes those it drops after it. A process killed in between leaves files
 behind, which the next one that opens the run for writing sweeps away before it does anything else. So an honest folder
-holds, beside the files of its tables, at most
+holds, in addition to the files of its tables, at most
 
     files of an event that was never recorded, some of them temporary;
     files that the *last* event dropped, byte for byte as they were recorded;
-    an unfinished copy of the run, where a backup was being written or restored beside it.
+    an unfinished copy of the run, where a backup was being written or restored next to it.
 
-No certificate says anything about either. Everything else was put there by somebody: a file that an earlier event
+No certificate says anything about either. Everything else was put there on purpose: a file that an earlier event
 dropped, or the same bytes under another name, is a model that was erased and came back. And an event that erases
 permanently (a purge, a strict request, a restoration) says that its files are gone; while they exist, it is false.
 """
@@ -60,9 +60,9 @@ class Stray:
 
 
 def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
-    """Every file beside those of the tables, and the mark of an erasure that was not finished.
+    """Every file that no table names, and the mark of an erasure that was not finished.
 
-    Nothing beside a writer at work: it is about to record or to delete such files.
+    Nothing while a writer is at work: it is about to record or to delete such files.
     """
     if is_locked(reader.folder):
         return
@@ -143,7 +143,7 @@ class _Record:
     def erased(self) -> dict[str, str]:
         """Digests of what was erased, with its name, except what is still stored under another name.
 
-        A round of nobody leaves the model as it was, and initial models, which hold nothing of anyone, may be alike.
+        A round without participants leaves the model as it was, and initial models, which hold no data, may be alike.
         """
         at_hand = {self.digests[name] for name in self.live if name in self.digests}
         initial = {_model_name(node) for node, kind in self._nodes.items() if kind == "initial"}

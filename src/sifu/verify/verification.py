@@ -190,7 +190,8 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
 
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
-    """Files beside the database must not name events that it does not have."""
+    """Files of the run folder must not name events that the database does not have."""
+
     if not is_locked(reader.folder):  # its writer may have gone on since
         for sign in signs_of_an_older_database(reader):
             yield f"folder: {sign}"

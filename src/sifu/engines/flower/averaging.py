@@ -1,10 +1,10 @@
-"""The mean of replies that are all at hand, and every drift, in one walk over them.
+"""The mean of all replies of a round, and every drift, in one pass over them.
 
 Replies are read where they lie, in blocks small enough to stay in the processor's cache: a block's mean is made and
-every client's distance to it added up before the next block is touched. Tracking so costs arithmetic on numbers that
-are at hand, and never a second trip through memory. Blocks are shared out among threads; what they add up to is put
-together in the order of the blocks, so bits do not depend on how many threads there are. The bounds are those of rows
-in `sifu.engines.sim.client_updates`.
+every client's distance to it added up before the next block is touched. Tracking therefore costs arithmetic on cached
+numbers and never a second trip through memory. Threads share the blocks, and partial sums are combined in the order of
+the blocks, so the bits do not depend on the number of threads. The bounds are those of rows in
+`sifu.engines.sim.client_updates`.
 """
 
 from __future__ import annotations

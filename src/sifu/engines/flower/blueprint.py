@@ -36,8 +36,8 @@ class Blueprint:
     `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
     ClientApps that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
     are, `config` goes into every message, `metrics` are what an evaluation's numbers are called, and without
-    `evaluates` nobody is asked for one. `head` is given where clients send statistics, from which a head is solved,
-    instead of models.
+    `evaluates` no client is asked to evaluate. `head` is given where clients send statistics, from which a head is
+    solved, instead of models.
     """
 
     layout: ModelLayout
@@ -89,7 +89,7 @@ class Patience:
 def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
     """The facts of a training whose rounds need several answers, or close without the slowest.
 
-    Without one client such a round might not have counted, or somebody else's answer would have.
+    Without one client such a round might not have counted, or another client's answer would have.
     """
     coupled = []
     if patience.min_replies > 1:

@@ -1,4 +1,4 @@
-"""Features of a client's samples, computed once and kept in a folder of its own.
+"""Features of a client's samples, computed once and cached in a folder per client.
 
 A node starts a process for every message, and features of images take far longer than a local step on them. What is
 kept is named by the map, the samples and the number format, so other samples never get these features.

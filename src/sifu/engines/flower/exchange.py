@@ -117,9 +117,9 @@ class Exchange:
     ) -> tuple[dict[int, Answer], dict[int, str]]:
         """Replies by client, as `read` makes them out, and for everybody else the reason why there is none.
 
-        After `timeout` seconds the exchange closes. It closes earlier for clients that `enough` names together, once
-        so many of them have sent what could be read: the others of them are late, whatever those of another set do.
-        Messages expire `expires` seconds after they are sent; until then whoever has not answered is busy with it.
+        After `timeout` seconds the exchange closes. For each set of clients in `enough` it closes earlier, once the
+        given number of them have sent readable answers: the rest of that set are late, whatever other sets do.
+        Messages expire `expires` seconds after they are sent; until then a client without an answer counts as busy.
         """
         answers: dict[int, Answer] = {}
         failed: dict[int, str] = {}
@@ -163,6 +163,6 @@ class Exchange:
         return answers, failed
 
     def _are_overdue(self, waiting: Mapping[str, int], now: float, expires: float) -> None:
-        """From now on an answer to one of these messages is late; whoever owes it is busy until the message expires."""
+        """From now on an answer to one of these messages is late; its client is busy until the message expires."""
         if now < expires:
             self._overdue |= {number: _Overdue(client, now, expires) for number, client in waiting.items()}

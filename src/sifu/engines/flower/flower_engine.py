@@ -1,9 +1,9 @@
 """The Flower engine: our own round loop over a `Grid`, behind the same protocol as the embedded simulator.
 
 A round draws its participants by the same keys as every engine, asks those whose node is there, and averages who
-answered in time (`sifu.core.round`; its steps are in `rounds` and `masked_rounds`). Whoever is offline, late or fails
-was absent from the round, and that is recorded (`take_incidents`). Every reply is checked before anything of it touches
-the model; what is refused is recorded, and `server.rejected` says what happens then.
+answered in time (`sifu.core.round`; its steps are in `rounds` and `masked_rounds`). A client that is offline, late or
+fails was absent from the round, and that is recorded (`take_incidents`). Every reply is checked before it touches the
+model; refusals are recorded, and `server.rejected` says what happens then.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class FlowerFederation:
                 time.sleep(self._patience.pause)
 
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Whether a round was lost: nobody took part although enough were asked; a draw of fewer is no loss."""
+        """Whether a round was lost: no client took part although enough were asked; a draw of fewer is no loss."""
         if participants.size:
             return False
         setup = RoundSetup(np.zeros(0), position, active)
@@ -226,7 +226,7 @@ class FlowerFederation:
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """How `model` does on the clients that answer; of those left out nothing is known, and they count zero samples.
 
-        Somebody has to answer, unless nobody may be asked.
+        At least one client has to answer, unless none may be asked.
         """
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -240,7 +240,7 @@ class FlowerFederation:
         )
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """As `evaluate` of each, in few messages where the clients can; whoever does not answer has no samples."""
+        """As `evaluate` of each, in few messages where the clients can; a client without an answer has no samples."""
         count = max(1, MOST_AT_ONCE // self.layout.size) if self._messenger.blueprint.several else 1
         evaluations: list[Evaluation] = []
         waiting = iter(models)

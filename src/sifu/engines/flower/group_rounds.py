@@ -1,8 +1,8 @@
 """One round of several groups in the same messages: each member is sent its own group's model.
 
 No client is in two groups, so the members of all groups are asked at once and the answers sorted by group; what a group
-makes of its answers is what it would make of them alone, bit for bit. S groups so cost the time of one. Of a masked
-round nobody's drift is asked for: rounds of a group are recorded by its model, and Psi begins after the merge.
+makes of its answers is what it would make of them alone, bit for bit. S groups thus cost the time of one. In masked
+rounds no drift is requested: rounds of a group are recorded by its model, and Psi begins after the merge.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _open(
 
 
 class _AnsweredRound(OpenRound):
-    """A round whose answers are among those at hand."""
+    """A round whose answers have already been received."""
 
     def __init__(
         self, messenger: Messenger, facts: TrainingFacts, answers: Mapping[int, tuple[ModelPieces, int]]
@@ -112,7 +112,7 @@ def _masked(
 
 
 class _SummedRound(MaskedRound):
-    """A masked round whose sum is at hand, or that was dropped."""
+    """A masked round whose sum has already been received, or that was dropped."""
 
     def __init__(
         self, messenger: Messenger, facts: TrainingFacts, accepted: Prepared | None, total: Words | None
@@ -121,7 +121,7 @@ class _SummedRound(MaskedRound):
         self._accepted, self._total = accepted, total
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Prepared:
-        """Nobody is asked again."""
+        """The answers already received; no client is asked again."""
         return self._accepted or Prepared({}, self.preparation(setup, {})[0].fixed, {})
 
     def gate(

@@ -94,7 +94,7 @@ def _masked(message: Message, context: Context) -> Message:
         public_keys,
         b"%d.%d" % (instruction.position.branch, instruction.position.round),
     )
-    # The key goes: the same round is never masked twice with it, whoever asks.
+    # Delete the key, so that no message can make this client mask the same round twice with it.
     context.state[STATE] = ConfigRecord({key: value for key, value in kept.items() if key != "secret"})
     return Message(RecordDict({ARRAYS: ArrayRecord({MASKED: Array(sent)})}), reply_to=message)
 

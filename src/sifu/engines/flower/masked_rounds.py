@@ -1,6 +1,6 @@
 """The steps of a masked round on the server: it learns who took part, the mean, and one number of each client.
 
-Whoever is not ready in time was absent from the round. From then on everybody is needed: the masks of those who are
+A client that is not ready in time was absent from the round. From then on all are needed: the masks of those who are
 ready cancel only in the sum over all of them, so a round in which one masked update is missing is dropped whole, and so
 is one in which an update does not fit the range. A client whose drift does not arrive keeps its part of the round, and
 its drift is recorded as infinite: Psi unbounded, never zero.
@@ -82,7 +82,7 @@ class MaskedRound(FlowerRound):
         return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position, closing=True))
 
     def preparation(self, setup: RoundSetup, nodes: Mapping[int, int]) -> tuple[Prepared, dict[int, Message]]:
-        """A round of the clients at these nodes, in which nobody is ready yet, and what each of them is sent."""
+        """A round of the clients at these nodes, none of them ready yet, and what each of them is sent."""
         samples = sum(int(self.samples[client]) for client in nodes)
         prepared = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
         model = arrays_record(self.layout, setup.start)
@@ -158,7 +158,7 @@ class MaskedRound(FlowerRound):
         return total
 
     def _drifts(self, setup: RoundSetup, accepted: Prepared, mean: Floats) -> Floats:
-        """What each participant says of its distance to the mean; infinite for whoever does not say."""
+        """Each participant's reported distance to the mean; infinite for those who report none."""
         # In float64 whatever the model is: rounded to float32 it would be another mean than the one that was added.
         record = arrays_record(ModelLayout(self.layout.names, self.layout.shapes, "float64"), mean)
         clients, position = sorted(accepted.ready), setup.position

@@ -1,7 +1,7 @@
 """Speaks with the clients: finds their nodes, sends, waits for answers, and notes what went wrong.
 
-Whoever is offline, late or fails is noted as an `Incident` and has no answer. Clients that are left out are not spoken
-to, whatever is asked of them.
+A client that is offline, late or fails is recorded as an `Incident` and has no answer. Clients that are left out are
+never sent anything.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Messenger:
         """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`.
 
         With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for. Each
-        of `groups` closes by itself, so that nobody in one decides whose answers count in another.
+        of `groups` closes independently, so that no group decides whose answers count in another.
         """
         if closing:
             patience = self.patience

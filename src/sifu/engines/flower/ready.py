@@ -148,7 +148,7 @@ def _training(plan: WirePlan) -> LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class ReadyClient:
-    """A client that trains a ready-made model on data of its own: `x` (n, ...) and `y` as `engines.sim` takes them.
+    """A client that trains a ready-made model on its data: `x` (n, ...) and `y` as `engines.sim` takes them.
 
     `cache` is a folder of the node's own for features of its samples: every message may come to a new process, which
     would compute them again.

@@ -1,7 +1,7 @@
 """The client's side of a closed-form head: features and whole-number statistics, computed where the data are.
 
 Between the two messages of a masked round the statistics lie in `Context.state`, which a node keeps in memory for the
-run. A round that is done again, because somebody else went missing, finds them there and makes a new key.
+run. A round that is repeated because another client went missing finds them there and makes a new key.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _masked(message: Message, context: Context) -> Message:
     counted = np.append(words.view(np.uint64), np.uint64(1))
     where = b"statistics %d.%d" % (position.branch, position.round)
     sent = mask(counted, bytes(kept["secret"]), instruction.client, keys, where)  # type: ignore[arg-type]
-    # The key goes: nothing is ever masked twice with it, whoever asks.
+    # Delete the key, so that no message can make this client mask twice with it.
     context.state[STATE] = ConfigRecord({name: value for name, value in kept.items() if name != "secret"})
     return Message(RecordDict({ARRAYS: ArrayRecord({MASKED: Array(sent)})}), reply_to=message)
 

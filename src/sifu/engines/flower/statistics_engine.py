@@ -2,8 +2,8 @@
 
 `FlowerStatistics` sees every client's statistics and checks each. `MaskedFlowerStatistics` sees their sum alone: masks
 are pairwise and modulo 2^64 (`masking`), and int64 statistics fit them without any loss. The masks of those who are
-ready cancel only in the sum over all of them, so when one part is missing, nothing can be read and the round is done
-again without whoever it was: a wrong sum is never returned.
+ready cancel only in the sum over all of them, so when one part is missing, nothing can be read and the round is
+repeated without that client: a wrong sum is never returned.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 """How often a masked sum is tried before the server gives up until it is started again."""
 BYTES_AT_ONCE = 1 << 28
-"""So many bytes of statistics are asked for at once; clients are asked in turns where all together would be more."""
+"""The most bytes of statistics requested at once; clients are asked in several batches if all would exceed it."""
 
 
 class FlowerStatistics(FlowerFederation):
@@ -91,7 +91,7 @@ class FlowerStatistics(FlowerFederation):
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
-        """Statistics of each client, checked; None for whoever does not answer in time."""
+        """Statistics of each client, checked; None for a client that does not answer in time."""
         at_once = max(1, BYTES_AT_ONCE // (8 * words_at(self.fixed)))
         for first in range(0, len(clients), at_once):
             some = clients[first : first + at_once]
@@ -155,7 +155,7 @@ class FlowerStatistics(FlowerFederation):
 
 
 class MaskedFlowerStatistics(FlowerStatistics):
-    """As `FlowerStatistics`, and a `MaskedStatisticsEngine`: the server learns the sum and nobody's own statistics."""
+    """As `FlowerStatistics`, and a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
 
     @property
     def facts(self) -> TrainingFacts:
@@ -166,11 +166,11 @@ class MaskedFlowerStatistics(FlowerStatistics):
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
-        """Nobody's own are ever seen."""
+        """Refused: statistics of a single client are never visible here."""
         raise InputError("masked statistics are seen as a sum only (collect_sum)")
 
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """The sum over those who are ready and send their part; done again without whoever goes missing between."""
+        """The sum over those who are ready and send their part; repeated without clients that go missing between."""
         rejections: dict[int, Rejection] = {}
         missing: set[int] = set()
         sent = 0

@@ -82,7 +82,7 @@ def render_evidence(
 
 def _promise(body: Mapping[str, Any]) -> str:
     if body["level"] == "none":
-        return "Nothing is guaranteed: nobody can say how much of the data is still in the model."
+        return "Nothing is guaranteed: it is unknown how much of the data is still in the model."
     words = attacker_words(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"])
     if body["level"] == "exact":
         whom = whom_words(len(body["clients"]), None)

@@ -109,11 +109,11 @@ def check_statement(folder: Path, envelope: dict[str, Any], latest: str) -> Iter
 
 
 def check_certificate(folder: Path, keys: dict[str, Any], statement: dict[str, Any]) -> Iterator[Finding]:
-    """The certificate is signed by itself, too, belongs to these keys, and names a signed head of the ledger."""
+    """The certificate has its own signature, belongs to these keys, and names a signed head of the ledger."""
     named, text = keys["keys"], (folder / Path(statement["subject"][0]["name"]).name).read_bytes()
     certificate = read(text)
     body = certificate["body"]
-    yield set(certificate) == {"body", "public_key", "signature"}, "the certificate has nothing beside what is signed"
+    yield set(certificate) == {"body", "public_key", "signature"}, "the certificate has nothing but what is signed"
     yield statement["predicate"] == body, "the statement says what the certificate says"
     yield certificate["public_key"] in named, "the certificate names a key of the operator"
     signature = bytes.fromhex(certificate["signature"])

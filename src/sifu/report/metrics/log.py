@@ -157,6 +157,6 @@ class MetricsLog:
             self._opened, _ = add_new_rows(self._folder, self._target, self._opened)
         except Exception as error:  # a disk is full, or a tracking server fails in whatever way
             reason = str(error) if isinstance(error, SifuError) else f"{type(error).__name__}: {error}"
-            self._warn(f"no more metrics are written ({reason}); the run goes on. Add them later with sifu metrics")
+            self._warn(f"no more metrics are written ({reason}); the run continues. Add them later with sifu metrics")
             self._target = None
         self._looked = time.monotonic()

@@ -22,7 +22,7 @@ from sifu.store.reader import RunReader
 class MetricRow:
     """An evaluation on the active clients' training data.
 
-    `step` only ever grows, also over rollbacks; `round` counts within the work at hand, which is the first training
+    `step` only ever grows, also over rollbacks; `round` counts within the current work, which is the first training
     where `request` is empty, and otherwise the retraining for that request.
     """
 

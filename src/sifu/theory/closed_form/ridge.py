@@ -138,15 +138,15 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
         gram, cross = gram[np.ix_(live, live)], cross[live]
     energy = math.ldexp(statistics.target_energy, -2 * fixed.target_bits)
     with threadpool_limits(limits=1):
-        diagonal, beside, rotated = _tridiagonal(gram, cross)
-        values = scipy.linalg.eigh_tridiagonal(diagonal, beside, eigvals_only=True, check_finite=False)
+        diagonal, subdiagonal, rotated = _tridiagonal(gram, cross)
+        values = scipy.linalg.eigh_tridiagonal(diagonal, subdiagonal, eigvals_only=True, check_finite=False)
         values = np.maximum(values, 0.0)
         scores = np.full(len(grid), np.inf)
         noise = 64.0 * np.finfo(np.float64).eps * fixed.width * energy
         for place, relative in enumerate(grid):
             ridge = penalty(statistics, relative)
             weights = scipy.linalg.solveh_banded(
-                np.stack([diagonal + ridge, np.append(beside, 0.0)]), rotated, lower=True, check_finite=False
+                np.stack([diagonal + ridge, np.append(subdiagonal, 0.0)]), rotated, lower=True, check_finite=False
             )
             # W'(G + lambda I)W = W'H, so q - 2 tr(W'H) + tr(W'GW) = q - tr(W'H) - lambda ||W||^2.
             fitted = float(np.sum(weights * rotated))
@@ -169,7 +169,7 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
     import scipy.linalg
 
     work, _ = scipy.linalg.lapack.dsytrd_lwork(gram.shape[0], lower=1)
-    reduced, diagonal, beside, scales, failed = scipy.linalg.lapack.dsytrd(
+    reduced, diagonal, subdiagonal, scales, failed = scipy.linalg.lapack.dsytrd(
         np.asfortranarray(gram), lower=1, lwork=int(work), overwrite_a=1
     )
     if failed:
@@ -184,7 +184,7 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
         )
         if failed:
             raise InputError(f"H could not be rotated to the tridiagonal form of G (LAPACK says {failed})")
-    return diagonal, beside, rotated
+    return diagonal, subdiagonal, rotated
 
 
 def _relative(left: Floats, reference: Floats) -> float:

@@ -47,7 +47,7 @@ class Statistics:
             array.flags.writeable = False
 
     @staticmethod
-    def nobody(fixed: FixedPoint) -> Statistics:
+    def empty(fixed: FixedPoint) -> Statistics:
         """The statistics of no sample at all: zeros."""
         gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
         return Statistics(fixed, gram, np.zeros((fixed.width, fixed.outputs), dtype=np.int64), 0, 0)
@@ -110,7 +110,7 @@ class Statistics:
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hexadecimal.
 
-        >>> Statistics.nobody(FixedPoint(features=1, outputs=1)).digest()[:16]
+        >>> Statistics.empty(FixedPoint(features=1, outputs=1)).digest()[:16]
         'cb7899166141193a'
         """
         return hashlib.sha256(self.canonical()).hexdigest()
