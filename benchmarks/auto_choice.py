@@ -38,7 +38,7 @@ from sifu.errors import RoundRejectedError
 from sifu.methods.registry import method_named
 from sifu.methods.request_plan import plan_request
 from sifu.planning.plan import Plan
-from sifu.requests.receiving import make_terms
+from sifu.requests.letters import make_terms
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.run_view import RunView

@@ -16,8 +16,7 @@ import sifu
 from sifu.core.engine import Engine
 from sifu.core.method_info import MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.plan_parts import plan_in_place
+from sifu.methods.base import Method, Start, plan_in_place
 from sifu.methods.registry import register
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView

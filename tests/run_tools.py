@@ -19,7 +19,7 @@ import safetensors.numpy
 
 import sifu
 from sifu.store.files import SALT_BYTES
-from sifu.store.update_files import SALTS
+from sifu.store.statistics_files import SALTS
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 12, "samples_per_client": 10},

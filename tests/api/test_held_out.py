@@ -19,7 +19,7 @@ from sifu.core.spec import Spec
 from sifu.report.collect import collect
 from sifu.report.page import _facts
 from sifu.run.clients_and_engine import held_out_rows_from_spec
-from sifu.run.measured_rows import area_under_curve, calibration_error
+from sifu.run.recorded_data import area_under_curve, calibration_error
 from sifu.store.client_accuracy import STANDING_FILE, read_held_out, read_standing
 
 HOSPITALS = ("north", "south", "east", "west")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sifu.audit.empirical import clopper_pearson, epsilon_lower_bound, gaussian_epsilon
+from sifu.audit.releases import clopper_pearson, epsilon_lower_bound, gaussian_epsilon
 from sifu.errors import InputError
 from sifu.theory.calibration import delta_reached, exact_multiplier
 from suite_setup import examples

@@ -71,7 +71,7 @@ def free_port() -> int:
 
 DAYS_LATER = """
 import datetime
-from sifu.requests import deadlines
+from sifu.requests import approvals as deadlines
 days_left = deadlines._days_left
 deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
 from sifu.cli.main import main

@@ -478,7 +478,7 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(desk: An
 def test_overdue_requests_come_first(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from sifu.requests import deadlines
+    from sifu.requests import approvals as deadlines
 
     original = deadlines._days_left
     monkeypatch.setattr(

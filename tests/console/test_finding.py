@@ -87,7 +87,7 @@ def test_a_requester_finds_their_own_requests_and_no_others(busy_desk: Any) -> N
 def test_the_overview_counts_what_is_open_late_and_done(busy_desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from sifu.requests import deadlines
+    from sifu.requests import approvals as deadlines
 
     page = busy_desk.browser("ann").get("/overview").text
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd[^>]*>(\d+)", page))

@@ -21,7 +21,7 @@ from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
-from sifu.planning.ways import EXACT_ORDER, Compared, choose_way
+from sifu.planning.plan import EXACT_ORDER, Compared, choose_way
 
 RUNS: dict[str, dict[str, Any]] = {
     "linear": small_spec(data={"clients": 40}, stop={"target": 0.8, "max_rounds": 60}),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sifu.plots.history_figure import draw_history, history_message, mark_step
-from sifu.plots.rounds_figure import fewer, rounds_message
+from sifu.plots.accuracy_figure import fewer, rounds_message
+from sifu.plots.psi_figure import draw_history, history_message, mark_step
 from sifu.plots.run_data import AccuracyTrace, Branch, ReportData
 from sifu.plots.style import figure_bytes, plain
 from sifu.report import collect

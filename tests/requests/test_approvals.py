@@ -20,7 +20,7 @@ from sifu.requests.approvals import unapproved
 from sifu.requests.letters import take_in
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
-from sifu.server.serve import serve
+from sifu.server.server_loop import serve
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 

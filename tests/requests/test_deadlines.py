@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command, copy_run, query
-from sifu.requests import deadlines
+from sifu.requests import approvals as deadlines
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 

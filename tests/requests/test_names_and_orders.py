@@ -24,7 +24,7 @@ from sifu.run.run_view import RunView
 from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 from sifu.store.writer import RunWriter
-from sifu.verify.value_comparison import agree, differing
+from sifu.verify.stored_models import agree, differing
 
 
 def problems(folder: Path) -> str:

@@ -16,7 +16,7 @@ import pytest
 import sifu
 from run_tools import Command, dump, query, start_cli
 from sifu.errors import InputError, SifuError
-from sifu.requests.deadlines import is_overdue
+from sifu.requests.approvals import is_overdue
 from sifu.requests.letters import take_in
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter

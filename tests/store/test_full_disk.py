@@ -15,7 +15,8 @@ import sifu
 from run_tools import Command, dump, small_spec, state
 from sifu.errors import SifuError
 from sifu.run import training
-from sifu.store import connection, database, files, writer
+from sifu.store import database, files, writer
+from sifu.store import database as connection
 from sifu.store.projection import NewRows, insert_rows
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from run_tools import Command, query
 from sifu.api import verify_run
-from sifu.store import connection, database
+from sifu.store import database
+from sifu.store import database as connection
 
 
 def io_error(*arguments: Any, **named: Any) -> Any:

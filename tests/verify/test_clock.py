@@ -13,7 +13,7 @@ from forged_runs import execute, rebuild_chain
 from run_tools import Command, query
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
-from sifu.requests.deadlines import is_overdue
+from sifu.requests.approvals import is_overdue
 from sifu.store import writer
 from sifu.store.reader import RunReader
 from sifu.verify.outside_record import _check_dates

@@ -23,7 +23,7 @@ from mutations import ALIASES, CRASH, Pristine, caught, changed, leaves, spread,
 from run_tools import columns, connect, copy_run, dump, run_cli, small_spec
 from sifu.api import Verification, verify_certificate, verify_run
 from sifu.errors import SifuError
-from sifu.verify.value_comparison import agree
+from sifu.verify.stored_models import agree
 from suite_setup import examples
 
 

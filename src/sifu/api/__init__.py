@@ -12,7 +12,7 @@ from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.planning.plan import Plan
-from sifu.requests.deadlines import PendingRequest
+from sifu.requests.approvals import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep

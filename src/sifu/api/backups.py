@@ -23,7 +23,7 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import names_now
 from sifu.store.sealed import erase_salts
-from sifu.store.update_files import only_clients
+from sifu.store.statistics_files import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.outside_record import RESTORED, anchor_of, check_anchor, holds_anchor, parse_anchor
 from sifu.verify.verification import verify_run

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sifu.errors import InputError, SifuError
-from sifu.requests.deadlines import PendingRequest
-from sifu.requests.deadlines import pending_requests as pending_in
+from sifu.requests.approvals import PendingRequest
+from sifu.requests.approvals import pending_requests as pending_in
 from sifu.store.clock import clock_problem, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key

@@ -8,9 +8,8 @@ from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
 from sifu.run.training import uninterrupted
 from sifu.store import keys
-from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail
+from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail, write_head
 from sifu.store.clock import CLOCK_SET
-from sifu.store.head_file import write_head
 from sifu.store.known_keys import remember_key
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems

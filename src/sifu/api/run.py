@@ -34,10 +34,10 @@ from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback, uninterrupted
 from sifu.store import keys
 from sifu.store.checkpoints import keys_of
+from sifu.store.clock import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.files import write_atomically
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import names_now, plain_name
-from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.theory.facts import BATCH_NORMALISATION, OTHER_BUFFERS, ClientProfile
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.outside_record import anchor_of

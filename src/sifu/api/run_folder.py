@@ -25,8 +25,7 @@ from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_s
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.group_state import use_trunks_of_head
-from sifu.run.measured_rows import held_out_figures, rows_at_hand
-from sifu.run.recorded_data import Arranged, arranged_clients
+from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, rows_at_hand
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.database import DATABASE

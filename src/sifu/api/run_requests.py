@@ -19,11 +19,18 @@ from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.methods.request_plan import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
-from sifu.requests.approvals import approvals_needed, check_approved, unapproved
-from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
-from sifu.requests.letters import id_of_signed, post_decision, take_in, terms_of_signed
+from sifu.requests.approvals import DEADLINE_DAYS, POSTED, approvals_needed, check_approved, unapproved
+from sifu.requests.letters import (
+    check_level,
+    check_new,
+    id_of_signed,
+    make_terms,
+    post_decision,
+    receive,
+    take_in,
+    terms_of_signed,
+)
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.receiving import check_level, check_new, make_terms, receive
 from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import TABLE

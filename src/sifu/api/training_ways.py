@@ -40,7 +40,7 @@ from sifu.run.clients_and_engine import (
     known_outputs,
     preprocessing_of,
 )
-from sifu.run.measured_rows import held_out_figures, rows_at_hand
+from sifu.run.recorded_data import held_out_figures, rows_at_hand
 from sifu.run.run_view import RunView
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS

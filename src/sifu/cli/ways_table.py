@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from sifu.cli.output import level_text, names_text, number, out, table
 from sifu.core.wording import forgotten_words
-from sifu.planning.plan import Plan
-from sifu.planning.ways import Way
+from sifu.planning.plan import Plan, Way
 
 
 def ways_values(plan: Plan) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from sifu.console.sessions import Sessions, Visitor
 from sifu.console.tokens import TokenFile
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
-from sifu.requests.deadlines import DEADLINE_DAYS
+from sifu.requests.approvals import DEADLINE_DAYS
 
 Result = TypeVar("Result")
 MOST_CLIENTS = 10_000

@@ -26,8 +26,7 @@ from sifu.console.live import Live, LiveView
 from sifu.console.tokens import TERMS_OF_REQUESTERS, Right, Token
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, SifuError
-from sifu.requests.approvals import approvals_needed, unapproved
-from sifu.requests.deadlines import POSTED, pending_requests
+from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
 from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.store.clock import same_person
 from sifu.store.files import private_folder, write_atomically

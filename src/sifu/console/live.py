@@ -12,8 +12,8 @@ from typing import Any
 
 from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
+from sifu.requests.approvals import pending_requests
 from sifu.requests.certification import payload_of_request
-from sifu.requests.deadlines import pending_requests
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from sifu.console.desk import Desk, RunAtDesk
 from sifu.errors import SifuError
-from sifu.requests.deadlines import pending_requests
+from sifu.requests.approvals import pending_requests
 from sifu.store.clock import time_of
 
 STATES = ("received", "verified", "planned", "running", "done", "refused", "withdrawn", "posted")

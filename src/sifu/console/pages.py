@@ -34,7 +34,7 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.receiving import usual_terms
+from sifu.requests.letters import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.store.clock import same_person

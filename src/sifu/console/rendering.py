@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
 from sifu.core.wording import attacker_words
-from sifu.planning.ways import Way
+from sifu.planning.plan import Way
 from sifu.report.words import LEVEL_WORDS, moment
 from sifu.version import __version__
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from sifu.console.desk import Desk
 from sifu.errors import InputError, SifuError
-from sifu.requests.deadlines import POSTED, pending_requests
+from sifu.requests.approvals import POSTED, pending_requests
 from sifu.store.files import write_atomically
 
 SECRET = "SIFU_WEBHOOK_SECRET"

@@ -1,12 +1,14 @@
 """What a method is: it plans a request from what was recorded, and makes the model retraining starts from.
 
 A new method is one file with one class and one line in `registry`; docs/new-method.md writes one.
+
+What the plans of all methods share: where they start, who is forgotten, what certificates would rest on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -15,12 +17,21 @@ from numpy.typing import NDArray
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import MethodInfo
-from sifu.core.premises import Premise, before_training_premises, collect_premises, grouping_premise, heuristic_premise
+from sifu.core.premises import (
+    Premise,
+    before_training_premises,
+    collect_premises,
+    grouping_premise,
+    heuristic_premise,
+    level_of,
+)
 from sifu.core.randomness import add_noise, noise_source
 from sifu.core.request_terms import RequestTerms
+from sifu.planning.forecast import Forecast, predicted_rounds
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
+from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
@@ -132,3 +143,58 @@ class Method(Protocol):
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from, noise included, and what clients did for it."""
         ...
+
+
+def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None) -> Plan:
+    """A plan from the model at `depth` (None: a fresh one) that adds no noise, charges no one and promises nothing.
+
+    A method replaces what it does differently.
+    """
+    order = view.next_order
+    subjects = view.new_subjects(terms, order)
+    exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
+    node = None if depth is None else view.path.nodes[depth].node
+    return Plan(
+        terms=terms,
+        order=order,
+        subjects=subjects,
+        source_node=node,
+        source_depth=depth or 0,
+        source_rounds=view.path.rounds_until(depth or 0),
+        wanted_node=node,
+        tip_rounds=view.path.rounds_until(view.path.tip),
+        noise_std=0.0,
+        multiplier=terms.multiplier,
+        psi=0.0,
+        psi_star=0.0,
+        charges=(),
+        premises=method.premises(view, view.leaving(terms.clients), exposures, depth or 0, terms),
+        level="none",
+        predicted_rounds=None,
+        scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
+        protection=method.info.protection,
+    )
+
+
+def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std: float = 0.0) -> Plan:
+    """The plan of a method that continues from the current model, with this noise: nothing is undone."""
+    tip = view.path.tip
+    plan = plan_from(method, view, terms, tip)
+    exposures = view.exposures([*plan.subjects, *view.earlier_subjects()])
+    hidden = any(exposure.psi_to_hide(tip) > 0.0 for exposure in exposures)
+    untouched = not hidden and not view.were_refused(terms.clients, tip)
+    charged = method.info.protection == "noise"
+    forecast = Forecast(view, terms)
+    predicted = forecast.predict(tip, noise_std)
+    return replace(
+        plan,
+        noise_std=noise_std,
+        psi=max(exposure.psi_to_hide(tip) for exposure in exposures if exposure.subject in plan.subjects),
+        psi_star=hidden_sensitivity(noise_std, terms.multiplier),
+        charges=planned_charges(exposures, plan.subjects, tip, noise_std) if charged else (),
+        level=level_of(plan.premises, exact=untouched),
+        predicted_rounds=predicted_rounds(predicted),
+        predicted_interval=predicted.interval if predicted else None,
+        expected_rounds=forecast.expected(tip, noise_std),
+        untouched=untouched,
+    )

@@ -19,8 +19,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, training_noise_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
-from sifu.methods.base import Method, Start
-from sifu.methods.plan_parts import plan_in_place
+from sifu.methods.base import Method, Start, plan_in_place
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.theory.composition import TrainingNoise, composed_ratio, promise_of

@@ -7,8 +7,7 @@ from typing import ClassVar
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.plan_parts import plan_in_place
+from sifu.methods.base import Method, Start, plan_in_place
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 

@@ -17,10 +17,8 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, group_premises, groups_record_premises, level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
-from sifu.methods.base import Method, Start
-from sifu.methods.plan_parts import plan_from
-from sifu.planning.forecast import Forecast
-from sifu.planning.group_healing import predict_healing, rebuild_client_rounds
+from sifu.methods.base import Method, Start, plan_from
+from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import (
     REBUILT,

@@ -19,8 +19,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import NotCertifiableError
-from sifu.methods.base import Method, Start, noised_model
-from sifu.methods.plan_parts import plan_in_place
+from sifu.methods.base import Method, Start, noised_model, plan_in_place
 from sifu.planning.noise_choice import on_ladder
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView

@@ -10,8 +10,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, level_of, record_premises
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.plan_parts import plan_from
+from sifu.methods.base import Method, Start, plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.run_view import RunView

@@ -14,8 +14,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, noised_model, planned_charges
-from sifu.methods.plan_parts import plan_from
+from sifu.methods.base import Method, Start, noised_model, plan_from, planned_charges
 from sifu.planning.budgets import budget_lines, outlook
 from sifu.planning.forecast import Forecast, Prediction, predicted_rounds
 from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options

@@ -36,11 +36,10 @@ from sifu.core.layout import Vector
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
-from sifu.methods.base import Method, RoundUpdates, Start
-from sifu.methods.plan_parts import plan_from
+from sifu.methods.base import Method, RoundUpdates, Start, plan_from
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
-from sifu.store.update_files import UpdatesRow
+from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
 

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sifu.plots.accuracy_figure import accuracy_message, before_after_message, draw_accuracy, draw_before_after
-from sifu.plots.history_figure import draw_history, history_message
-from sifu.plots.psi_figure import draw_psi, psi_message
-from sifu.plots.rounds_figure import draw_rounds, rounds_message
+from sifu.plots.accuracy_figure import (
+    accuracy_message,
+    before_after_message,
+    draw_accuracy,
+    draw_before_after,
+    draw_rounds,
+    rounds_message,
+)
+from sifu.plots.psi_figure import draw_history, draw_psi, history_message, psi_message
 from sifu.plots.run_data import PsiPanel, ReportData
 from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow, SubjectRow

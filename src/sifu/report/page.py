@@ -18,10 +18,9 @@ from sifu.core.held_out import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, inline_svg
-from sifu.report.certificate_words import certificate_article
 from sifu.report.collect import collect
 from sifu.report.figures import FIGURES
-from sifu.report.words import forgotten_verdict, moment, percent, rounds_words, verdict
+from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, verdict
 from sifu.store.files import private_folder
 from sifu.version import __version__
 

@@ -29,7 +29,7 @@ from sifu.store.clock import actor_name
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
-from sifu.store.update_files import UpdatesRow
+from sifu.store.statistics_files import UpdatesRow
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise

@@ -16,9 +16,9 @@ from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figure
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
 from sifu.run.training import uninterrupted
+from sifu.store.events_check import ReplayedLedger
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
-from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.sealed import OF_THE_FORGOTTEN, PURGED
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished_copies import unfinished_copies

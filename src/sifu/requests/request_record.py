@@ -27,8 +27,7 @@ from sifu.core.wording import (
     whom_words,
 )
 from sifu.errors import InputError
-from sifu.requests.approvals import APPROVED, approvals_of
-from sifu.requests.deadlines import deadline_of, is_overdue
+from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
 from sifu.run.training import uninterrupted
 from sifu.store.clock import actor_name, same_person
 from sifu.store.reader import RunReader

@@ -23,7 +23,7 @@ from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, ModelRow, NewModel, NewRows
 from sifu.store.reader import LOCAL_RATES
-from sifu.store.update_files import NewUpdates, only_clients
+from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm

@@ -23,12 +23,10 @@ from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.request_plan import left_alone, plan_request
-from sifu.planning.plan import Plan
-from sifu.planning.ways import least_level
+from sifu.planning.plan import Plan, least_level
 from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.certification import RecordedRequest, issue_certificates
-from sifu.requests.letters import WatchedInbox
-from sifu.requests.receiving import check_level
+from sifu.requests.letters import WatchedInbox, check_level
 from sifu.requests.roll_back import RollBack
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.coupled_replay import retrain_unrecorded

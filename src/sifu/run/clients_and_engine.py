@@ -320,8 +320,7 @@ def engine_from_spec(
     """
     from sifu.engines.sim import SimulatedFederation, make_model
     from sifu.engines.sim.client_updates import Clipping
-    from sifu.engines.sim.embedded_clients import count_outputs, input_shape
-    from sifu.engines.sim.objectives import OBJECTIVES
+    from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 
     if spec.server.wait != ALL:
         raise InputError(

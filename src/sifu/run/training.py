@@ -38,7 +38,7 @@ from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, NewModel, NewRows
-from sifu.store.update_files import NewUpdates
+from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import hidden_sensitivity

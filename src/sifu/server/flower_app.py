@@ -37,7 +37,7 @@ from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
 from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress, uninterrupted
-from sifu.server.serve import serve
+from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter

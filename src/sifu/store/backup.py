@@ -20,17 +20,16 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
+from sifu.store.checkpoints import HEAD_FILE
 from sifu.store.client_accuracy import STANDING_FILE
+from sifu.store.clock import TIMESTAMPS
 from sifu.store.database import DATABASE
 from sifu.store.files import CERTIFICATES, create_private, private_folder, room_to_write, sync_folder
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.sealed import SALTS_FILE
-from sifu.store.statistics_files import STATISTICS
-from sifu.store.timestamps import TIMESTAMPS
+from sifu.store.statistics_files import STATISTICS, UPDATES
 from sifu.store.unfinished_copies import remove_copies_in, unfinished_backup, unfinished_restoration
-from sifu.store.update_files import UPDATES
 
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"

@@ -16,17 +16,16 @@ from typing import Any
 from sifu.core.layout import ModelLayout
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
+from sifu.store.checkpoints import HEAD_FILE
+from sifu.store.clock import TIMESTAMPS
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.files import CERTIFICATES
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.lock import LOCK_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
 from sifu.store.sealed import SALTS_FILE
-from sifu.store.statistics_files import STATISTICS
-from sifu.store.timestamps import TIMESTAMPS
-from sifu.store.update_files import UPDATES
+from sifu.store.statistics_files import STATISTICS, UPDATES
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.merging import KEY_BYTES
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import RunDamagedError
-from sifu.store.connection import RunConnection, Version
-from sifu.store.database import UNUSABLE
+from sifu.store.database import UNUSABLE, RunConnection, Version
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.history import NodeKind, PathNode

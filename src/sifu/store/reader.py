@@ -27,8 +27,7 @@ from sifu.store.projection import (
     RequestRow,
     SubjectRow,
 )
-from sifu.store.statistics_files import StatisticsRow
-from sifu.store.update_files import StoredUpdates, UpdatesRow, read_updates
+from sifu.store.statistics_files import StatisticsRow, StoredUpdates, UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"

@@ -17,10 +17,9 @@ from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints, check_keys
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
-from sifu.store.events_check import check_events
+from sifu.store.events_check import ReplayedLedger, check_events
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
-from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)

@@ -22,9 +22,17 @@ from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
-from sifu.store.checkpoints import KEY_LOST, Signer, uncovered, unsigned_tail
+from sifu.store.checkpoints import (
+    KEY_LOST,
+    Signer,
+    announce_head,
+    signs_of_an_older_database,
+    uncovered,
+    unsigned_tail,
+    write_head,
+)
 from sifu.store.client_accuracy import read_standing, remove_standing
-from sifu.store.clock import CLOCK_SET, time_after, utc_now
+from sifu.store.clock import CLOCK_SET, TIMESTAMPS, stamp_at_the_end, time_after, timestamp_authority, utc_now
 from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
 from sifu.store.database import (
     DATABASE,
@@ -35,7 +43,6 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.files import CERTIFICATES, certificate_path, private_folder, strange_files
-from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
@@ -53,10 +60,16 @@ from sifu.store.projection import (
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.sealed import PURGED, add_salts, erase_salts, erase_sealed, set_apart
-from sifu.store.statistics_files import STATISTICS, STATISTICS_NAME, statistics_path
-from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
+from sifu.store.statistics_files import (
+    FILE_NAME,
+    STATISTICS,
+    STATISTICS_NAME,
+    UPDATES,
+    NewUpdates,
+    statistics_path,
+    updates_path,
+)
 from sifu.store.unfinished_copies import remove_unfinished_copies
-from sifu.store.update_files import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode

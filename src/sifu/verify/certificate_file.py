@@ -38,9 +38,9 @@ from sifu.theory.composition import one_round_epsilon
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
-from sifu.verify.certificate_types import wrong_types
+from sifu.verify.certificate_checks import wrong_types
 from sifu.verify.outside_record import Authority, timestamp_of
-from sifu.verify.value_comparison import TOLERANCE, agree
+from sifu.verify.stored_models import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
 ENVELOPE_FIELDS = {"payload", "payloadType", "signatures"}

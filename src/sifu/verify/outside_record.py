@@ -13,11 +13,21 @@ from typing import Any
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint, signed_events
-from sifu.store.clock import BEHIND, CLOCK_SET, time_of
+from sifu.store.clock import (
+    BEHIND,
+    CLOCK_SET,
+    LARGEST_ANSWER,
+    MISSING,
+    NAME,
+    TIMESTAMPS,
+    protocol,
+    read_timestamp,
+    time_of,
+    timestamp_path,
+)
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import TEMPORARY_PREFIX, certificate_path, read_plain
 from sifu.store.reader import RunReader
-from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
-from sifu.store.timestamps import LARGEST_ANSWER, MISSING, NAME, TIMESTAMPS, protocol, read_timestamp, timestamp_path
 
 UNCHECKED = "give the authority's certificate with --authority to check who signed it"
 

@@ -12,17 +12,16 @@ from sifu.core.method_info import METHOD_INFOS
 from sifu.core.premises import level_of
 from sifu.core.request_terms import AUTO
 from sifu.core.spec import RIDGE
-from sifu.planning.ways import Compared, choose_way, least_level
+from sifu.planning.plan import Compared, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase
 from sifu.run.run_view import RunView
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import LOCAL_RATES, RunReader
-from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificate_checks import check_statements
 from sifu.verify.head_checks import check_statistics_erased
-from sifu.verify.stored_models import check_updates_erased
-from sifu.verify.value_comparison import TOLERANCE, agree
+from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
 
 
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:

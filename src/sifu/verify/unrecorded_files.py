@@ -23,14 +23,12 @@ from pathlib import Path
 
 from sifu.run.run_view import RunView
 from sifu.store import files
-from sifu.store.events_check import ERASED
+from sifu.store.events_check import ERASED, ReplayedLedger
 from sifu.store.files import read_plain
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
-from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.statistics_files import STATISTICS, STATISTICS_NAME
+from sifu.store.statistics_files import FILE_NAME, STATISTICS, STATISTICS_NAME, UPDATES
 from sifu.store.unfinished_copies import unfinished_copies
-from sifu.store.update_files import FILE_NAME, UPDATES
 from sifu.store.writer import SCRUB_FILE
 
 MODELS = "models"

@@ -13,11 +13,18 @@ from sifu.requests.approvals import check_approvals
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
-from sifu.store.checkpoints import check_checkpoints, check_covered, check_keys, keys_of, lost_key_notes, vouched_notes
+from sifu.store.checkpoints import (
+    check_checkpoints,
+    check_covered,
+    check_keys,
+    keys_of,
+    lost_key_notes,
+    signs_of_an_older_database,
+    vouched_notes,
+)
 from sifu.store.clock import check_not_ahead, clock_notes
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import strange_files
-from sifu.store.head_file import signs_of_an_older_database
 from sifu.store.known_keys import key_problem, remember_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
@@ -25,7 +32,13 @@ from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes
 from sifu.store.witnesses import check_witnesses
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
-from sifu.verify.group_checks import check_groups
+from sifu.verify.group_checks import (
+    check_groups,
+    check_history,
+    check_remainders,
+    check_sample_digests,
+    lost_salt_notes,
+)
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.outside_record import (
@@ -36,7 +49,6 @@ from sifu.verify.outside_record import (
     parse_anchor,
     restored_notes,
 )
-from sifu.verify.recorded_clients import check_history, check_remainders, check_sample_digests, lost_salt_notes
 from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim.dropout import dropout_key
 from sifu.engines.sim.gpu.conv_plan import ALIGNMENT, DeviceLayout
 from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, draw_schedule, mix
 from sifu.engines.sim.local_training import LocalTraining, batch_sequence
-from sifu.engines.sim.networks import ConvNet, Convolution
+from sifu.engines.sim.networks import ConvNet, Convolution, dropout_key
 from sifu.theory.participation import Participation, base_key, place_key
 
 CLIENTS, MOST = 7, 6

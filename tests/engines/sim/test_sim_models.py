@@ -9,7 +9,7 @@ from torch import nn
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
-from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.engines.sim.embedded_clients import OBJECTIVES
 from sifu.errors import InputError
 
 ALL = np.arange(5)

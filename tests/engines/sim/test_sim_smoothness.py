@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining
-from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
+from sifu.engines.sim.float_rounding import linear_curvature
 from sifu.engines.sim.local_training import batch_sequence
-from sifu.engines.sim.objectives import OBJECTIVES
-from sifu.engines.sim.smoothness import linear_curvature
 from sifu.errors import InputError
 from suite_setup import examples
 

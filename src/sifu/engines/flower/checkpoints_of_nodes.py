@@ -16,10 +16,9 @@ from sifu.core.ledger import canonical_json, chain
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError
 from sifu.store import keys
-from sifu.store.checkpoints import ROTATED, Checkpoint, latest_checkpoint
+from sifu.store.checkpoints import HEAD_FILE, ROTATED, Checkpoint, latest_checkpoint
 from sifu.store.clock import CLOCK_SET
 from sifu.store.files import append_line
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.reader import RunReader
 
 

@@ -23,10 +23,9 @@ from sifu.engines.flower.client_features import cached_features
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping
-from sifu.engines.sim.embedded_clients import ClientData, count_outputs, input_shape
+from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
-from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics

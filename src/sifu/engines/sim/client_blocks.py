@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.engines.sim.embedded_clients import CheckedClient
-from sifu.engines.sim.objectives import Objective
+from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.threads import one_thread
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices

@@ -21,8 +21,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.randomness import keyed_generator
+from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallResidualNet, image_shape, mlp
-from sifu.engines.sim.objectives import OBJECTIVES, Objective, ObjectiveName
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.facts import BATCH_NORMALISATION, DRAWN_FROM_SEED, MADE_BY_OPERATOR, OTHER_BUFFERS

@@ -18,10 +18,10 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_updates import average_models
-from sifu.engines.sim.dropout import KeyedDropout, dropout_key
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, batch_sequence
 from sifu.engines.sim.models import Model, ModuleModel, torch_seed
+from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers

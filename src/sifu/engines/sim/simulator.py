@@ -27,14 +27,12 @@ from sifu.core.round_stream import DrawsAhead
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
 from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
-from sifu.engines.sim.embedded_clients import ClientData, check_clients, count_outputs, input_shape
-from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
+from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, check_clients, count_outputs, input_shape
+from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, linear_curvature, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
-from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.plain_loop import LoopTrainer
-from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.facts import (

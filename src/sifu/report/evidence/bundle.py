@@ -25,12 +25,12 @@ from sifu.core.wording import attacker_words, exact_words, forgotten_words, star
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS
-from sifu.requests.deadlines import deadline_of
+from sifu.requests.approvals import deadline_of
 from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
+from sifu.store.clock import timestamp_path
 from sifu.store.files import certificate_path, read_plain, write_atomically
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
-from sifu.store.timestamps import timestamp_path
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, check_public_key, verify_run
 from sifu.version import __version__

@@ -33,11 +33,9 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
     room_to_prepare,
 )
 from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
-from sifu.engines.sim.dropout import dropout_key, kept_units
-from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, batch_sequence
-from sifu.engines.sim.networks import ConvNet
-from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.engines.sim.networks import ConvNet, dropout_key, kept_units
 from sifu.engines.sim.threads import one_thread, scripted
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers

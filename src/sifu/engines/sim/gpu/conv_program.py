@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.conv_backward import ConvBackward
-from sifu.engines.sim.gpu.conv_forward import Activations, ConvForward
+from sifu.engines.sim.gpu.conv_backward import Activations, ConvBackward, ConvForward
 from sifu.engines.sim.gpu.conv_plan import ConvPlan, stored_channels
 from sifu.engines.sim.gpu.device_queue import CapturedRounds
 from sifu.engines.sim.gpu.schedule import Packing, Schedule

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sifu.engines.sim.embedded_clients import Objective
 from sifu.engines.sim.gpu.lane_stream import end_round
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.module_pass import ModulePass
-from sifu.engines.sim.objectives import Objective
 
 
 class ModuleProgram:
