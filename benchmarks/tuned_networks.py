@@ -54,6 +54,8 @@ from sifu.theory.closed_form.ridge import GRID
 from sifu.theory.merging import members_by_group, merge, move_on
 
 NORM = 10.0
+FIXED_PENALTY = 0.1
+"""r where it is fixed beforehand: a request then solves once, instead of scoring the whole grid."""
 TRUNK = "efficientnet_lite0_trunk.npz"
 LAST = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
 """The layers of `trainable = last`: the last stages and the widening before the mean."""
@@ -104,8 +106,8 @@ class Size:
     head_rate: float = 0.03
     momentum: float = 0.9
     stretch: float = 1.0
-    block: int = 200
-    other_blocks: tuple[int, ...] = (50, 100, 400)
+    block: int = 400
+    other_blocks: tuple[int, ...] = (50, 100, 200)
     sequences: int = 2
     at: tuple[int, ...] = (1, 2, 3, 5, 7, 10, 15, 20)
     scratch_at: tuple[int, ...] = (1, 5, 10)
@@ -391,10 +393,17 @@ class Heads:
         encoded = torch.as_tensor(self.fixed.quantised_targets(targets.encode(images.y_train)))
         self.wanted = encoded.to(self.rows.device)
 
-    def accuracy(self, samples: np.ndarray, struck: Sequence[int] = (), own: Mapping[int, np.ndarray] | None = None):
+    def accuracy(
+        self,
+        samples: np.ndarray,
+        struck: Sequence[int] = (),
+        own: Mapping[int, np.ndarray] | None = None,
+        relative: float | None = None,
+    ):
         """Test accuracy of the head of these training samples without the blocks of the struck groups, and r.
 
-        `own` gives of each group its members' samples, where a member's own block is zeroed.
+        `own` gives of each group its members' samples, where a member's own block is zeroed. `relative` is r, by
+        generalised cross-validation where it is None.
         """
         keep = torch.ones(self.fixed.width, dtype=torch.bool, device=self.rows.device)
         for group in struck:
@@ -412,28 +421,31 @@ class Heads:
         energy = float((self.wanted[chosen] ** 2).sum()) / 4.0**self.fixed.target_bits
         gram /= 4.0**self.fixed.feature_bits
         cross /= 2.0 ** (self.fixed.feature_bits + self.fixed.target_bits)
-        weights, relative = self._head(gram, cross, energy, len(samples))
+        weights, relative = self._head(gram, cross, energy, len(samples), relative)
         full = torch.zeros((self.fixed.width, self.fixed.outputs), dtype=torch.float64, device=weights.device)
         full[keep] = weights
         scores = self.test @ full[:-1] + full[-1]
         decided = self.targets.decode(scores.cpu().numpy())
         return 100.0 * float(np.mean(decided == self.images.y_test)), relative
 
-    def _head(self, gram: Tensor, cross: Tensor, energy: float, samples: int) -> tuple[Tensor, float]:
-        """The head with r of the library's grid by generalised cross-validation, from the eigenvectors of G."""
+    def _head(
+        self, gram: Tensor, cross: Tensor, energy: float, samples: int, relative: float | None
+    ) -> tuple[Tensor, float]:
+        """The head with the given r, or the r that generalised cross-validation chooses, from G's eigenvectors."""
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0.0)
         rotated = vectors.T @ cross
         mean_square = float(gram.diagonal().sum()) / self.fixed.width
         noise = 64.0 * np.finfo(np.float64).eps * self.fixed.width * energy
         best, chosen = math.inf, GRID[-1]
-        for relative in reversed(GRID):
-            ridge = relative * mean_square
+        for tried in reversed(GRID):
+            ridge = tried * mean_square
             weights = rotated / (values + ridge)[:, None]
             left = energy - float((weights * rotated).sum()) - ridge * float((weights * weights).sum())
             free = 1.0 - float((values / (values + ridge)).sum()) / samples
             if left > noise and free > 1e-9 and left / samples / free**2 < best:
-                best, chosen = left / samples / free**2, relative
+                best, chosen = left / samples / free**2, tried
+        chosen = chosen if relative is None else relative
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
     def _compare(self, samples: np.ndarray, struck: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
@@ -538,8 +550,9 @@ class Scenario:
         staying = [client for client in range(len(self.shares)) if client not in set(leavers)]
         own = more.pop("own", None)
         struck = more.pop("struck", ())
+        fixed = more.pop("relative", None)
         begun = time.perf_counter()
-        accuracy, relative = heads.accuracy(samples_of(self.shares, staying), struck, own)
+        accuracy, relative = heads.accuracy(samples_of(self.shares, staying), struck, own, fixed)
         row = {"kind": kind, "leavers": len(leavers), "test_accuracy": accuracy, "relative_penalty": relative}
         self.run.write(self.base | row | more | {"seconds": round(time.perf_counter() - begun, 2)})
         self.run.clock.check()
@@ -554,7 +567,9 @@ class Scenario:
                 leavers = order[:leaving]
                 hit = self._hit(leavers)
                 left = len(self.through) - len(hit)
-                self._row(heads, "blocks", leavers, struck=hit, groups_left=left, sequence=number)
+                more = {"struck": hit, "groups_left": left, "sequence": number}
+                self._row(heads, "blocks", leavers, **more)
+                self._row(heads, f"blocks, r = {FIXED_PENALTY}", leavers, relative=FIXED_PENALTY, **more)
         with heads_of(self._plain([self.frozen])) as heads:
             for leaving in (0, *self.size.at):
                 self._row(heads, "frozen", order[:leaving], sequence=number)
@@ -695,6 +710,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--lanes", type=int, default=6, help="clients at work at the same time on a GPU")
+    parser.add_argument("--skip-tuned-again", action="store_true", help="leave out tuning again without the leavers")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop cleanly after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--smoke", action="store_true", help="a tiny federation, statistics compared with the library")
@@ -722,6 +738,7 @@ def main() -> None:
     size = replace(size, rounds=given.rounds or size.rounds, rate=given.rate or size.rate)
     trunk = public_trunk(given.data)
     jobs = [replace(job, groups=4) if given.smoke else job for job in JOBS if job.name in given.jobs]
+    jobs = [replace(job, scratch=job.scratch and not given.skip_tuned_again) for job in jobs]
     data: tuple[str, Images | None] = ("", None)
     try:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
