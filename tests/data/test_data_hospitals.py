@@ -10,7 +10,7 @@ import pytest
 
 import sifu
 from sifu.core.spec import Spec
-from sifu.data.hospitals import FILES, HOSPITALS, coded, feature_names, read_hospitals, read_patients
+from sifu.data.hospitals import ATTRIBUTES, FILES, HOSPITALS, Number, coded, read_hospitals, read_patients
 from sifu.data.sources import load
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec
@@ -40,7 +40,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_attributes_are_coded_by_constants() -> None:
     values = [60.0, 1.0, 4.0, 150.0, 0.0, None, 2.0, 140.0, 0.0, 2.0, None, 3.0, 7.0]
-    features = dict(zip(feature_names(), coded(values), strict=True))
+    names: list[str] = []
+    for attribute in ATTRIBUTES:
+        kinds = ("", " unknown") if isinstance(attribute, Number) else [f" {value}" for value in attribute.values]
+        names += [f"{attribute.name}{kind}" for kind in kinds]
+    features = dict(zip(names, coded(values), strict=True))
     assert features["age"] == 1.0
     assert features["trestbps"] == 1.0
     assert (features["chol"], features["chol unknown"]) == (0.0, 1.0)  # a cholesterol of zero was not taken

@@ -8,7 +8,6 @@ rounds on from those that never held the client; where clients are too few for g
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from sifu.core.held_out import HeldOutFigures
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.spec.group_rule import EVIDENCE, LEAST_MEMBERS, number_of_groups, rounds_apart
+from sifu.core.spec.group_rule import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, rounds_apart
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
@@ -220,14 +219,13 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
     level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
-    reached = sorted(run.share for run in EVIDENCE if run.one_leaver is not None)
-    share = statistics.median(run.share for run in EVIDENCE)
+    least, most = COSTS
     possible, why = (
         True,
         (
-            f"a request took {share:.0%} of Scratch's rounds where tried ({reached[0]:.0%} to {reached[-1]:.0%}, "
-            f"on {len(EVIDENCE) - len(reached)} of {len(EVIDENCE)} tasks it never got there), exact for any model; the "
-            "first training takes about as long"
+            f"a request took {USUAL_COST:.0%} of Scratch's rounds where tried ({least:.0%} to {most:.0%}, "
+            f"on {TRIED - REACHED} of {TRIED} tasks it never got there), exact for any model; the first training takes "
+            "about as long"
         ),
     )
     if clients < 2 * LEAST_MEMBERS:
@@ -241,8 +239,8 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
         settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} rounds apart; {why}"
     rounds, interval = None, None
     if possible and training_rounds is not None:
-        rounds = share * training_rounds
-        interval = math.floor(reached[0] * training_rounds), math.ceil(reached[-1] * training_rounds)
+        rounds = USUAL_COST * training_rounds
+        interval = math.floor(least * training_rounds), math.ceil(most * training_rounds)
     return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why, interval)
 
 

@@ -70,18 +70,8 @@ class EpsilonBound:
     side: str
 
 
-def clopper_pearson(hits: int, trials: int, mistake: float) -> tuple[float, float]:
-    """(lower, upper) limits of a rate, each wrong with probability at most `mistake` (Clopper & Pearson 1934).
-
-    >>> low, high = clopper_pearson(5, 100, 0.025)
-    >>> round(low, 4), round(high, 4)
-    (0.0164, 0.1128)
-    """
-    lower, upper = _clopper_pearson(np.array([hits]), trials, mistake)
-    return float(lower[0]), float(upper[0])
-
-
-def _clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
+def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
+    """(lower, upper) limits of rates, each wrong with probability at most `mistake` (Clopper & Pearson 1934)."""
     from scipy.special import betaincinv
 
     counts = hits.astype(np.float64)
@@ -144,8 +134,8 @@ def _bounds(
     else:
         trials_hits, trials_alarms = values_q.size, values_p.size
         hits, alarms = values_q.size - above_q, values_p.size - above_p
-    rate = _clopper_pearson(hits, trials_hits, mistake / 2.0)[0]
-    alarm = _clopper_pearson(alarms, trials_alarms, mistake / 2.0)[1]
+    rate = clopper_pearson(hits, trials_hits, mistake / 2.0)[0]
+    alarm = clopper_pearson(alarms, trials_alarms, mistake / 2.0)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = np.log(np.maximum(rate - delta, 0.0) / alarm)
     return shown, rate, alarm

@@ -14,7 +14,7 @@ from sifu.core.engine import Position, Reason, Rejection
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.errors import InputError
 from sifu.theory.facts import ClientProfile
-from sifu.theory.rounding import norm_up, up
+from sifu.theory.rounding import norm_up
 
 ALL = "all"
 LATE = "late: "
@@ -250,16 +250,3 @@ def _printable(named: object) -> str:
     """What an unknown client calls itself, in a form that can be recorded and shown."""
     text = named if isinstance(named, str) else f"<{type(named).__name__}>"
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_NAME])
-
-
-def largest_increment(samples: int, others: int, server_rate: float, update_bound: float) -> float:
-    """The most that one round can add to a client's Psi when every update is within `update_bound`, rounded up.
-
-    `samples` are the client's, `others` those of all other participants.
-
-    >>> largest_increment(10, 90, 1.0, 0.5) >= 0.1
-    True
-    """
-    if others == 0:
-        return up(server_rate * update_bound)
-    return up(up(2.0 * server_rate * update_bound) * up(samples / (samples + others)))

@@ -6,7 +6,7 @@ only by the functions that need them.
 
 from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.dataset import Dataset, Scale, scale_features
-from sifu.data.features import frozen_features, random_convolutions, trained_convolutions
+from sifu.data.features import frozen_features
 from sifu.data.partition import KINDS, given_names, partition
 from sifu.data.sources import NAMES, load
 from sifu.data.watermark import watermarked
@@ -24,8 +24,6 @@ __all__ = [
     "given_names",
     "load",
     "partition",
-    "random_convolutions",
     "scale_features",
-    "trained_convolutions",
     "watermarked",
 ]

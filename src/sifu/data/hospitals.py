@@ -63,21 +63,6 @@ ATTRIBUTES: tuple[Number | Kind, ...] = (
 """The attributes in the order of the files, as the data set's own description lists them."""
 
 
-def feature_names() -> tuple[str, ...]:
-    """What each column of the coded features is.
-
-    >>> len(feature_names()), feature_names()[:4]
-    (33, ('age', 'age unknown', 'sex 0', 'sex 1'))
-    """
-    names: list[str] = []
-    for attribute in ATTRIBUTES:
-        if isinstance(attribute, Number):
-            names += [attribute.name, f"{attribute.name} unknown"]
-        else:
-            names += [f"{attribute.name} {value}" for value in attribute.values]
-    return tuple(names)
-
-
 def read_hospitals(folder: Path) -> Dataset:
     """The four files of a folder as one data set; `client_train` says whose patient each is."""
     features, labels, owners, held_out = [], [], [], []

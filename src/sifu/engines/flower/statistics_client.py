@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -27,17 +27,8 @@ from sifu.engines.flower.statistics_wire import (
 from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED, Instruction, arrays_of
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
-from sifu.theory.closed_form import Statistics
 
 STATE, STATE_WORDS = "sifu-statistics", "sifu-statistics-words"
-
-
-class SendsStatistics(Protocol):
-    """A client that can compute statistics."""
-
-    def statistics(self, instruction: Instruction) -> tuple[Statistics, str]:
-        """(G, H, n, q) of its data, and the digest of the feature map."""
-        ...
 
 
 def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, masked_only: bool) -> ClientApp:
