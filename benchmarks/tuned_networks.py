@@ -3,7 +3,7 @@
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --seeds 3 --seconds 600
     python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # the data sets and the trunk in one folder
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every path once
-    python benchmarks/tuned_networks.py --time-rounds 5    # seconds a round for 100 clients; needs no data
+    python benchmarks/tuned_networks.py --time-rounds 5 --device cuda    # seconds a round; needs no data
 
 EfficientNet-Lite0 with its ImageNet weights, images enlarged to 128 pixels, 100 clients of 100 images, everyone takes
 part. Groups (by a keyed hash of names) tune the trunk apart; features of all trunks are computed once per seed, and
@@ -27,7 +27,7 @@ import shutil
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,9 +45,14 @@ except ImportError:  # the library limits threads with it where it solves; the s
     stand_in.threadpool_limits = lambda limits=None: nullcontext()  # type: ignore[attr-defined]
     sys.modules["threadpoolctl"] = stand_in
 
+from sifu.core.engine import Position
+from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.fixed_networks import SIDE, EfficientNetLite0
+from sifu.data.feature_maps.tuned_networks import TunedNetwork
 from sifu.data.partition import partition
 from sifu.data.sources import load
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.tuned_engine import TuningOnDevice
 from sifu.theory.closed_form import FixedPoint, Targets, statistics_of, total
 from sifu.theory.closed_form.blocks import Blocks, projection, strike
 from sifu.theory.closed_form.ridge import GRID
@@ -646,27 +651,111 @@ class Scenario:
                     state._row(heads, "blocks, rebuilt", order[:leaving], sequence=number, groups_left=len(through))
 
 
-def time_rounds(rounds: int, size: Size, device: str, lanes: int) -> None:
-    """Seconds a round for all clients of ten groups, random images and weights: time does not depend on them."""
+def time_rounds(rounds: int, size: Size, device: str, lanes: Sequence[int]) -> None:
+    """Seconds a round for all clients of ten groups: the library's engine, and a script with captured steps.
+
+    Random images and weights, on which time does not depend. The library's clients have images of 32 pixels, which the
+    network enlarges in every step; the script's were enlarged before.
+    """
+    groups = [np.arange(group, size.clients, 10) for group in range(10)]
+    print(
+        f"{size.clients} clients, {size.steps} steps of batch {size.batch}; seconds a round, torch {torch.__version__}"
+    )
+    for lanes_at_once in sorted({1, *lanes}):
+        try:
+            _time_script(rounds, size, device, lanes_at_once, groups)
+        except RuntimeError as error:
+            print(f"script, {lanes_at_once} lanes: {error}", flush=True)
+    for precision, channels_last in (("float32", False), ("tf32", False), ("bfloat16", False), ("bfloat16", True)):
+        for lanes_at_once in lanes:
+            try:
+                _time_library(rounds, size, device, lanes_at_once, groups, precision, channels_last)
+            except RuntimeError as error:
+                print(f"sifu, {precision}, {lanes_at_once} lanes: {error}", flush=True)
+
+
+def _time_script(rounds: int, size: Size, device: str, lanes: int, groups: Sequence[np.ndarray]) -> None:
     generator, labels = np.random.default_rng(0), np.arange(size.train) % 10
     kind = torch.float16 if device == "cuda" else torch.float32
     pixels = torch.rand((size.train, SIDE, SIDE, 3), device=device, dtype=kind)
     images = Images(pixels, torch.as_tensor(labels).to(device), size.train, 10, labels, labels[:0], None)
     shares = np.array_split(generator.permutation(size.train), size.clients)
-    groups = [list(range(group, size.clients, 10)) for group in range(10)]
     run = Run(device, lanes, Clock(math.inf), Path(), check=False, rows=[])
-    tuner = Tuner(EfficientNetLite0().eval(), images, shares, JOBS[0], replace(size, rounds=1), 0, run)
-    tuner.tuned(groups)
-    for _ in range(rounds):
-        start = time.perf_counter()
-        tuner.tuned(groups)
-        print(f"{time.perf_counter() - start:.2f} s a round", flush=True)
+    begun = time.perf_counter()
+    with cudnn_benchmark(device):
+        tuner = Tuner(EfficientNetLite0().eval(), images, shares, JOBS[0], replace(size, rounds=1), 0, run)
+        members = [group.tolist() for group in groups]
+        tuner.tuned(members)
+        first = time.perf_counter() - begun
+        seconds = [timed_round(lambda: tuner.tuned(members)) for _ in range(rounds)]
     captured = all(lane.graph is not None for lane in tuner.lanes)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
-    print(f"{size.clients} clients, {size.steps} steps of batch {size.batch}, {len(tuner.lanes)} at a time, ", end="")
-    print(
-        f"{'captured' if captured else 'uncaptured'} steps, {memory:.1f} GiB on the device, torch {torch.__version__}"
+    name = f"script, bfloat16, channels last, {len(tuner.lanes)} lanes{'' if captured else ', uncaptured'}"
+    _print_times(name, first, seconds, device)
+
+
+def _time_library(
+    rounds: int,
+    size: Size,
+    device: str,
+    lanes: int,
+    groups: Sequence[np.ndarray],
+    precision: str,
+    channels_last: bool,
+) -> None:
+    local = LocalTraining(size.rate, size.steps, size.batch, size.momentum)
+    network = TunedNetwork(EfficientNetLite0().eval(), 1280, 10, "all")
+    clients = []
+    for number in range(size.clients):
+        generator = np.random.default_rng(number)
+        pixels = generator.random((size.samples, 3, 32, 32), dtype=np.float32)
+        clients.append(ClientData(f"client-{number:03d}", pixels, np.arange(size.samples) % 10))
+    begun = time.perf_counter()
+    engine = TuningOnDevice(
+        clients, network, local, 0, device, precision=precision, lanes=lanes, channels_last=channels_last
     )
+    start = engine.loop.on_device(engine.initial_model(0))
+    models = [start] * len(groups)
+
+    def one_round(number: int) -> None:
+        nonlocal models
+        models, finite = engine.loop.means(models, Position(0, number), groups)
+        assert finite, "a model is not finite"
+
+    one_round(0)
+    first = time.perf_counter() - begun
+    seconds = [timed_round(lambda number=number: one_round(number)) for number in range(1, 1 + rounds)]
+    why = f", uncaptured ({engine.loop.why_uncaptured})" if engine.loop.why_uncaptured else ""
+    name = f"sifu, {precision}{', channels last' if channels_last else ''}, {lanes} lanes{why}"
+    _print_times(name, first, seconds, device)
+
+
+def timed_round(work: Callable[[], object]) -> float:
+    """Seconds until everything that was handed to the device is done."""
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def cudnn_benchmark(device: str) -> Iterator[None]:
+    """Let cuDNN choose algorithms by timing them, for the script alone: their rounding is then left to chance."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _print_times(name: str, first: float, seconds: Sequence[float], device: str) -> None:
+    memory = ""
+    if device == "cuda":
+        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        torch.cuda.reset_peak_memory_stats()
+    print(f"{name:44} {np.median(seconds):6.2f} ({min(seconds):.2f} to {max(seconds):.2f}), ", end="")
+    print(f"{first:.1f} s until the first round was done{memory}", flush=True)
 
 
 def replace_state(scenario: Scenario, groups: list[list[int]], through: dict[int, Tensor]) -> Scenario:
@@ -714,11 +803,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop cleanly after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--smoke", action="store_true", help="a tiny federation, statistics compared with the library")
-    parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds on random images, and stop")
+    parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds of the library and a script")
+    parser.add_argument("--time-lanes", type=int, nargs="+", default=[6], help="clients at a time in --time-rounds")
     given = parser.parse_args()
     if given.time_rounds:
-        torch.backends.cudnn.benchmark = given.device == "cuda"
-        time_rounds(given.time_rounds, SMOKE if given.smoke else Size(), given.device, given.lanes)
+        time_rounds(given.time_rounds, SMOKE if given.smoke else Size(), given.device, given.time_lanes)
         return
     if given.data is None:
         parser.error("--data is needed")

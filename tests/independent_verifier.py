@@ -1256,7 +1256,10 @@ class Verifier:
                   any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
         if untouched:
             chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
-            bits = request["method"] != "closed_form" and "padded to the largest" in facts.get("engine", "")
+            engine = facts.get("engine", "")
+            bits = "computed on a GPU" in engine or (
+                request["method"] != "closed_form" and "padded to the largest" in engine
+            )
             return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
         seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
         if noise is not None:

@@ -30,7 +30,7 @@ Decided = Literal["recorded", "unchanged", "posted"]
 """What became of a decision: in the ledger, there already, or in the inbox of a run that another process writes to."""
 Device = Literal["auto", "cpu", "cuda"]
 """Where rounds are computed."""
-Precision = Literal["float32", "tf32", "tf32x3"]
+Precision = Literal["float32", "tf32", "tf32x3", "bfloat16"]
 """How networks compute on a GPU."""
 SigmaChoice = float | Literal["auto"]
 """The noise of a request: a number, or auto to choose it from recorded scalars."""

@@ -28,7 +28,7 @@ from sifu.store.sealed import (
     recorded_digests,
     salted_sample_digest,
 )
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, UNKNOWN, ClientProfile, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, UNKNOWN, ClientProfile, TrainingFacts
 
 _OTHER = "the clients' data are not those the run was made with: {} clients, {} recorded, first difference at {}"
 MEANING = {
@@ -98,7 +98,7 @@ def check_continues(
     if unusable:
         return unusable
     # A CPU does better than the GPU that a run was begun on.
-    if not (reader.facts.get("engine") == BY_LARGEST_CLIENT and facts.engine == BY_PARTICIPANTS):
+    if not (reader.facts.get("engine") in (BY_LARGEST_CLIENT, ON_A_GPU) and facts.engine == BY_PARTICIPANTS):
         _check_facts(folder, reader.facts, facts, ["engine"])
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):

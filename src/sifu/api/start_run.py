@@ -92,8 +92,8 @@ def train(
     arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
     names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
     spec, with which it must agree.
-    `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32 or
-    tf32x3.
+    `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32,
+    tf32x3, or bfloat16 where groups tune them.
     """
     check_choice(device, precision)
     if spec is None:

@@ -19,10 +19,11 @@ from sifu.choices import Device, Precision
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_NODES, UNKNOWN, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
 if TYPE_CHECKING:
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
+    from sifu.engines.sim.tuned_engine import TunedFederation
 
 WORTH_A_GPU = 2**20
 """Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
@@ -65,8 +66,10 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; features gain, where it is asked for
         if device == "cuda" and missing is not None:
             raise InputError(f"--device cuda cannot be used here: {missing}")
+        if device == "cuda" and spec.is_tuned:
+            return cast("TunedFederation", engine).on(GPU, precision)
         if device == "cuda":
-            cast("ClosedFormFederation", engine).compute_features_on("cuda")
+            cast("ClosedFormFederation", engine).compute_features_on(GPU)
         return engine
     if missing is not None:
         if device == "cuda":
@@ -108,6 +111,7 @@ OWN_ENGINES = {
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_GPU,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
     "sifu.engines.outside.OutsideFederation": ON_NODES,
     "sifu.engines.flower.flower_engine.FlowerFederation": ON_NODES,

@@ -21,6 +21,7 @@ MADE_BY_OPERATOR = "made by the operator's program"
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
+ON_A_GPU = "its participants, computed on a GPU"
 ON_NODES = "what nodes of their own send"
 """What the last bits of a round follow from, `TrainingFacts.engine` (docs/theory.md, section 6.6)."""
 

@@ -19,6 +19,7 @@ from sifu.theory.facts import (
     FIXED_CONSTANTS,
     IN_PROCESS,
     MADE_BY_OPERATOR,
+    ON_A_GPU,
     ON_NODES,
     TrainingFacts,
     decides_rounds,
@@ -125,6 +126,8 @@ def engine_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
         return ()
     if facts.engine == BY_LARGEST_CLIENT:
         return (Premise("layout", "assumed"),)
+    if facts.engine == ON_A_GPU:
+        return (Premise("layout", "assumed", "device"),)
     return (Premise("engine", "trusted" if facts.engine == ON_NODES else "assumed"),)
 
 

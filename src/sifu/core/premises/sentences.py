@@ -98,6 +98,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "On a GPU every client is padded to the largest of all, so without the forgotten clients rounding "
         "may differ in the last bits; it is assumed that training does not amplify that. On a CPU the bits are the "
         "same.",
+        "device": "Networks were tuned on a GPU, with the same operations on the same data with and without the "
+        "forgotten clients; it is assumed that a GPU then gives the same bits. On a CPU it does.",
     },
     "method": {
         "failed": "{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",

@@ -106,7 +106,7 @@ class ModulePass:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        with _products_in(self._precision), _PlainConvolutions():
+        with products_in(self._precision), _PlainConvolutions():
             yield
 
 
@@ -142,7 +142,7 @@ def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
 
 
 @contextmanager
-def _products_in(precision: str) -> Iterator[None]:
+def products_in(precision: str) -> Iterator[None]:
     """How exact products of float32 are on a GPU: a setting of the whole process, held while work is handed in."""
     with _PRODUCTS:
         before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

@@ -29,6 +29,8 @@ from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
+PROBED_APART = 0.01
+"""How far from its first parameters a module is probed."""
 
 
 class LoopTrainer:
@@ -43,21 +45,29 @@ class LoopTrainer:
         dtype: str,
         seed: int,
         numbers: Integers,
+        device: str = "cpu",
     ) -> None:
         self._model = model
         self._numbers = numbers
         self._training = training
         self._seed = seed
-        self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
-        self._module = model.build(dtype)
+        self._device = torch.device(device)
+        self._data = self._put_samples(clients)
+        self._module = model.build(dtype).to(self._device)
         self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._try_forward(clients[0], outputs)
         self._may_remember = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         if self._may_remember:
-            self._probed_with = parameters_to_vector(self._module.parameters()).detach().clone()
+            # Not a last layer of zeros, under which nothing shows.
+            self._probed_with = parameters_to_vector(self._module.parameters()).detach().cpu() + PROBED_APART
             self._first_probe = self._probe()
             self._check_memory()
+
+    def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
+        """Each client's samples and targets, on the device."""
+        pairs = ((torch.tensor(client.x), torch.tensor(client.y)) for client in clients)
+        return [(x.to(self._device), y.to(self._device)) for x, y in pairs]
 
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
@@ -78,7 +88,7 @@ class LoopTrainer:
         for place, client in enumerate(participants):
             with few_threads(start.size):
                 trained = self._train_client(start, position, int(client), steps)
-            yield slice(place, place + 1), trained[None, :]
+            yield slice(place, place + 1), trained[None, :].cpu()
         if self._may_remember:
             self._check_memory()
 
@@ -137,13 +147,13 @@ class LoopTrainer:
 
     def _reset(self, model: Vector) -> None:
         """Load a copy of `model` and the initial buffers."""
-        vector_to_parameters(torch.tensor(model), self._module.parameters())
+        vector_to_parameters(torch.tensor(model, device=self._device), self._module.parameters())
         with torch.no_grad():
             for buffer, initial in zip(self._module.buffers(), self._buffers, strict=True):
                 buffer.copy_(initial)
 
     def _probe(self) -> Tensor | None:
-        """Outputs and loss of two samples in training, from the parameters and buffers the module was made with."""
+        """Outputs and loss of two samples in training, near the parameters the module was made with."""
         (x, y), module = self._data[0], self._module
         self._reset(self._probed_with.numpy())
         module.train()
@@ -159,13 +169,7 @@ class LoopTrainer:
 
     def _check_memory(self) -> None:
         """Refuse a module that carries something from one client to the next: no one could be forgotten by it."""
-        first, now = self._first_probe, self._probe()
-        if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=0.0, equal_nan=True):
-            raise InputError(
-                "the model gives other outputs than before for the same samples and parameters: it remembers samples, "
-                "or draws at random outside torch's generator. What it remembers of a client would stay when the "
-                "client is forgotten: keep state in parameters and buffers alone, which every client begins with anew"
-            )
+        refuse_other_outputs(self._first_probe, self._probe())
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:
         """Refuse a module that cannot take the clients' samples before any round has begun."""
@@ -189,6 +193,16 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
+
+
+def refuse_other_outputs(first: Tensor | None, now: Tensor | None, allowed: float = 0.0) -> None:
+    """A sentence where a module gives other outputs than at first for the same samples and parameters."""
+    if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=allowed, equal_nan=True):
+        raise InputError(
+            "the model gives other outputs than before for the same samples and parameters: it remembers samples, "
+            "or draws at random outside torch's generator. What it remembers of a client would stay when the "
+            "client is forgotten: keep state in parameters and buffers alone, which every client begins with anew"
+        )
 
 
 def _clip(parameters: Sequence[Tensor], training: LocalTraining) -> None:

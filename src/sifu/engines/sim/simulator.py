@@ -27,7 +27,14 @@ from sifu.core.round_stream import DrawsAhead
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
 from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
-from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, check_clients, count_outputs, input_shape
+from sifu.engines.sim.embedded_clients import (
+    OBJECTIVES,
+    CheckedClient,
+    ClientData,
+    check_clients,
+    count_outputs,
+    input_shape,
+)
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, linear_curvature, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining
@@ -149,7 +156,7 @@ class SimulatedFederation:
         elif conv_net and strategy != "loop":
             self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self.seed, self._numbers)
         else:
-            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self.seed, self._numbers)
+            self._trainer = self._loop(model, checked, outputs, training, dtype)
         self._clipping = clipping
         self.reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
@@ -195,6 +202,17 @@ class SimulatedFederation:
             features_declared=features_declared,
         )
         self._draws = DrawsAhead(self.facts.participation, self.participation_key)
+
+    def _loop(
+        self,
+        model: Model,
+        clients: Sequence[CheckedClient],
+        outputs: int,
+        training: LocalTraining,
+        dtype: Literal["float64", "float32"],
+    ) -> LoopTrainer:
+        """What trains any module, one client after the other."""
+        return LoopTrainer(model, clients, outputs, training, dtype, self.seed, self._numbers)
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:

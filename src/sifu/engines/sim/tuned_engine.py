@@ -1,14 +1,16 @@
 """The embedded engine of heads on networks that groups tune: rounds of descent apart, then statistics.
 
-Groups tune with the plain loop, one client after the other; features go through the networks that the run says are
-there (docs/theory.md, section 15.5).
+Groups tune with the plain loop, one client after the other, or on a GPU without leaving it; features go through the
+networks that the run says are there (docs/theory.md, section 15.5).
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,15 +19,20 @@ import torch
 from torch import nn
 
 from sifu.core.closed_form_engine import Trunk
+from sifu.core.engine import Position
 from sifu.core.layout import Vector
+from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.tuned_networks import TunedFeatures, TunedNetwork
+from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.engines.sim.gpu.captured_loop import CapturedLoop
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
 from sifu.engines.sim.simulator import SimulatedFederation
-from sifu.errors import InputError
+from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Targets
+from sifu.theory.participation import ClientIndices
 
 
 class TunedFederation(ClosedFormFederation):
@@ -45,7 +52,19 @@ class TunedFederation(ClosedFormFederation):
         super().__init__(clients, features, targets, fixed, relative_penalty, **facts)
         self._tuned = features
         self._through: dict[int, str] = {}
+        self._plan = (clients, features, targets, fixed, relative_penalty, local, seed), facts
         self.tuning = TuningFederation(clients, features.network, local, seed)
+
+    def on(self, device: str, precision: str) -> TunedOnDevice:
+        """The same engine whose groups tune, and whose features are computed, on a device."""
+        given, facts = self._plan
+        moved = TunedOnDevice(*given, **facts)
+        clients, features, *_, local, seed = given
+        moved.tuning = TuningOnDevice(clients, features.network, local, seed, device, precision)
+        moved.compute_features_on(device)
+        rough = (f"products in {precision}",) if precision != "float32" else ()
+        moved.facts = replace(moved.facts, outside=(*moved.facts.outside, *rough))
+        return moved
 
     def compute_features_on(self, device: str) -> None:
         """Compute features on a device from now on, whichever networks they go through."""
@@ -74,6 +93,10 @@ class TunedFederation(ClosedFormFederation):
         self._map, self._through = self._tuned.with_trunks(trunks), through
 
 
+class TunedOnDevice(TunedFederation):
+    """A class of its own, since an engine's class decides what certificates may claim (`run.devices`)."""
+
+
 class TuningFederation(SimulatedFederation):
     """FedAvg of what is tuned, from the public network and a last layer of zeros: no seed is in its first model."""
 
@@ -89,6 +112,60 @@ class TuningFederation(SimulatedFederation):
     def initial_model(self, branch: int) -> Vector:
         """The public network, whatever the branch."""
         return self._first.copy()
+
+
+class TuningOnDevice(TuningFederation):
+    """The same on a device: networks of groups stay there from round to round."""
+
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        network: TunedNetwork,
+        local: LocalTraining,
+        seed: int,
+        device: str,
+        precision: str = "float32",
+        **layout: Any,
+    ) -> None:
+        self._device_options: dict[str, Any] = {"device": device, "precision": precision} | layout
+        super().__init__(clients, network, local, seed)
+
+    def _loop(
+        self,
+        model: Any,
+        clients: Sequence[CheckedClient],
+        outputs: int,
+        training: LocalTraining,
+        dtype: Literal["float64", "float32"],
+    ) -> CapturedLoop:
+        numbers, options = self._numbers, self._device_options
+        self.loop = CapturedLoop(model, clients, outputs, training, dtype, self.seed, numbers, **options)
+        return self.loop
+
+    def stream_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
+    ) -> Iterator[list[StreamedRound]]:
+        """Rounds of groups, each from its own model; how far clients drift is not looked at: nothing needs it."""
+        vectors = [self.loop.on_device(self.layout.own_copy(model)) for model in models]
+        for start in range(position.round, wanted.stop.max_rounds):
+            vectors, finite = self.loop.means(vectors, Position(position.branch, start), groups)
+            if not finite:
+                raise RoundRejectedError(
+                    f"round {start + 1} made a model with NaN or Inf and was rejected: lower local.rate "
+                    f"({self.facts.local_rate:g}); the last good state stays"
+                )
+            yield [
+                StreamedRound(
+                    np.asarray(members),
+                    self.samples[members],
+                    np.full(len(members), np.inf),
+                    mean_shift=math.inf,
+                    rounding=0.0,
+                    distance=math.inf,
+                    fetch_model=partial(self.loop.to_host, vector),
+                )
+                for members, vector in zip(groups, vectors, strict=True)
+            ]
 
 
 def _copied(network: TunedNetwork) -> nn.Module:

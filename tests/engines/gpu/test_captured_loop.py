@@ -1,0 +1,191 @@
+"""Groups tune networks on a device, a GPU where there is one: held against the plain loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import independent_verifier
+import sifu
+from public_trunk import make
+from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
+from sifu.core.spec import StopSpec
+from sifu.data.client_data import ClientData
+from sifu.data.feature_maps.tuned_networks import TunedNetwork
+from sifu.engines.sim import LocalTraining
+from sifu.engines.sim.tuned_engine import TunedOnDevice, TuningFederation, TuningOnDevice
+from sifu.errors import InputError, RoundRejectedError
+from sifu.run import devices
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GROUPS = [np.array([0, 2, 3]), np.array([1, 4])]
+
+
+def clients_of(sizes: tuple[int, ...] = (7, 4, 9, 5, 6)) -> list[ClientData]:
+    clients = []
+    for number, rows in enumerate(sizes):
+        generator = np.random.default_rng(number)
+        clients.append(
+            ClientData(f"client-{number}", generator.random((rows, 1, 8, 8)), generator.integers(0, 3, rows))
+        )
+    return clients
+
+
+def network_of(public: nn.Module | None = None) -> TunedNetwork:
+    return TunedNetwork(public or make(), 12, 3, "all")
+
+
+def rounds_of(engine: Any, rounds: int = 2, groups: list[np.ndarray] = GROUPS) -> list[np.ndarray]:
+    """The models of groups after rounds from the public network."""
+    start = engine.initial_model(0)
+    wanted = RoundsWanted(
+        StopSpec(0.0, 0, 3 + rounds, 2**62), start.astype(np.float64), evaluated=np.zeros(0, np.int64)
+    )
+    *_, last = stream_group_rounds(engine, [start] * len(groups), Position(1, 3), groups, wanted)
+    return [result.fetch_model() for result in last]
+
+
+TRAININGS = {
+    "whole data": LocalTraining(0.05, 2),
+    "momentum": LocalTraining(0.05, 3, 4, 0.9),
+    "nesterov, decay, clipped": LocalTraining(0.05, 2, 3, 0.5, nesterov=True, weight_decay=0.1, clip=0.3),
+    "batches larger than some clients": LocalTraining(0.05, 2, 6, 0.9),
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
+def test_groups_tune_as_the_plain_loop_does(training: LocalTraining, lanes: int) -> None:
+    plain = TuningFederation(clients_of(), network_of(), training, 1)
+    on_device = TuningOnDevice(clients_of(), network_of(), training, 1, DEVICE, lanes=lanes)
+    expected, start = rounds_of(plain), plain.initial_model(0)
+    for model, other in zip(rounds_of(on_device), expected, strict=True):
+        assert np.abs(model - other).max() < 1e-3 * np.abs(other - start).max()
+    assert np.array_equal(on_device.initial_model(0), start)
+    everyone = np.arange(5)
+    single = on_device.run_round(start, Position(0, 0), everyone)
+    assert np.abs(single.model - plain.run_round(start, Position(0, 0), everyone).model).max() < 1e-4
+
+
+def test_a_group_has_the_same_bits_whoever_is_in_the_others_and_whatever_lanes_there_are() -> None:
+    training = LocalTraining(0.05, 2, 4, 0.9)
+    whole = rounds_of(TuningOnDevice(clients_of(), network_of(), training, 1, DEVICE, lanes=3))[0]
+    # Other data, another size and another place of everyone else.
+    others = clients_of((7, 4, 9, 5, 31))
+    alone = TuningOnDevice(others, network_of(), training, 1, DEVICE, lanes=2)
+    assert np.array_equal(rounds_of(alone, groups=[GROUPS[1], GROUPS[0]])[1], whole)
+    changed = clients_of()
+    changed[2] = replace(changed[2], y=np.zeros_like(changed[2].y))
+    control = TuningOnDevice(changed, network_of(), training, 1, DEVICE, lanes=3)
+    assert not np.array_equal(rounds_of(control)[0], whole)
+
+
+def test_batches_are_filled_up_with_a_clients_own_samples() -> None:
+    """A sample that makes NaN of everything spoils its own client's group, and no other one."""
+    clients = clients_of()
+    clients[0] = replace(clients[0], x=np.full_like(clients[0].x, np.finfo(np.float32).max))
+    engine = TuningOnDevice(
+        clients, network_of(nn.Sequential(Overflowing(), make())), LocalTraining(0.05, 1, 6), 1, DEVICE
+    )
+    means, finite = engine.loop.means([engine.loop.on_device(engine.initial_model(0))] * 2, Position(0, 0), GROUPS)
+    assert not finite
+    assert [bool(torch.isfinite(mean).all()) for mean in means] == [False, True]
+    with pytest.raises(RoundRejectedError, match="NaN or Inf"):
+        rounds_of(engine)
+
+
+class Overflowing(nn.Module):
+    """Gives what it gets, and NaN for numbers that cannot be doubled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Infinity minus infinity where doubling overflows."""
+        return x + (2 * x - 2 * x)
+
+
+def test_layers_that_draw_are_keyed_by_their_place() -> None:
+    public = nn.Sequential(make(), nn.Dropout(0.5))
+    training = LocalTraining(0.05, 2, 4)
+    one, other = (TuningOnDevice(clients_of(), network_of(public), training, seed, DEVICE) for seed in (1, 2))
+    assert one.loop.why_uncaptured
+    first = rounds_of(one)
+    assert all(map(np.array_equal, first, rounds_of(one)))
+    assert not np.array_equal(first[0], rounds_of(other)[0])
+
+
+class Remembering(nn.Module):
+    """Adds what it saw before to what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A sum with the past."""
+        self.seen = self.seen + 0.01 * x.detach().mean()
+        return x + self.seen
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_network_that_remembers_clients_is_refused(on_device: bool) -> None:
+    network, training = network_of(nn.Sequential(make(), Remembering())), LocalTraining(0.05, 1)
+    plain = TuningFederation(clients_of(), network, training, 1)
+    engine = TuningOnDevice(clients_of(), network, training, 1, DEVICE) if on_device else plain
+    with pytest.raises(InputError, match="remembers samples"):
+        rounds_of(engine)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_rougher_precision_stays_close(channels_last: bool) -> None:
+    training = LocalTraining(0.05, 2, 4)
+    fine = rounds_of(TuningOnDevice(clients_of(), network_of(), training, 1, DEVICE))
+    rough = TuningOnDevice(
+        clients_of(), network_of(), training, 1, DEVICE, precision="bfloat16", channels_last=channels_last
+    )
+    moved = np.abs(fine[0] - rough.initial_model(0)).max()
+    assert 0.0 < np.abs(rounds_of(rough)[0] - fine[0]).max() < 0.2 * moved
+
+
+def test_a_precision_that_is_not_for_tuning_is_refused() -> None:
+    with pytest.raises(InputError, match="found precision 'tf32x3'"):
+        TuningOnDevice(clients_of(), network_of(), LocalTraining(0.05, 1), 1, DEVICE, precision="tf32x3")
+
+
+def spec_of() -> dict[str, Any]:
+    sifu.allow_code("public_trunk:make")
+    return {
+        "model": {"kind": "ridge", "outputs": 3},
+        "data": {"preprocessing": "fixed"},
+        "ridge": {"regularisation": 0.01},
+        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
+        "local": {"rate": 0.05, "steps": 2, "batch": 4, "momentum": 0.9},
+    }
+
+
+def test_a_run_tuned_on_a_gpu_forgets_and_says_that_its_bits_are_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(devices, "GPU", "cpu")
+        monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
+    run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of(), device="cuda", precision="bfloat16")
+    assert isinstance(run.engine(), TunedOnDevice)
+    (outcome,) = run.forget(["client-3"], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("conditional", 0)
+    (layout,) = [premise for premise in run.certificate("gone").body["premises"] if premise["name"] == "layout"]
+    assert layout["status"] == "assumed"
+    assert run.rebuild() == 1
+    assert run.verify().problems == []
+    assert independent_verifier.verify(tmp_path / "run") == []
+    # A CPU does better than what the run was begun with; a run begun there is not continued on a GPU.
+    sifu.open_run(tmp_path / "run", clients=clients_of(), device="cpu").forget(["client-1"], "next")
+    sifu.train(spec_of(), run=tmp_path / "cpu", clients=clients_of(), device="cpu")
+    with pytest.raises(InputError, match="an engine whose rounds follow from"):
+        sifu.open_run(tmp_path / "cpu", clients=clients_of(), device="cuda").forget(["client-3"])
