@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,9 @@ class Remembering(nn.Module):
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_network_that_remembers_clients_is_refused(on_device: bool) -> None:
     network, training = network_of(nn.Sequential(make(), Remembering())), LocalTraining(0.05, 1)
-    plain = TuningFederation(clients_of(), network, training, 1)
-    engine = TuningOnDevice(clients_of(), network, training, 1, DEVICE) if on_device else plain
+    make_engine: Any = partial(TuningOnDevice, device=DEVICE) if on_device else TuningFederation
     with pytest.raises(InputError, match="remembers samples"):
-        rounds_of(engine)
+        rounds_of(make_engine(clients_of(), network, training, 1))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
