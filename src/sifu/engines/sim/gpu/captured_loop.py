@@ -312,7 +312,7 @@ class _Lane:
             self._begin(begun)
         away = float((moves[0] - moves[1]).abs().max() / moves[1].abs().max().clamp(min=1e-30))
         if not away <= SAME_STEP:
-            return f"a replayed step is {away:.2g} off one that runs by itself"
+            return f"a replayed step is {away:.2g} off the same step run without a graph"
         self._graphs[width] = graph
         return ""
 
