@@ -94,7 +94,7 @@ class TunedFederation(ClosedFormFederation):
 
 
 class TunedOnDevice(TunedFederation):
-    """A class of its own, since an engine's class decides what certificates may claim (`run.devices`)."""
+    """A separate class, since an engine's class decides what certificates may claim (`run.devices`)."""
 
 
 class TuningFederation(SimulatedFederation):

@@ -2,10 +2,10 @@
 
 Samples are put on the device once, a client's step is one captured graph, and means of groups are made where the models
 are. A step of a small batch leaves most of a GPU idle, so clients take turns in a few lanes: copies of the network,
-each with a queue of its own. On a CPU, and where capture fails, the same steps run one by one.
+each with its own queue. On a CPU, and where capture fails, the same steps run one by one.
 
 What becomes of a client's model follows from its own samples, from the model it begins with and from the plan: batches
-are filled up with samples of its own that count for nothing, to the plan's batch size (whole data: to a multiple of
+are filled up with its own samples, which count for nothing, to the plan's batch size (whole data: to a multiple of
 `FILLED`), and means are added up in the order of clients, whatever lane they had.
 """
 
