@@ -27,7 +27,7 @@ from torch import nn
 
 import sifu
 import sifu.methods.base as noised
-from sifu.api.given import as_model
+from sifu.api.engine_check import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position
 from sifu.core.randomness import NormalSource

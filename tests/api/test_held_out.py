@@ -14,8 +14,8 @@ from run_tools import Command
 from sifu.api import Run, open_run, train
 from sifu.api.advice import advise
 from sifu.console.metrics import METRICS
-from sifu.core.held_out import HeldOutFigures
 from sifu.core.spec import Spec
+from sifu.core.wording import HeldOutFigures
 from sifu.report.collect import collect
 from sifu.report.page import _facts
 from sifu.run.clients_and_engine import held_out_rows_from_spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sifu.theory.calibration import classical_multiplier, delta_reached, exact_multiplier, true_positive_rate
-from sifu.theory.sensitivity import client_increments, population_increments
+from sifu.theory.tracking import client_increments, population_increments
 
 
 def test_two_full_budget_releases_at_epsilon_10_reach_delta_0_248() -> None:

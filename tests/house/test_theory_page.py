@@ -173,7 +173,7 @@ def test_every_function_and_test_of_a_statement_exists(row: tuple[str, ...]) -> 
 
 def test_control_a_name_that_is_not_there_is_caught() -> None:
     with pytest.raises(AttributeError):
-        resolve("sifu.theory.sensitivity.no_such_function")
+        resolve("sifu.theory.tracking.no_such_function")
     with pytest.raises(ModuleNotFoundError):
         resolve("no_such_package.module")
 

@@ -18,8 +18,7 @@ from sifu.core.guarantee import words_of
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
 from sifu.run.run_view import RunView
-from sifu.theory.calibration import exact_multiplier
-from sifu.theory.composition import gaussian_epsilon, one_round_epsilon
+from sifu.theory.calibration import exact_multiplier, gaussian_epsilon, one_round_epsilon
 
 NOISED = {"server": {"clip": 0.3, "noise": 3.0}}
 

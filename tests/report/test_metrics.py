@@ -17,8 +17,7 @@ import sifu
 from run_tools import Command, copy_run, small_spec
 from sifu.errors import InputError
 from sifu.report.metrics import MetricsLog, write_metrics
-from sifu.report.metrics.log import MlflowLog
-from sifu.report.metrics.metric_files import crc32c
+from sifu.report.metrics.log import MlflowLog, crc32c
 from sifu.run.run_view import ACTIVE
 
 

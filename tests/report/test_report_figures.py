@@ -14,7 +14,7 @@ from sifu.plots.psi_figure import draw_history, history_message, mark_step
 from sifu.plots.run_data import AccuracyTrace, Branch, ReportData
 from sifu.plots.style import figure_bytes, plain
 from sifu.report import collect
-from sifu.report.figures import FIGURES
+from sifu.report.collect import FIGURES
 from sifu.report.words import attacker_words, promise, strength, verdict
 
 

@@ -285,7 +285,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
 @settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: float, seed: int) -> None:
     """Delta_c <= 2 g w_c U, whatever the clients send; the drifts are those the engine reports."""
-    from sifu.theory.sensitivity import client_increments
+    from sifu.theory.tracking import client_increments
 
     rng = np.random.default_rng(seed)
 

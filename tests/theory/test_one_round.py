@@ -13,7 +13,7 @@ from tiny_federation import (
     run_round,
 )
 
-from sifu.theory.sensitivity import (
+from sifu.theory.tracking import (
     client_increments,
     population_increments,
     set_increment_bound,

@@ -17,7 +17,7 @@ from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor
 from sifu.theory.rounding import down, norm, norm_up, up
-from sifu.theory.sensitivity import client_increments, gram_up, set_increment_bound, set_increment_exact
+from sifu.theory.tracking import client_increments, gram_up, set_increment_bound, set_increment_exact
 
 
 def is_upper_bound_of_norm(bound: float, vector: np.ndarray) -> bool:

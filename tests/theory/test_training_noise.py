@@ -11,8 +11,14 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.theory.calibration import delta_reached, exact_multiplier
-from sifu.theory.composition import composed_ratio, gaussian_epsilon, one_round_epsilon, promise_of
+from sifu.theory.calibration import (
+    composed_ratio,
+    delta_reached,
+    exact_multiplier,
+    gaussian_epsilon,
+    one_round_epsilon,
+    promise_of,
+)
 from suite_setup import examples
 
 

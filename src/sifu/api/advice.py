@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.given import as_clients, as_model
+from sifu.api.engine_check import as_clients, as_model
 from sifu.api.start_run import train as start_training
 from sifu.api.training_ways import (
     TrainingName,
@@ -33,11 +33,11 @@ from sifu.api.training_ways import (
 )
 from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.held_out import TRAINING_DATA
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
+from sifu.core.wording import TRAINING_DATA
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL

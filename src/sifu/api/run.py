@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.backups import back_up
+from sifu.api.engine_check import as_model
 from sifu.api.exported_models import (
     describe,
     description_bytes,
@@ -16,7 +17,6 @@ from sifu.api.exported_models import (
     networks_bytes,
     networks_path,
 )
-from sifu.api.given import as_model
 from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_requests import RunRequests

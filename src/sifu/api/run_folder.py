@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.engine_check import check_continues, check_remainder
-from sifu.api.given import ModelGiven
+from sifu.api.engine_check import ModelGiven, check_continues, check_remainder
 from sifu.core.engine import Engine, LacksData
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec

@@ -330,7 +330,7 @@ class RunRequests(RunFolder):
 
     def attestation(self, request: str) -> dict[str, Any]:
         """The public certificate as an in-toto statement in a DSSE envelope, signed with the operator's key."""
-        from sifu.api.attestation import attest
+        from sifu.api.key_rotation import attest
 
         with self.reader() as reader:
             return attest(reader, request)

@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.engine_check import check_as_specified
-from sifu.api.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ, is_linear
+from sifu.api.engine_check import (
+    ClientsGiven,
+    ModelGiven,
+    as_clients,
+    as_model,
+    check_as_specified,
+    check_names_differ,
+    is_linear,
+)
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision

@@ -15,11 +15,10 @@ from rich.table import Table
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
-from sifu.core.held_out import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
-from sifu.core.wording import forgotten_words, psi_words
+from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
 

@@ -17,7 +17,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import Protection, attacker_rate
 from sifu.core.premises import Premise
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise
 from sifu.theory.history import Accounting
 
 FORMAT = "sifu-certificate-4"

@@ -13,8 +13,7 @@ from typing import Literal
 
 from sifu.choices import Level
 from sifu.errors import InputError
-from sifu.theory.calibration import SMALLEST_DELTA, delta_reached, stated_delta, true_positive_rate
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import SMALLEST_DELTA, TrainingNoise, delta_reached, stated_delta, true_positive_rate
 
 Protection = Literal["noise", "training noise", "nothing"]
 """What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.

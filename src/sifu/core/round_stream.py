@@ -31,7 +31,7 @@ from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices, Participation, Places, place_key
 from sifu.theory.rounding import norm
-from sifu.theory.sensitivity import gram_up
+from sifu.theory.tracking import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:

@@ -4,12 +4,10 @@ Importing this package loads only numpy: Pillow, scikit-learn, torch and the net
 only by the functions that need them.
 """
 
-from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch
+from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch, frozen_features
 from sifu.data.dataset import Dataset, Scale, scale_features
-from sifu.data.features import frozen_features
-from sifu.data.partition import KINDS, given_names, partition
+from sifu.data.partition import KINDS, given_names, partition, watermarked
 from sifu.data.sources import NAMES, load
-from sifu.data.watermark import watermarked
 
 __all__ = [
     "KINDS",

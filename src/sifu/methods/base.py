@@ -31,8 +31,7 @@ from sifu.planning.forecast import Forecast, predicted_rounds
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
-from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 

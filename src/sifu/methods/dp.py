@@ -2,7 +2,7 @@
 
 The run must have been trained that way (`server.clip`, `server.noise`). Two accountings are stated. The paper's looks
 at one update in one round. The honest one composes every round the client really took part in, over the whole
-recorded history (`sifu.theory.composition` derives it and says why sampling is not counted); it alone decides the
+recorded history (`sifu.theory.calibration` derives it and says why sampling is not counted); it alone decides the
 level, so a budget that it exceeds certifies nothing.
 """
 
@@ -22,7 +22,7 @@ from sifu.errors import InputError
 from sifu.methods.base import Method, Start, plan_in_place
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
-from sifu.theory.composition import TrainingNoise, composed_ratio, promise_of
+from sifu.theory.calibration import TrainingNoise, composed_ratio, promise_of
 from sifu.theory.rollback import Exposure, Subject
 
 

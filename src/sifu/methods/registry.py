@@ -11,8 +11,7 @@ from sifu.methods.dp import Dp
 from sifu.methods.fine_tuning import FineTuning
 from sifu.methods.groups import Groups
 from sifu.methods.last import Last
-from sifu.methods.noisy_scratch import NoisyScratch
-from sifu.methods.scratch import Scratch
+from sifu.methods.scratch import NoisyScratch, Scratch
 from sifu.methods.sifu import Sifu
 from sifu.methods.stored_updates import FedAccum, FedEraser
 from sifu.run.run_view import RunView

@@ -27,7 +27,7 @@ from sifu.core.premises import Premise
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
 from sifu.run.run_view import RunView
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise
 
 EXACT_ORDER = ("closed_form", "groups", "sifu", "last", "dp", "scratch")

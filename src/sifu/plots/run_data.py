@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sifu.core.held_out import HeldOutFigures
+from sifu.core.wording import HeldOutFigures
 from sifu.theory.arrays import Floats, Integers
 
 

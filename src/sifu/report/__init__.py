@@ -5,7 +5,7 @@
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures as files
     write_evidence("my-run", "case-5", "case-5.zip")   # what a client is given to keep and to check
 
-To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.figures`.
+To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.collect`.
 """
 
 from sifu.plots.run_data import ReportData

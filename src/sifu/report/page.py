@@ -14,12 +14,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sifu.core.held_out import TRAINING_DATA
+from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, inline_svg
-from sifu.report.collect import collect
-from sifu.report.figures import FIGURES
+from sifu.report.collect import FIGURES, collect
 from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, verdict
 from sifu.store.files import private_folder
 from sifu.version import __version__
@@ -191,7 +190,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     is only read, within one snapshot, so this also works while another process writes to it.
     """
     from sifu.plots.style import figure_bytes
-    from sifu.report.figures import FIGURES
+    from sifu.report.collect import FIGURES
     from sifu.report.page import render_page
 
     data = collect(run_folder)

@@ -31,8 +31,7 @@ from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.store.statistics_files import UpdatesRow
 from sifu.store.writer import SCRUB_FILE, RunWriter
-from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
 
 EventOfRequest = Literal["rolled back", "request done"]

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.held_out import HeldOutFigures
 from sifu.core.method_info import CLOSED_FORM
+from sifu.core.wording import HeldOutFigures
 from sifu.requests.certification import RecordedRequest, payload_of_request, solves
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.theory.arrays import Integers
-from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 
 
 @dataclass(frozen=True)

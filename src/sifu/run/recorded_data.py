@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine
-from sifu.core.held_out import HeldOutFigures
 from sifu.core.layout import Vector
 from sifu.core.spec import Spec
+from sifu.core.wording import HeldOutFigures
 from sifu.data.client_data import ClientData
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import TABLE, HeldOutRows, clients_from_spec, held_out_rows_from_spec, takes_rows

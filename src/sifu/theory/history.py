@@ -21,13 +21,15 @@ import numpy as np
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.regularity import NO_PARTICIPANTS, RoundRegularity
 from sifu.theory.rounding import ROUNDED_UP, slack
-from sifu.theory.sensitivity import (
+from sifu.theory.tracking import (
+    SMALLEST_TRACE,
     client_increments,
+    gather_rounding,
     population_increments,
+    rounding_growth,
     set_increment_bound,
     set_increment_exact,
 )
-from sifu.theory.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
 
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]

@@ -32,9 +32,9 @@ from sifu.theory.calibration import (
     exact_multiplier,
     hidden_sensitivity,
     noise_multiplier,
+    one_round_epsilon,
     stated_delta,
 )
-from sifu.theory.composition import one_round_epsilon
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge

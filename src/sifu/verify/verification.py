@@ -43,15 +43,17 @@ from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.outside_record import (
     Authority,
+    Leftover,
+    Stray,
     check_anchor,
     check_restored,
     check_timestamps,
+    files_of_no_row,
     parse_anchor,
     restored_notes,
 )
 from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved, check_updates
-from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 
 
 @dataclass

@@ -30,7 +30,7 @@ from sifu.engines.flower.own import own_blueprint
 from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN, WireProfile
 from sifu.errors import InputError
 from sifu.theory.facts import CLAIMED
-from sifu.theory.sensitivity import client_increments
+from sifu.theory.tracking import client_increments
 from suite_setup import examples
 
 PROBLEMS = {

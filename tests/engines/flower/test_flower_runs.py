@@ -32,7 +32,7 @@ from sifu.server import flower_app as flower_server
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.store.writer import RunWriter
 from sifu.theory.regularity import largest_certified_rate
-from sifu.theory.sensitivity import client_increments
+from sifu.theory.tracking import client_increments
 
 
 def new_key(folder: Path, name: str) -> tuple[Path, bytes]:

@@ -32,7 +32,7 @@ from sifu.core.premises.conditions import (
 )
 from sifu.core.randomness import NoiseSource
 from sifu.core.spec import Spec
-from sifu.theory.composition import TrainingNoise
+from sifu.theory.calibration import TrainingNoise
 from sifu.theory.facts import IN_PROCESS, MASKED_STATISTICS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.theory.history import Accounting
 
@@ -111,7 +111,7 @@ def training_noise_premises(
     left_out: int = 0,
     history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
-    """Every premise of what noise in training promises (`sifu.theory.composition`), in a fixed order.
+    """Every premise of what noise in training promises (`sifu.theory.calibration`), in a fixed order.
 
     `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
     than those that were counted, and calibration is neither clipped nor noised.

@@ -1,7 +1,15 @@
-"""Heads in closed form on Flower: what a ready-made client computes of its data, and what the server knows of it."""
+"""Features of a client's samples, computed once and cached in a folder per client.
+
+A node starts a process for every message, and features of images take far longer than a local step on them. What is
+kept is named by the map, the samples and the number format, so other samples never get these features.
+
+Heads in closed form on Flower: what a ready-made client computes of its data, and what the server knows of it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +27,6 @@ from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan
-from sifu.engines.flower.client_features import cached_features
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping
@@ -27,11 +34,33 @@ from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outp
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.errors import InputError
+from sifu.store.files import write_atomically
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
+
+
+def cached_features(features: FeatureMap, x: Array, dtype: str, cache: str | Path | None) -> Array:
+    """The features of `x`, from the folder `cache` if they are there; without a folder they are computed."""
+    if cache is None:
+        return _computed(features, x, dtype)
+    named = f"{features.digest()} {dtype} {x.dtype} {x.shape}\n".encode()
+    name = hashlib.sha256(named + hashlib.sha256(np.ascontiguousarray(x).data).digest()).hexdigest()
+    path = Path(cache) / f"features-{name[:32]}.npy"
+    if not path.exists():
+        rows, content = _computed(features, x, dtype), io.BytesIO()
+        np.save(content, rows)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
+        return rows
+    return np.asarray(np.load(path, allow_pickle=False))
+
+
+def _computed(features: FeatureMap, x: Array, dtype: str) -> Array:
+    return np.concatenate([phi for _, phi in features.chunks(x)]).astype(dtype)
+
 
 FEWEST_CLASSES = 2
 

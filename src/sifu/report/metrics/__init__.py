@@ -3,7 +3,6 @@
 Everything is read from the ledger, so a file never disagrees with it, and what was missed is added at the next look.
 """
 
-from sifu.report.metrics.log import MetricsLog, write_metrics
-from sifu.report.metrics.metric_files import COLUMNS, rows_after
+from sifu.report.metrics.log import COLUMNS, MetricsLog, rows_after, write_metrics
 
 __all__ = ["COLUMNS", "MetricsLog", "rows_after", "write_metrics"]
