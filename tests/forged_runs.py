@@ -13,7 +13,7 @@ from typing import Any
 
 from run_tools import connect
 from sifu.core.certificate import auditor_form, public_form
-from sifu.core.ledger import GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
+from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest
 from sifu.store.checkpoints import Signer
 from sifu.store.files import certificate_path
@@ -55,9 +55,10 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
                 reader.node_rows(first, last),
                 reader.participation().between(first, last),
                 reader.grams(first, last),
+                content.get(FIGURES_SALT, ""),
             )
         if kind == "run created":
-            content["run"]["clients_digest"] = clients_digest(reader.clients())
+            content["run"]["clients_digest"] = clients_digest(reader.clients(), content.get(FIGURES_SALT, ""))
             connection.execute(
                 "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
             )

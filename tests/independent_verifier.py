@@ -42,7 +42,7 @@ CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "no
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
-SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty"}
+SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt"}
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
@@ -147,8 +147,8 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     if spec["regularity"]["kind"] == "assumed":
         return spec["regularity"]["factor"] ** steps, 1.0
     beta, mu = client["smoothness"], client["curvature"]
-    if beta is None:  # undocumented, as is an unknown mu
-        return math.inf, 1.0
+    if beta is None:  # of a forgotten client, erased by a purge (section 6d): nothing rests on it
+        return 1.0, 0.0
     mu, x = -beta if mu is None else mu, eta * beta
     if rho == 0:
         within = x <= 2 * (1 + RELATIVE)
@@ -303,7 +303,9 @@ class Verifier:
                 self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
             for row in payload.get("group_models", []):
                 put("group_models", row | {"members": canonical(row["members"])})
-            for table in ("models", "evaluations", "rejections", "merges"):
+            for row in payload.get("models", []):
+                put("models", {"psi_max": payload.get("psi_max", {}).get(str(row["node"]), 0.0)} | row)
+            for table in ("evaluations", "rejections", "merges"):
                 for row in payload.get(table, []):
                     put(table, row)
             for file in payload.get("dropped_updates", []):
@@ -351,8 +353,19 @@ class Verifier:
             if "rows" in payload:
                 rows = payload["rows"]
                 self.agree(f"{at}: first node", rows["first"], next_node)
-                self.agree(f"{at}: digest of nodes", rows["digest"], self.rows_digest(next_node, rows["last"]))
+                if not self.is_erased(event):
+                    digest = self.rows_digest(next_node, rows["last"], payload.get("figures_salt", ""))
+                    self.agree(f"{at}: digest of nodes", rows["digest"], digest)
                 next_node = rows["last"] + 1
+            if "kept_rows" in payload and not self.is_erased(event):
+                digest = self.rows_digest(0, payload["kept_rows"]["last"], payload["figures_salt"])
+                self.agree(f"{at}: digest of what is kept", payload["kept_rows"]["digest"], digest)
+            if "clients_digest" in said and not self.is_erased(event):
+                columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
+                rows = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
+                salt = bytes.fromhex(payload.get("figures_salt", ""))
+                digest = sha256(salt, *rows[: int(said["client_count"])])
+                self.agree(f"{at}: clients_digest", said["clients_digest"], digest)
             if event["kind"] == "request received":
                 terms = {key: value for key, value in name.items() if key not in ("request", "deadline_days")}
                 fresh = {"status": "received", "received": event["time"], "method": name["method"]}
@@ -386,18 +399,19 @@ class Verifier:
                 self.check(here == there, f"table {table}: {here} is not what the ledger says, {there}")
         self.agree("nodes", list(self.nodes), list(range(next_node)))
         self.check(self.rounds.keys() | self.grams.keys() == self.nodes.keys(), "there are rows of rounds that are not")
-        columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
-        clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
-        self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
 
-    def unsealed(self, event: Row, payload: Row) -> Row:
-        """Section 6d: what an event measured, which a purge erases with its salt."""
-        at, part = f"event {event['seq']}", self.sealed.get(event["seq"])
+    def is_erased(self, event: Row) -> bool:
+        """Section 6d: whether a purge erased the sealed part of an event."""
         kinds = [(other["seq"], other["kind"]) for other in self.tables["events"]]
         purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
         rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
-        gone = event["seq"] <= rolled or (rolled and event["kind"] in ("request done", "comparison"))
+        later = ("request done", "comparison", "client joined", "purged")
+        return event["seq"] <= rolled or bool(rolled and event["kind"] in later)
+
+    def unsealed(self, event: Row, payload: Row) -> Row:
+        """Section 6d: what an event measured, which a purge erases with its salt."""
+        at, part, gone = f"event {event['seq']}", self.sealed.get(event["seq"]), self.is_erased(event)
         self.check(not SEALED & payload.keys(), f"{at}: what it measured lies in the open")
         self.agree(f"{at}: sealed part", part is not None, "sealed" in payload and not gone)
         if part is None:
@@ -580,10 +594,10 @@ class Verifier:
         """Whether the run was restored from a backup before the request was certified."""
         return any(event["seq"] < self.done[request["request"]]["seq"] for event in self.restored)
 
-    def rows_digest(self, first: int, last: int) -> str:
+    def rows_digest(self, first: int, last: int, salt: str) -> str:
         nodes = [n for n in range(first, last + 1) if n in self.nodes]
         counts = len(nodes), sum(len(self.rounds[n]) for n in nodes), sum(n in self.grams for n in nodes)
-        parts = [struct.pack("<3q", *counts)]
+        parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
         for row in (self.nodes[n] for n in nodes):
             head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
             parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns stand in the order of the text
@@ -613,6 +627,10 @@ class Verifier:
                 self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
             regular = [(p["samples"], *self.regular[self.rate_since(node)][c]) for c, p in here.items()]
             self.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
+            if math.isinf(row["rounding"]):  # section 6d: a purge erased its figures
+                regular = [(n, 1.0, 0.0) for n, _, _ in regular]
+                unbounded = [row["mean_shift"], *(p["drift"] for p in here.values())]
+                self.check(all(map(math.isinf, unbounded)), f"{at}: some of its figures were erased")
             self.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
             self.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
             self.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))
@@ -1194,6 +1212,23 @@ class Verifier:
                 node = self.nodes[row["node"]]
                 start = node["node"] if node["kind"] == "heuristic" else node["parent"]
                 updates += [file] if start in held else []
+            said, asked = moment["payload"], [r for r in moment["requests"].values() if r.get("request_order")]
+            first = json.loads(self.tables["events"][0]["payload"])
+            exact = bool(asked) and all(
+                row.get("level") == "exact" and row["method"] in ("scratch", "groups", "closed_form") for row in asked
+            )
+            able = "sealed" in first and not self.spec["keep"]["gram_clients"] and "reported" not in self.run
+            able = able and self.spec["privacy"]["noise"] != "seeded" and exact
+            able = able and json.loads(self.run["asked"])["local"]["rate"] != "auto"
+            self.agree(f"{at}: figures erased", said.get("figures_erased", False), able and "kept_rows" in said)
+            if said.get("figures_erased"):
+                cut = [row for n, row in self.nodes.items() if n <= said["kept_rows"]["last"] and n not in active]
+                back = [
+                    row["node"] for row in cut if row["kind"] in ("round", "merge") and math.isfinite(row["rounding"])
+                ]
+                gone = {c for i in moment["known"] for c in self.subjects[i]}
+                back += [c for c in gone if self.clients[c]["smoothness"] is not None]
+                self.check(not back, f"{at}: figures of {back} are there again")
             self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
             self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
 
@@ -1226,7 +1261,8 @@ class Verifier:
         if request["asked_method"] != "auto":
             self.agree(f"{at}: method", [request["method"], auto], [request["asked_method"], None])
             return
-        if not self.check(auto, f"{at}: what auto chose from is not recorded"):
+        rolled = next(e for e in self.tables["events"] if e["seq"] == self.rolled[request["request"]]["seq"])
+        if self.is_erased(rolled) or not self.check(auto, f"{at}: what auto chose from is not recorded"):
             return
         order = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
         places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
@@ -1348,13 +1384,16 @@ class Verifier:
         """Whether the automatic local rate would be another one without the clients of the request."""
         if self.facts["shape_from_labels"] or request["method"] == "closed_form":
             return bool(self.facts["shape_from_labels"])
-        if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values()):
+        forgotten = {c for i in self.subjects for c in self.subjects[i]}
+        measured = {c: row for c, row in self.clients.items() if row["smoothness"] is not None or c not in forgotten}
+        if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured.values()) or not measured:
             return False
         if self.found_anew(request):
             return False
         names, since = self.names_of(request), self.rate_since(request["noise_node"])
         began = [row for row in self.requests.values() if since and row["noise_node"] == since]
-        rates = self.largest_rates(self.there_since(began[0]) if began else self.founders())
+        there = self.there_since(began[0]) if began else self.founders()
+        rates = self.largest_rates([client for client in there if client in measured])
         largest, eta = min(rates.values()), self.rates.get(since, self.facts["local_rate"])
         halved = self.spec["model"]["kind"] in ("least_squares", "python")
         copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))

@@ -166,9 +166,10 @@ def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
         "SELECT request, method, terms ->> 'method', terms ->> 'level' FROM requests ORDER BY request_order",
     )
     assert [row[2:] for row in rows] == [("auto", None), ("auto", "exact"), ("scratch", None)]
-    events = [json.loads(text) for (text,) in query(chosen_run, "SELECT payload FROM events WHERE kind='rolled back'")]
-    assert [event["choice"]["method"] for event in events] == [row[1] for row in rows]
-    assert [event.get("auto", {}).get("least_level") for event in events] == ["conditional", "exact", None]
+    events = query(chosen_run, "SELECT payload, content FROM events JOIN sealed USING (seq) WHERE kind = 'rolled back'")
+    assert [json.loads(payload)["choice"]["method"] for payload, _ in events] == [row[1] for row in rows]
+    compared = [json.loads(sealed).get("auto", {}) for _, sealed in events]
+    assert [auto.get("least_level") for auto in compared] == ["conditional", "exact", None]
     assert not verify_run(chosen_run).problems
     assert not verify_independently(chosen_run)
     outcomes = sifu.open_run(chosen_run).outcomes()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
+import struct
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 import independent_verifier
 import sifu
 from folder_values import places_that_differ, values_by_place
+from forged_runs import execute, rebuild_chain
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
-from sifu.requests.what_remains import COUNTS, KEPT_FIGURES, RANDOM, kept_figures
+from sifu.requests.what_remains import COUNTS, KEPT_FIGURES, RANDOM
 from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
@@ -31,22 +33,30 @@ RIDGE: dict[str, Any] = {
 ROUNDS: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
     "model": {"kind": "softmax", "outputs": 3},
+    "local": {"rate": 0.2, "steps": 2},
     "stop": {"max_rounds": 4, "target": 0.0},
 }
+NETWORK = ROUNDS | {
+    "model": {"kind": "mlp", "outputs": 3},
+    "regularity": {"kind": "assumed", "factor": 1.05},
+}
 GONE, ROW, TRUTH = 2, 3, 1
+GUESSES = range(12)
+"""Guesses of one record: each of three labels, with the features it has and with three others."""
 DIGITS = 6
 """A figure of as many digits tells one guess from the others."""
 
 
-def federation(label: int) -> list[ClientData]:
-    """Everyone's data, with the adversary's guess of one label of the client that leaves."""
+def federation(guessed: int) -> list[ClientData]:
+    """Everyone's data, with the adversary's guess of one record of the client that leaves; up to 2, of its label."""
     generator = np.random.default_rng(5)
     clients = []
     for number in range(5):
         y = generator.integers(0, 3, 8)
         x = generator.normal(size=(8, 4)) + np.eye(4)[y]
         if number == GONE:
-            y[ROW] = label
+            y[ROW] = guessed % 3
+            x[ROW] += np.random.default_rng(guessed // 3).normal(size=4) * (guessed > 2)
         clients.append(ClientData(f"c{number}", x, y))
     return clients
 
@@ -59,7 +69,7 @@ def figures(folder: Path) -> set[str]:
             if isinstance(value, bytes):
                 held.add(value.hex() if len(value) <= 64 else hashlib.sha256(value).hexdigest())
             elif isinstance(value, float) and np.isfinite(value):
-                held.add(f"{value:.15g}")
+                held.add(repr(value))
             elif isinstance(value, str):
                 held |= set(re.findall(r"[0-9a-f]{64}", value)) | set(re.findall(r"\d+\.\d+(?:e[+-]\d+)?", value))
     return {figure for figure in held if len(figure.replace(".", "").lstrip("-0")) >= DIGITS}
@@ -81,15 +91,30 @@ def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
     """Everything that comes of a federation with this guess, before the client leaves it and after."""
     run = sifu.train(spec, run=folder, clients=federation(label))
     before = worked_out(folder)
-    run.forget([f"c{GONE}"], method="auto" if spec is RIDGE else "scratch")
+    if spec is RIDGE:
+        run.forget([f"c{GONE}"])
     return before | worked_out(folder)
+
+
+def in_bytes(folder: Path, given: set[str]) -> set[str]:
+    """The figures and digests that are in the bytes of some file, free pages included, as text or as a number."""
+    held = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+    def forms(figure: str) -> list[bytes]:
+        if re.fullmatch(r"[0-9a-f]{64,}", figure):
+            return [figure.encode(), bytes.fromhex(figure)]
+        return [figure.encode(), *(struct.pack(order, float(figure)) for order in (">d", "<d"))]
+
+    return {figure for figure in given if any(form in held for form in forms(figure))}
 
 
 def confirmed(folder: Path, guesses: dict[int, set[str]]) -> set[int]:
     """The guesses that the folder has a figure of which no other guess gives."""
     there = figures(folder) | worked_out(folder)
     others = {label: set().union(*(guesses[other] for other in guesses if other != label)) for label in guesses}
-    return {label for label, given in guesses.items() if (given - others[label]) & there}
+    only = {label: given - others[label] for label, given in guesses.items()}
+    assert all(only.values()), "every guess must be one that could be told"
+    return {label for label, given in only.items() if given & there or in_bytes(folder, given)}
 
 
 @pytest.fixture(scope="module")
@@ -155,38 +180,91 @@ def is_random(place: str) -> bool:
     return any(fnmatchcase(place, pattern) for pattern in RANDOM)
 
 
-@pytest.mark.parametrize(
-    ("spec", "terms"), [(RIDGE, {}), (ROUNDS, {"method": "sifu"}), (ROUNDS, {"method": "scratch"})]
-)
-def test_what_differs_with_a_forgotten_record_is_in_the_list(
-    tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any]
-) -> None:
-    folders = [purged(spec, tmp_path / f"{label}", label, **terms).folder for label in (0, TRUTH)]
-    kind = spec["model"]["kind"]
-    places = tuple(figure.place for figure in kept_figures(kind))
-    differ = {place for place in places_that_differ(*folders) if not is_random(place)}
-    assert {place for place in differ if not listed(place, places)} == set()
-    if spec is RIDGE:
-        assert differ == set()
-    else:  # the list is not idle: this is what an adversary has in such a run
-        assert {"participation.drift", "nodes.mean_shift"} <= differ
-
-
-def test_digests_and_evaluations_of_a_run_in_rounds_confirm_nothing(tmp_path: Path) -> None:
-    """The figures that the list names do confirm a guess; nothing else does."""
-    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
-    run = purged(ROUNDS, tmp_path / "run", method="scratch")
+@pytest.mark.parametrize("spec", [ROUNDS, NETWORK], ids=["linear", "network"])
+def test_a_purged_run_in_rounds_confirms_no_guess_of_a_record(tmp_path: Path, spec: dict[str, Any]) -> None:
+    """The positive control: before the client is forgotten, the right guess alone is confirmed, also by bytes."""
+    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
+    guesses = {number: guess(spec, tmp_path / f"{number}", number) for number in GUESSES}
     assert confirmed(run.folder, guesses) == {TRUTH}
-    places = tuple(figure.place for figure in kept_figures("softmax"))
-    rest = {
-        f"{value:.15g}" if isinstance(value, float) else str(value)
-        for place, values in values_by_place(run.folder).items()
-        if not listed(place, places) and not place.startswith("file")
-        for value in values
-    }
-    for label, given in guesses.items():
-        others = set().union(*(guesses[other] for other in guesses if other != label))
-        assert not (given - others) & rest
+    assert in_bytes(run.folder, guesses[TRUTH] - guesses[0])
+    run.forget([f"c{GONE}"], method="scratch", retention="strict")
+    run.purge()
+    assert confirmed(run.folder, guesses) == set()
+    assert run.verify().holds
+    assert independent_verifier.verify(run.folder) == []
+
+
+CASES = [
+    (RIDGE, {}),
+    (ROUNDS, {"method": "scratch"}),
+    (ROUNDS, {"method": "scratch", "records": [ROW]}),
+    (NETWORK, {"method": "scratch"}),
+    (ROUNDS | {"groups": {"count": 2, "rounds": 2}}, {"method": "groups"}),
+]
+
+
+@pytest.mark.parametrize(("spec", "terms"), CASES, ids=["ridge", "linear", "records", "network", "groups"])
+@pytest.mark.parametrize("other", [0, 7], ids=["label", "features"])
+def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
+    tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two worlds that differ in the record alone: every value is the same in both, or random."""
+    monkeypatch.setattr("sifu.store.creation._group_key", lambda spec: bytes(32))  # the same groups in both
+    runs = [purged(spec, tmp_path / f"{number}", number, **terms) for number in (other, TRUTH)]
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place)} == set()
+    assert runs[0].purge().figures == COUNTS
+
+
+def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Path) -> None:
+    """Certificates of such methods hold bounds, which do confirm a guess; nothing but what is listed differs."""
+    runs = [purged(ROUNDS, tmp_path / f"{label}", label, method="sifu", level="exact") for label in (0, TRUTH)]
+    differ = {place for place in places_that_differ(*(run.folder for run in runs)) if not is_random(place)}
+    assert {place for place in differ if not listed(place, tuple(figure.place for figure in KEPT_FIGURES))} == set()
+    assert {"participation.drift", "nodes.mean_shift"} <= differ
+    purge = runs[0].purge()
+    assert purge.figures == (*KEPT_FIGURES, *COUNTS)
+    assert any("not exact, or that started from a trained model" in why for _, why in purge.remains)
+
+
+def test_control_the_figures_of_a_request_with_noise_still_confirm_a_guess(tmp_path: Path) -> None:
+    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
+    run = purged(ROUNDS, tmp_path / "run", method="sifu", sigma=0.05)
+    assert run.outcomes()[0].sigma > 0.0
+    assert confirmed(run.folder, guesses) == {TRUTH}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE participation SET drift = 0.125 WHERE node = 2 AND client = 1",
+        "UPDATE nodes SET rounding = 0 WHERE node = 2",
+        f"UPDATE clients SET smoothness = 1.5, curvature = 0 WHERE client = {GONE}",
+    ],
+)
+def test_erased_figures_that_come_back_are_noticed(tmp_path: Path, statement: str) -> None:
+    run = purged(ROUNDS, tmp_path / "run", method="scratch")
+    execute(run.folder, statement)
+    assert run.verify().problems
+    assert independent_verifier.verify(run.folder)
+    rebuild_chain(run.folder)  # also with the operator's key
+    assert run.verify().problems
+    assert independent_verifier.verify(run.folder)
+
+
+def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
+    """Later requests, a second purge, an audit and a backup: what was erased is needed by none of them."""
+    run = purged(ROUNDS, tmp_path / "run", method="scratch")
+    run.forget(["c1"], method="scratch", retention="strict")
+    run.purge()
+    run.backup(tmp_path / "run.backup")
+    sifu.restore(tmp_path / "run.backup", tmp_path / "restored")
+    run.forget(["c4"], method="sifu", sigma=0.05)
+    assert run.outcomes()[-1].sigma > 0.0
+    run.purge()
+    for folder in (run.folder, tmp_path / "restored"):
+        assert sifu.open_run(folder).verify().problems == []
+        assert independent_verifier.verify(folder) == []
 
 
 def test_the_page_lists_what_remains() -> None:
@@ -213,7 +291,7 @@ def test_a_sealed_part_that_comes_back_or_is_missing_is_noticed(tmp_path: Path) 
 
 
 def test_a_purge_keeps_what_was_measured_since_and_plans_still_work(tmp_path: Path) -> None:
-    run = purged(ROUNDS, tmp_path / "run")
+    run = purged(ROUNDS, tmp_path / "run", method="sifu", sigma=0.05)
     status = run.status()
     assert status.accuracy is not None
     plan = run.plan(["c1"])

@@ -26,7 +26,9 @@ GENESIS = bytes(32)
 NONCE_BYTES = 32
 SEALED = "sealed"
 """The key of a payload that commits to what the event measured on clients' data."""
-SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty")
+FIGURES_SALT = "figures_salt"
+"""The sealed key of the salt in the event's digests of rows and clients; without it they tell nothing."""
+SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT)
 """What is never in a payload itself: figures that a guess of a client's data can be held against."""
 
 

@@ -16,10 +16,11 @@ from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figure
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
 from sifu.run.training import uninterrupted
+from sifu.store.erased_figures import FIGURES_ERASED, figures_that_came_back, why_figures_stay
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
-from sifu.store.sealed import OF_THE_FORGOTTEN, PURGED
+from sifu.store.sealed import PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished_copies import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
@@ -184,13 +185,16 @@ def purge(writer: RunWriter) -> Purge:
     with uninterrupted():
         writer.record(
             PURGED,
-            {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]},
+            {
+                "subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)],
+                FIGURES_ERASED: not why_figures_stay(writer),
+            },
             dropped_models=gone.models,
             dropped_updates=gone.updates,
             for_good=True,
         )
     complete = not (writer.folder / SCRUB_FILE).exists()
-    figures = kept_figures(view.spec.model.kind)
+    figures = kept_figures(view.spec.model.kind, erased=not why_figures_stay(writer))
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
 
 
@@ -243,13 +247,18 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
-    else:
+    elif why := why_figures_stay(reader):
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
-            "certificates are recomputed from it; with all other clients' data it can confirm a guess of a forgotten "
-            "record, so it is confidential (docs/store.md, section 5b, lists it)",
+            f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
+            "(docs/store.md, section 5b, lists it)",
         )
-    measured = reader.query("SELECT COUNT(*) FROM sealed")[0][0] - _later_measurements(reader)
+    else:
+        yield (
+            "numbers of samples, clients, rounds and kept models in run.db and certificates",
+            "certificates are recomputed from them; a guess that would have led to other numbers can be ruled out",
+        )
+    measured = len(erased_by_next_purge(reader.events()))
     if measured:
         yield (
             f"what {measured} events measured on clients' data while the forgotten were among them",
@@ -281,18 +290,6 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
 
 
-def _later_measurements(reader: RunReader) -> int:
-    """Sealed parts of events after the last roll back that were not made on the data of the forgotten."""
-    marks = ", ".join("?" * len(OF_THE_FORGOTTEN))
-    return int(
-        reader.query(
-            f"SELECT COUNT(*) FROM sealed JOIN events USING (seq) WHERE kind NOT IN ({marks}) AND seq > "
-            "(SELECT COALESCE(MAX(seq), 0) FROM events WHERE kind = 'rolled back')",
-            OF_THE_FORGOTTEN,
-        )[0][0]
-    )
-
-
 def _names(view: RunView, exposure: Exposure) -> list[str]:
     return [view.clients[index].name for index in exposure.subject.clients]
 
@@ -309,3 +306,10 @@ def check_purges(reader: RunReader) -> Iterator[str]:
         purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
         if purged != wanted or content["subjects"] != sorted(subjects):
             yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
+        erased = content.get(FIGURES_ERASED, False)
+        if erased != (not why_figures_stay(reader, before)) and "kept_rows" in content:
+            yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
+        if erased:
+            forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
+            for figures in figures_that_came_back(reader, before.tip, content["kept_rows"]["last"], forgotten):
+                yield f"purge at event {event.seq}: it erased the figures of {figures}, and they are there again"

@@ -121,32 +121,33 @@ KEPT_FIGURES = (
     KeptFigure("run.facts", "the local rate, where the spec leaves it to sifu", "rounds are replayed with it"),
     KeptFigure("run.local_rates", "the local rates that were found anew", "rounds are replayed with it"),
     KeptFigure("run.spec", "the same in the merged spec", "rounds are replayed with it"),
-    KeptFigure("run.clients_digest", "digest of the table of clients", _TIES),
-    KeptFigure("models.psi_max", "the largest Psi of a client at a model", _PLANS),
     KeptFigure("requests.noise_std", "sigma, chosen by Psi", _PSI),
     KeptFigure("requests.source_node", "the node a request went back to, chosen by Psi", _PSI),
     KeptFigure("requests.wanted_node", "the same, had every model been kept", _PSI),
     KeptFigure("charges.psi", "what the noise had to hide", _PSI),
     KeptFigure("charges.charge", "what that cost", _PSI),
     KeptFigure("certificates.content.body", "Psi, sigma, charges, budgets and nodes", "they are signed"),
-    KeptFigure("events.*.rows.digest", "digest of nodes and participations", _TIES),
-    KeptFigure("events.*.run", "the local rate and the digest of clients, as above", _TIES),
-    KeptFigure("events.*.models.psi_max", "as models.psi_max, also of erased models", _TIES),
+    KeptFigure("events.*.run", "the local rate, as above", _TIES),
     KeptFigure("events.rolled back.choice", "as the columns of requests", _TIES),
     KeptFigure("events.rolled back.charges", "as charges", _TIES),
-    KeptFigure("events.rolled back.auto.ways", "levels and predicted rounds of each method", "the choice is checked"),
     KeptFigure("events.request planned", "source node and sigma of a plan", "it is the history of the request"),
 )
 """Of runs that are trained in rounds."""
 COUNTS = (
     KeptFigure("samples", "how many samples each client had, in tables and payloads", "weights follow from it"),
     KeptFigure("rounds", "how many rounds training took", "the history is made of them"),
+    KeptFigure(
+        "models",
+        "which rounds' models were kept, and by which method a request was carried out",
+        "erased files are told by them",
+    ),
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
 """Of every run: numbers of things, never their content."""
 RANDOM = (
     "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
     "*.public_key", "*.run", "*.received", "*.carried_out", "*.finished", "*.issued", "*.sum", "*.sample_digests",
+    "*.sample_digest", "*.clients_digest", "*.figures_salt", "*.group_key",
     "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
     "file operator.key", "file models/*", "file statistics/*", "file updates/*",
 )  # fmt: skip
@@ -154,6 +155,6 @@ RANDOM = (
 stay."""
 
 
-def kept_figures(model_kind: str) -> tuple[KeptFigure, ...]:
-    """What is left after a purge; of a head in closed form it is numbers of things alone."""
-    return COUNTS if model_kind == RIDGE else (*KEPT_FIGURES, *COUNTS)
+def kept_figures(model_kind: str, erased: bool) -> tuple[KeptFigure, ...]:
+    """What is left after a purge; numbers of things alone of a head in closed form, or where figures were `erased`."""
+    return COUNTS if erased or model_kind == RIDGE else (*KEPT_FIGURES, *COUNTS)

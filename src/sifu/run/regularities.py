@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,16 +25,28 @@ class Regularities:
     certified_rates: Floats | None
 
     @staticmethod
-    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
-        """From what the clients reported, or from what the spec assumes."""
+    def of(
+        clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec, erased: Collection[int] = ()
+    ) -> Regularities:
+        """From what the clients reported, or from what the spec assumes.
+
+        `erased` are forgotten clients of whom it is not known any more (`store.erased_figures`). Nothing rests on them:
+        Psi is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
+        """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
-        factors, averagedness = local_regularities(clients, facts, assumed)
         betas = [client.smoothness for client in clients if client.smoothness is not None]
+        stays = [index for index in range(len(clients)) if index not in erased]
+        if erased and assumed is None:
+            clients = [
+                replace(client, smoothness=0.0, curvature=0.0) if index in erased else client
+                for index, client in enumerate(clients)
+            ]
+        factors, averagedness = local_regularities(clients, facts, assumed)
         rates = certified_rates(clients, facts.momentum)
         measured = MeasuredRegularity(
-            kind=classify(clients, factors, assumed is not None),
+            kind=classify([clients[index] for index in stays], factors[stays], assumed is not None),
             largest_smoothness=max(betas) if betas else None,
-            largest_factor=float(factors.max()),
+            largest_factor=float(factors[stays].max()),
             local_rate=facts.local_rate,
             largest_certified_rate=largest_rate_within(rates),
             assumed_factor=assumed,

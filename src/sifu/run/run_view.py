@@ -96,7 +96,7 @@ class RunView:
     def _regularities_at(self, rate: float) -> Regularities:
         regularities: Regularities = self.reader.constant(
             ("regularities", len(self.clients), rate),
-            lambda: Regularities.of(self.clients, replace(self.facts, local_rate=rate), self.spec),
+            lambda: Regularities.of(self.clients, replace(self.facts, local_rate=rate), self.spec, self._erased()),
         )
         return regularities
 
@@ -136,6 +136,14 @@ class RunView:
             for client in subject.clients
         }
         return np.setdiff1d(np.arange(joined), sorted(gone))
+
+    def _erased(self) -> set[int]:
+        """Forgotten clients whose smoothness a purge erased."""
+        return {
+            client
+            for client in self.forgotten
+            if client < len(self.clients) and self.clients[client].smoothness is None
+        }
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""

@@ -79,8 +79,9 @@ def first_values(
     versions: Mapping[str, str],
     public_key: str,
     tuned_layout: ModelLayout | None = None,
+    salt: str = "",
 ) -> dict[str, Any]:
-    """What the first event says of the run."""
+    """What the first event says of the run; `salt` is that of the digest of clients."""
     recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
     values = {
         "run": secrets.token_hex(8),
@@ -91,7 +92,7 @@ def first_values(
         "versions": dict(versions),
         "public_key": public_key,
         "client_count": str(len(clients)),
-        "clients_digest": clients_digest(clients),
+        "clients_digest": clients_digest(clients, salt),
         "tip": "0",
         "phase": "training",
     }

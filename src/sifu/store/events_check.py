@@ -233,7 +233,7 @@ KINDS: Mapping[str, May] = {
     "clock set": May(),
     "timestamp missing": May(),
     "restored": May((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
-    "purged": May((), ("dropped_models", "dropped_updates")),
+    "purged": May(("client_count", "clients_digest"), ("dropped_models", "dropped_updates")),
     JOINED: May(("reported", "client_count", "clients_digest")),
     "client refused": May(("admitted",)),
     "clients admitted": May(("admitted", "reported")),

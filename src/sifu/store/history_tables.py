@@ -141,8 +141,10 @@ class ParticipationRows:
         )
 
 
-def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]]) -> str:
-    """SHA-256 over the three counts, the nodes, their participations by (node, client), their Gram matrices."""
+def rows_digest(
+    nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]], salt: str = ""
+) -> str:
+    """SHA-256 over salt, the three counts, the nodes, their participations by (node, client), their Gram matrices."""
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
     for index, row in enumerate(nodes):
         values = list(row.values())
@@ -154,7 +156,7 @@ def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, gram
     taking_part["samples"], taking_part["drift"] = participation.samples, participation.drifts
     grams = list(grams)
     counts = np.array([len(nodes), participation.nodes.size, len(grams)], dtype="<i8")
-    digest = hashlib.sha256(counts.tobytes())
+    digest = hashlib.sha256(bytes.fromhex(salt) + counts.tobytes())
     digest.update(packed.tobytes())
     digest.update(taking_part.tobytes())
     for node, matrix in grams:
@@ -163,9 +165,9 @@ def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, gram
     return digest.hexdigest()
 
 
-def clients_digest(clients: Sequence[ClientProfile]) -> str:
-    """SHA-256 over the canonical JSON of each client's row, one after the other."""
-    digest = hashlib.sha256()
+def clients_digest(clients: Sequence[ClientProfile], salt: str = "") -> str:
+    """SHA-256 over salt and the canonical JSON of each client's row, one after the other."""
+    digest = hashlib.sha256(bytes.fromhex(salt))
     for index, client in enumerate(clients):
         row = [index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature]
         digest.update(canonical_json(row))
@@ -213,6 +215,11 @@ class HistoryReader(RunConnection):
         super().take_over(earlier)
         self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
         self._everyone = None if earlier._everyone is None else replace(earlier._everyone, version=self._version())
+
+    def reread(self) -> None:
+        """Forget what was read: rows are only ever added to, except by a purge."""
+        self._nodes, self._path, self._everyone = None, ([], {}), None
+        self.trackers.clear()
 
     @property
     def tip(self) -> int:

@@ -180,8 +180,10 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
     for node in payload.get("dropped_models", []):
         yield Change("models", (node,), None)
+    psi_max = payload.get("psi_max", {})
     for row in payload.get("models", []):
-        yield Change("models", (row["node"],), {key: row[key] for key in row if key != "node"})
+        values = {"psi_max": psi_max.get(str(row["node"]), 0.0)} | {key: row[key] for key in row if key != "node"}
+        yield Change("models", (row["node"],), values)
     for file in payload.get("dropped_updates", []):
         yield Change("updates", (file,), None)
     for row in payload.get("updates", []):

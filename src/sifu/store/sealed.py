@@ -12,14 +12,15 @@ import hashlib
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_json, read_json, seal_commitment
 from sifu.errors import InputError
 from sifu.store.files import SALT_BYTES, read_plain, write_atomically
-from sifu.store.reader import RunReader
+from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import remainder_to_join
 
 SALTS_FILE = "salts.json"
@@ -103,8 +104,9 @@ def _write(folder: Path, salts: Mapping[int, str]) -> None:
 
 PURGED = "purged"
 """The kind of a purge's event."""
-OF_THE_FORGOTTEN = ("request done", "comparison")
-"""Events that measure on the data of clients that were forgotten before."""
+OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
+"""Events that may tell of the data of clients that were forgotten before: by what was measured, or by a digest that
+covers them."""
 
 
 def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
@@ -139,14 +141,28 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
     }
 
 
+def erased_by_next_purge(events: Sequence[Event]) -> list[Event]:
+    """The events whose sealed part a purge would erase now, other than the last purge itself."""
+    next_purge = replace(events[-1], seq=events[-1].seq + 1, kind=PURGED)
+    erased, before = erased_by_purges([*events, next_purge]), erased_by_purges(events)
+    return [event for event in events if event.seq in erased.keys() - before.keys() and event.kind != PURGED]
+
+
 def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
     """Delete what the last purge erases, and the rows that came of it; inside the transaction of its event."""
     erased = erased_by_purges(events)
     gone, stays = set[tuple[int, str]](), set[tuple[int, str]]()
-    for seq, content in connection.execute("SELECT seq, content FROM sealed").fetchall():
-        rows = {(row["node"], row["subset"]) for row in read_json(content).get("evaluations", [])}
+    models: dict[str, float] = {}
+    for seq, text in connection.execute("SELECT seq, content FROM sealed ORDER BY seq").fetchall():
+        content = read_json(text)
+        rows = {(row["node"], row["subset"]) for row in content.get("evaluations", [])}
         (gone if seq in erased else stays).update(rows)
+        psi_max = content.get("psi_max", {})
+        models |= dict.fromkeys(psi_max, 0.0) if seq in erased else psi_max
     connection.executemany("DELETE FROM sealed WHERE seq = ?", [(seq,) for seq in erased])
+    connection.executemany(
+        "UPDATE models SET psi_max = ? WHERE node = ?", [(psi, int(node)) for node, psi in models.items()]
+    )
     connection.executemany("DELETE FROM evaluations WHERE node = ? AND subset = ?", sorted(gone - stays))
     if erased:
         connection.execute("UPDATE comparisons SET forgotten_accuracy = NULL")

@@ -18,7 +18,7 @@ from typing import Any
 
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.core.ledger import FIGURES_SALT, GENESIS, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
@@ -42,6 +42,7 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
+from sifu.store.erased_figures import FIGURES_ERASED, erase_figures
 from sifu.store.files import CERTIFICATES, certificate_path, private_folder, strange_files
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
@@ -139,8 +140,9 @@ class RunWriter(RunReader):
             staging = folder / STAGING
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key, tuned_layout)
-            writer._begin(values, layout, clients, initial_model, sample_digests)
+            salt = secrets.token_hex(NONCE_BYTES)
+            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key, tuned_layout, salt)
+            writer._begin(values, layout, clients, initial_model, sample_digests, salt)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
@@ -163,6 +165,7 @@ class RunWriter(RunReader):
         clients: Sequence[ClientProfile],
         initial_model: Vector,
         sample_digests: Sequence[str],
+        salt: str,
     ) -> None:
         """Record the first event in a database that is still empty."""
         salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
@@ -173,7 +176,7 @@ class RunWriter(RunReader):
             insert_clients(self.connection, enumerate(clients))
             self._record(
                 "run created",
-                {"run": values} | ({"sample_digests": salted} if salted else {}) | consent,
+                {"run": values, FIGURES_SALT: salt} | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
                 [NewModel(0, initial_model, kept=True)],
                 layout,
@@ -299,7 +302,8 @@ class RunWriter(RunReader):
                 for (request, form), content in contents.items():
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
                 if joined is not None:
-                    payload["run"] = payload.get("run", {}) | self._insert_client(joined)
+                    insert_clients(self.connection, [(len(self.read_clients()), joined)])
+                    payload["run"] = payload.get("run", {}) | self._clients_now(payload)
                 if joined_digest is not None:
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: joined_digest})[client]
@@ -359,11 +363,10 @@ class RunWriter(RunReader):
         """The time, never before that of the last event, whatever the clock says."""
         return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
 
-    def _insert_client(self, client: ClientProfile) -> dict[str, str]:
-        """Add a row; returns what the run table then says of its clients."""
-        clients = (*self.clients(), client)
-        insert_clients(self.connection, [(len(clients) - 1, client)])
-        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
+    def _clients_now(self, payload: dict[str, Any]) -> dict[str, str]:
+        """What the run table says of its clients once an event with this payload is recorded."""
+        clients = self.read_clients()
+        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients, _salt_in(payload))}
 
     def scrub(self) -> bool:
         """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
@@ -390,13 +393,16 @@ class RunWriter(RunReader):
         """Inside a transaction: write files and rows, seal the event, apply its changes."""
         if models:
             payload["models"] = [self._write_model(model, layout) for model in models]
+            payload["psi_max"] = {str(model.node): model.psi_max for model in models}
         if rows.nodes:
             payload["rows"] = {
                 "first": rows.nodes[0].node.node,
                 "last": rows.nodes[-1].node.node,
-                "digest": rows_digest(rows.nodes, rows.participation, rows.grams),
+                "digest": rows_digest(rows.nodes, rows.participation, rows.grams, _salt_in(payload)),
             }
             insert_rows(self.connection, rows)
+        if kind == PURGED:
+            payload |= self._what_is_kept(payload)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
         time = time_after(last[2], utc_now()) if last and kind != CLOCK_SET else utc_now()
@@ -421,6 +427,16 @@ class RunWriter(RunReader):
         apply_change(self.connection, Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
         return event
 
+    def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Erase the figures that a purge erases, and tie what is left of rows and clients to its own event."""
+        if payload.get(FIGURES_ERASED):
+            forgotten = [client for row in self.subjects() for client in row.clients]
+            erase_figures(self.connection, [row.node.node for row in self.path()], forgotten)
+        self.reread()
+        rows = self.node_rows(0, 2**62)
+        digest = rows_digest(rows, self.participation(), self.grams(), _salt_in(payload))
+        return {"kept_rows": {"last": rows[-1].node.node, "digest": digest}, "run": self._clients_now(payload)}
+
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
         path = files.model_path(self.folder, model.node)
         stored = self.query("SELECT digest FROM models WHERE node = ?", (model.node,))
@@ -436,7 +452,6 @@ class RunWriter(RunReader):
             "bytes": len(content),
             "digest": hashlib.sha256(content).hexdigest(),
             "nonce": secrets.token_hex(NONCE_BYTES),
-            "psi_max": model.psi_max,
         }
 
     def salt_seed(self) -> int | None:
@@ -468,3 +483,8 @@ class RunWriter(RunReader):
             path = certificate_path(self.folder, request, form)
             if not path.exists():
                 files.write_atomically(path, self.certificates(request)[(request, form)].encode())
+
+
+def _salt_in(payload: dict[str, Any]) -> str:
+    """The salt of an event's digests of rows and clients, drawn when the first of them is made."""
+    return str(payload.setdefault(FIGURES_SALT, secrets.token_hex(NONCE_BYTES)))

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from sifu.core.ledger import FIGURES_SALT
 from sifu.errors import SifuError
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import is_erased
 from sifu.store.events_check import check_recorded_nodes
 from sifu.store.history_tables import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
+from sifu.store.sealed import erased_by_purges
 from sifu.theory.history import TAKEN_PART
 from sifu.theory.regularity import RoundRegularity
 
@@ -40,14 +43,19 @@ def check_clients(reader: RunReader) -> Iterator[str]:
     """The clients must be those that every event with a digest of them commits to."""
     clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
+    erased = erased_by_purges(reader.events())
     commitments = [
-        content["run"] for event in reader.events() if "clients_digest" in (content := event.content).get("run", {})
+        (event.seq, content["run"], content.get(FIGURES_SALT, ""))
+        for event in reader.events()
+        if "clients_digest" in (content := event.content).get("run", {})
     ]
     if (
         indices != list(range(len(clients)))
-        or int(commitments[-1]["client_count"]) != len(clients)
+        or int(commitments[-1][1]["client_count"]) != len(clients)
         or any(
-            values["clients_digest"] != clients_digest(clients[: int(values["client_count"])]) for values in commitments
+            values["clients_digest"] != clients_digest(clients[: int(values["client_count"])], salt)
+            for seq, values, salt in commitments
+            if seq not in erased  # the purge that erased the salt commits to what was left
         )
     ):
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
@@ -56,16 +64,28 @@ def check_clients(reader: RunReader) -> Iterator[str]:
 def check_rounds(reader: RunReader) -> Iterator[str]:
     """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
     everyone = reader.everyone()
-    seen = 0
+    seen, erased = 0, erased_by_purges(reader.events())
     for event in reader.events():
-        rows = event.content.get("rows")
+        rows, salt = event.content.get("rows"), event.content.get(FIGURES_SALT, "")
+        kept = event.content.get("kept_rows")
+        if kept is not None and event.seq not in erased:
+            last = int(kept["last"])
+            digest = rows_digest(reader.node_rows(0, last), everyone.between(0, last), reader.grams(0, last), salt)
+            if digest != kept["digest"]:
+                yield (
+                    f"rounds: a row of nodes, participation (samples, drift) or grams up to node {last} is not "
+                    f"what the purge at event {event.seq} left"
+                )
         if rows is None:
             continue
         first, last = int(rows["first"]), int(rows["last"])
         if first != seen:
             yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
         seen = last + 1
-        digest = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
+        if event.seq in erased:
+            continue
+        part = everyone.between(first, last)
+        digest = rows_digest(reader.node_rows(first, last), part, reader.grams(first, last), salt)
         if digest != rows["digest"]:
             yield (
                 f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
@@ -90,6 +110,8 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
+        if is_erased(row):
+            continue
         regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
         if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
