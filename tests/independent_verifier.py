@@ -147,8 +147,8 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     if spec["regularity"]["kind"] == "assumed":
         return spec["regularity"]["factor"] ** steps, 1.0
     beta, mu = client["smoothness"], client["curvature"]
-    if beta is None:  # of a forgotten client, erased by a purge (section 6d): nothing rests on it
-        return 1.0, 0.0
+    if beta is None:  # undocumented, as is an unknown mu
+        return math.inf, 1.0
     mu, x = -beta if mu is None else mu, eta * beta
     if rho == 0:
         within = x <= 2 * (1 + RELATIVE)
@@ -202,12 +202,22 @@ class Verifier:
             self.rounds.setdefault(row["node"], {})[row["client"]] = row
         self.grams = {row["node"]: np.frombuffer(row["matrix"], "<f8") for row in self.tables["grams"]}
         self.rates = {int(node): rate for node, rate in json.loads(self.run.get("local_rates", "{}")).items()}
-        self.regular = {
-            first: {c: regularity(row, self.facts | {"local_rate": rate}, self.spec) for c, row in self.clients.items()}
-            for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
-        }
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
+        purges = [json.loads(row["payload"]) for row in self.tables["events"] if row["kind"] == "purged"]
+        erasing = [payload for payload in purges if payload.get("figures_erased")]  # section 6d
+        self.erased_up_to = erasing[-1]["kept_rows"]["last"] if erasing else -1
+        self.erased = {c for i in (erasing[-1]["subjects"] if erasing else []) for c in self.subjects.get(i, [])}
+        assumed = self.spec["regularity"]["kind"] == "assumed"
+        self.regular = {
+            first: {
+                c: (1.0, 0.0)
+                if c in self.erased and not assumed
+                else regularity(row, self.facts | {"local_rate": rate}, self.spec)
+                for c, row in self.clients.items()
+            }
+            for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
+        }
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
@@ -627,10 +637,8 @@ class Verifier:
                 self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
             regular = [(p["samples"], *self.regular[self.rate_since(node)][c]) for c, p in here.items()]
             self.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
-            if math.isinf(row["rounding"]):  # section 6d: a purge erased its figures
+            if self.figures_gone(node):
                 regular = [(n, 1.0, 0.0) for n, _, _ in regular]
-                unbounded = [row["mean_shift"], *(p["drift"] for p in here.values())]
-                self.check(all(map(math.isinf, unbounded)), f"{at}: some of its figures were erased")
             self.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
             self.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
             self.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))
@@ -638,6 +646,11 @@ class Verifier:
             for client, p in here.items():
                 self.agree(f"{at}: samples of client {client}", p["samples"], self.clients[client]["samples"])
                 self.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")
+
+    def figures_gone(self, node: int) -> bool:
+        """Section 6d: whether a purge erased the figures of a round or merge."""
+        row, drifts = self.nodes[node], [p["drift"] for p in self.rounds[node].values()]
+        return node <= self.erased_up_to and all(map(math.isinf, [row["rounding"], row["mean_shift"], *drifts]))
 
     def check_rejections(self) -> None:
         """Section 1a: whoever was left out of a round is not in it."""
@@ -1223,9 +1236,8 @@ class Verifier:
             self.agree(f"{at}: figures erased", said.get("figures_erased", False), able and "kept_rows" in said)
             if said.get("figures_erased"):
                 cut = [row for n, row in self.nodes.items() if n <= said["kept_rows"]["last"] and n not in active]
-                back = [
-                    row["node"] for row in cut if row["kind"] in ("round", "merge") and math.isfinite(row["rounding"])
-                ]
+                rounds = [row["node"] for row in cut if row["kind"] in ("round", "merge")]
+                back = [node for node in rounds if self.nodes[node]["distance"] or not self.figures_gone(node)]
                 gone = {c for i in moment["known"] for c in self.subjects[i]}
                 back += [c for c in gone if self.clients[c]["smoothness"] is not None]
                 self.check(not back, f"{at}: figures of {back} are there again")
@@ -1384,8 +1396,7 @@ class Verifier:
         """Whether the automatic local rate would be another one without the clients of the request."""
         if self.facts["shape_from_labels"] or request["method"] == "closed_form":
             return bool(self.facts["shape_from_labels"])
-        forgotten = {c for i in self.subjects for c in self.subjects[i]}
-        measured = {c: row for c, row in self.clients.items() if row["smoothness"] is not None or c not in forgotten}
+        measured = {c: row for c, row in self.clients.items() if c not in self.erased}
         if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured.values()) or not measured:
             return False
         if self.found_anew(request):

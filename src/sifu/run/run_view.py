@@ -21,6 +21,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.group_rule import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.regularities import Regularities
+from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, readable
@@ -94,9 +95,10 @@ class RunView:
         return self._regularities_at(self._first_rate if rate is None else rate)
 
     def _regularities_at(self, rate: float) -> Regularities:
+        facts = replace(self.facts, local_rate=rate)
         regularities: Regularities = self.reader.constant(
             ("regularities", len(self.clients), rate),
-            lambda: Regularities.of(self.clients, replace(self.facts, local_rate=rate), self.spec, self._erased()),
+            lambda: Regularities.of(self.clients, facts, self.spec, last_erased(self.reader)[1]),
         )
         return regularities
 
@@ -136,14 +138,6 @@ class RunView:
             for client in subject.clients
         }
         return np.setdiff1d(np.arange(joined), sorted(gone))
-
-    def _erased(self) -> set[int]:
-        """Forgotten clients whose smoothness a purge erased."""
-        return {
-            client
-            for client in self.forgotten
-            if client < len(self.clients) and self.clients[client].smoothness is None
-        }
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""

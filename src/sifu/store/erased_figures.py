@@ -12,12 +12,16 @@ import json
 import math
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sifu.core.ledger import SEALED, canonical_json
-from sifu.store.history_tables import NodeRow
-from sifu.store.reader import RunReader
 from sifu.store.events_check import ReplayedTables
+from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.reader import RunReader
+from sifu.store.sealed import PURGED
 from sifu.theory.history import TAKEN_PART
 
 STARTS_AFRESH = ("scratch", "groups", "closed_form")
@@ -79,16 +83,36 @@ def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgott
     )
 
 
-def is_erased(row: NodeRow) -> bool:
-    """Whether the figures of a round or merge were erased; everyone who took part in it has an unbounded Psi."""
-    return row.node.kind in TAKEN_PART and math.isinf(row.node.rounding)
+def is_erased(row: NodeRow, part: ParticipationRows) -> bool:
+    """Whether all figures of a round or merge are as a purge leaves them; `part` are those who took part in it."""
+    node = row.node
+    overwritten = replace(node.regularity, factor_max=1.0, averagedness_sum=0.0, averagedness_max=0.0)
+    overwritten = replace(overwritten, factor_sum=float(node.regularity.total_samples))
+    unbounded = math.isinf(node.rounding) and math.isinf(node.mean_shift) and bool(np.all(np.isinf(part.drifts)))
+    return unbounded and node.regularity == overwritten
+
+
+def last_erased(reader: RunReader) -> tuple[int, set[int]]:
+    """The last node that a purge which erased figures knew (-1: there was none), and the clients it erased them of."""
+    for (text,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq DESC", (PURGED,)):
+        payload = json.loads(text)
+        if payload.get(FIGURES_ERASED):
+            clients = {row.subject: row.clients for row in reader.subjects()}
+            gone = {client for subject in payload["subjects"] for client in clients.get(subject, ())}
+            return int(payload["kept_rows"]["last"]), gone
+    return -1, set()
 
 
 def figures_that_came_back(reader: RunReader, tip: int, last: int, forgotten: Collection[int]) -> Iterator[str]:
     """Figures of rounds up to node `last` off the path of `tip`, and of clients, that a purge had erased."""
     path = {row.node.node for row in reader.path(tip)}
-    back = [row.node.node for row in reader.node_rows(0, last) if row.node.kind in TAKEN_PART and not is_erased(row)]
-    if rounds := [node for node in back if node not in path]:
+    cut_off = [row for row in reader.node_rows(0, last) if row.node.kind in TAKEN_PART and row.node.node not in path]
+    taking_part = reader.everyone()
+    if rounds := [
+        row.node.node
+        for row in cut_off
+        if row.distance != 0.0 or not is_erased(row, taking_part.between(row.node.node, row.node.node))
+    ]:
         yield f"rounds of nodes {rounds[:5]}"
     clients = reader.read_clients()
     if restored := [client for client in sorted(forgotten) if clients[client].smoothness is not None]:

@@ -11,7 +11,7 @@ import numpy as np
 from sifu.core.ledger import FIGURES_SALT
 from sifu.errors import SifuError
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import is_erased
+from sifu.store.erased_figures import is_erased, last_erased
 from sifu.store.events_check import check_recorded_nodes
 from sifu.store.history_tables import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
@@ -96,7 +96,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    begins = sorted({0, *reader.local_rates})
+    begins, (last_of_erased, _) = sorted({0, *reader.local_rates}), last_erased(reader)
     at_rate = {first: view.regularities_at(first) for first in begins}
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for row in reader.node_rows():
@@ -110,11 +110,10 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
-        if is_erased(row):
-            continue
         regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
+        erased_here = node.node <= last_of_erased and is_erased(row, part)
+        if not erased_here and RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
             yield f"rounds: the sums of node {node.node} do not follow from its participants"
     yield from _check_left_out(view, everyone)
 
