@@ -90,7 +90,9 @@ class Log:
         }
 
 
-def make_journeys(log: Log, wanted: int, seed: int, families: Sequence[str], jobs: int, seconds: float) -> None:
+def make_journeys(
+    log: Log, wanted: int, seed: int, families: Sequence[str], jobs: int, seconds: float, small: bool = False
+) -> None:
     """Runs from number `seed` on until `wanted` requests were carried out, or `seconds` are over (0: no limit)."""
     if log.findings.requests >= wanted:
         return
@@ -100,7 +102,7 @@ def make_journeys(log: Log, wanted: int, seed: int, families: Sequence[str], job
     log.sessions.append(session)
     for name in THREADS:  # for the processes that begin now
         os.environ[name] = "1"
-    tasks = ((number, families) for number in missing(log, seed, families))
+    tasks = ((number, families, small) for number in missing(log, seed, families))
     with open(log.file, "a", encoding="utf-8") if log.file else nullcontext() as stream:
         if log.file and log.file.stat().st_size and not log.file.read_bytes().endswith(b"\n"):
             _write(stream, None)
@@ -130,13 +132,13 @@ def family_of(seed: int, families: Sequence[str]) -> str:
     return random.Random(f"family {seed}").choice(families)
 
 
-def one_journey(seed: int, families: Sequence[str]) -> Line:
+def one_journey(seed: int, families: Sequence[str], small: bool = False) -> Line:
     """One run from its training to its end, in a folder that is thrown away."""
     findings, family = Findings(), family_of(seed, families)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder:
         try:
-            audit_journey(seed, Path(folder), findings, [family])
+            audit_journey(seed, Path(folder), findings, [family], small=small)
         except Exception as error:  # a traceback is a finding like any other
             what = f"{type(error).__name__}: {error}"
             row = {"kind": "traceback", "seed": seed, "family": family, "request": "", "what": what}

@@ -1,6 +1,7 @@
 """Random runs against the truth, and the product's own audit against random runs and operators who cheat.
 
     python benchmarks/random_audits.py --requests 1000 --jobs 4 --log FILE.jsonl [--result FILE.json]
+    python benchmarks/random_audits.py --requests 5000 --small    the same with little training: an hour of one core
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
@@ -147,6 +148,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=0, help="hold so many requests against the truth")
     parser.add_argument("--seed", type=int, default=0, help="of the first journey")
     parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(EVERY_FAMILY)], default=EVERY_FAMILY)
+    parser.add_argument("--small", action="store_true", help="two or three rounds a run, and no timestamps")
     parser.add_argument("--jobs", type=int, default=1, help="so many processes")
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds")
     parser.add_argument("--log", type=Path, help="a file of JSON lines to add to, and to go on from")
@@ -163,7 +165,8 @@ def main() -> int:
             good &= control_is_caught(control, options.seed)
     if options.requests:
         log = Log(options.log)
-        make_journeys(log, options.requests, options.seed, options.families, options.jobs, options.seconds)
+        training = options.families, options.jobs, options.seconds, options.small
+        make_journeys(log, options.requests, options.seed, *training)
         print("\n".join(summary(log.findings)))
         if options.result:
             options.result.write_text(json.dumps(log.summary(), indent=1) + "\n", encoding="utf-8")

@@ -775,12 +775,17 @@ def must_not_diverge() -> Iterator[None]:
 
 
 def audit_journey(
-    seed: int, folder: Path, findings: Findings, families: Sequence[str] = FAMILIES, most_requests: int = 6
+    seed: int,
+    folder: Path,
+    findings: Findings,
+    families: Sequence[str] = FAMILIES,
+    most_requests: int = 6,
+    small: bool = False,
 ) -> Journey | None:
     """One journey from its training to its end, with everything it claims held against the truth; None without one."""
     with replayable_noise(seed), witnessed(folder):
         try:
-            journey = start_journey(seed, folder, families)
+            journey = start_journey(seed, folder, families, small)
         except RoundRejectedError:  # a network that diverges is refused in a sentence, which claims nothing
             findings.refused += 1
             return None

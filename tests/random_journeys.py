@@ -95,6 +95,8 @@ class Journey:
     """Whether the run is opened with an engine of the caller's."""
     gone: dict[str, set[int]] = field(default_factory=dict)
     """Rows that were forgotten, by the first name of their client."""
+    small: bool = False
+    """Whether there are few rounds and no timestamps, so that thousands of requests take an hour."""
 
     @property
     def approvals(self) -> int:
@@ -287,11 +289,22 @@ def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any
     return terms
 
 
-def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES) -> Journey:
+def fewer_rounds(spec: dict[str, Any]) -> None:
+    """Training of two or three rounds of one or two steps."""
+    if "stop" in spec:
+        spec["stop"]["max_rounds"] = min(spec["stop"]["max_rounds"], 3 if "groups" in spec else 2)
+        spec["local"]["steps"] = min(spec["local"]["steps"], 2)
+    if "groups" in spec:
+        spec["groups"] |= {"count": 2, "rounds": 1}
+
+
+def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES, small: bool = False) -> Journey:
     """Train the run of a journey; call it inside `replayable_noise`."""
     dice = random.Random(f"journey {seed}")
     family = dice.choice(families)
     spec, shape, model = random_journey_spec(dice, seed, family)
+    if small:
+        fewer_rounds(spec)
     generator = np.random.default_rng(seed)
     outputs = 2 if spec["model"].get("kind") in ("logistic", "least_squares") else CLASSES
     count = dice.randint(6, 10)
@@ -299,7 +312,7 @@ def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES) -
     for number, client in enumerate(clients):  # everyone's classes are counted where no spec says them
         client.y[0] = number % outputs
     newcomers = tables(generator, 2, count, outputs, shape)
-    journey = Journey(seed, family, spec, clients, newcomers, model, folder / "run")
+    journey = Journey(seed, family, spec, clients, newcomers, model, folder / "run", small=small)
     journey.hands_engine_over = family not in (MASKED, "closed form") and dice.random() < 0.2
     if family == MASKED:
         journey.flower = masked_engine(sifu.Spec.from_mapping(spec), clients)
@@ -481,7 +494,7 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
         elif chance < 0.28:
             journey.open().rotate_key()
             journey.steps.append("new key")
-        elif chance < 0.33 and can_be_timestamped():
+        elif chance < 0.33 and not journey.small and can_be_timestamped():
             timestamp(journey)
         elif chance < 0.55 and journey.family == "closed form" and journey.newcomers:
             journey.clients = [*journey.clients, journey.newcomers.pop(0)]

@@ -47,7 +47,7 @@ def test_masked_runs_wait_for_a_machine_with_flower(tmp_path: Path, monkeypatch:
 
 
 def test_a_traceback_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nobody left")
 
     monkeypatch.setattr(journey_log, "audit_journey", broken)
