@@ -1225,10 +1225,10 @@ class Verifier:
                 node = self.nodes[row["node"]]
                 start = node["node"] if node["kind"] == "heuristic" else node["parent"]
                 updates += [file] if start in held else []
-            said, asked = moment["payload"], [r for r in moment["requests"].values() if r.get("request_order")]
+            said, served = moment["payload"], [r for r in moment["requests"].values() if r.get("request_order")]
             first = json.loads(self.tables["events"][0]["payload"])
-            exact = bool(asked) and all(
-                row.get("level") == "exact" and row["method"] in ("scratch", "groups", "closed_form") for row in asked
+            exact = bool(served) and all(
+                row.get("level") == "exact" and row["method"] in ("scratch", "groups", "closed_form") for row in served
             )
             able = "sealed" in first and not self.spec["keep"]["gram_clients"] and "reported" not in self.run
             able = able and self.spec["privacy"]["noise"] != "seeded" and exact

@@ -252,6 +252,23 @@ def test_erased_figures_that_come_back_are_noticed(tmp_path: Path, statement: st
     assert independent_verifier.verify(run.folder)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE nodes SET factor_sum = factor_sum / 2, factor_max = 0.5, rounding = 9e999 WHERE node = 2",
+        f"UPDATE clients SET smoothness = NULL, curvature = NULL WHERE client = {GONE}",
+    ],
+    ids=["a round", "a forgotten client"],
+)
+def test_figures_that_look_erased_without_a_purge_are_noticed(tmp_path: Path, statement: str) -> None:
+    run = sifu.train(ROUNDS, run=tmp_path / "run", clients=federation(TRUTH))
+    run.forget([f"c{GONE}"], method="scratch")
+    execute(run.folder, statement)
+    rebuild_chain(run.folder)  # with the operator's key
+    assert run.verify().problems
+    assert independent_verifier.verify(run.folder)
+
+
 def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
     """Later requests, a second purge, an audit and a backup: what was erased is needed by none of them."""
     run = purged(ROUNDS, tmp_path / "run", method="scratch")
