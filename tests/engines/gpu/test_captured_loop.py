@@ -113,10 +113,10 @@ class Overflowing(nn.Module):
 def test_layers_that_draw_are_keyed_by_their_place() -> None:
     public = nn.Sequential(make(), nn.Dropout(0.5))
     training = LocalTraining(0.05, 2, 4)
-    one, other = (TuningOnDevice(clients_of(), network_of(public), training, seed, DEVICE) for seed in (1, 2))
-    assert one.loop.why_uncaptured
-    first = rounds_of(one)
-    assert all(map(np.array_equal, first, rounds_of(one)))
+    engine, other = (TuningOnDevice(clients_of(), network_of(public), training, seed, DEVICE) for seed in (1, 2))
+    assert engine.loop.why_uncaptured
+    first = rounds_of(engine)
+    assert all(map(np.array_equal, first, rounds_of(engine)))
     assert not np.array_equal(first[0], rounds_of(other)[0])
 
 
