@@ -48,8 +48,8 @@ class ForgettingFedAvg(FedAvg):
         for name in ("fraction_train", "weighted_by_key", "arrayrecord_key", "configrecord_key"):
             if getattr(self, name) != getattr(USUAL, name):
                 raise InputError(
-                    f"{name} = {getattr(self, name)!r} is not for {type(self).__name__}: leave it out. Who takes part "
-                    "is said by server.participation in a spec"
+                    f"{name} = {getattr(self, name)!r} is not for {type(self).__name__}: leave it out. "
+                    "server.participation of the spec says who takes part"
                 )
 
     def start(

@@ -15,7 +15,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sifu.data import load
 from sifu.data.feature_maps import (
     FeatureMap,
-    NetworkFeatures,
     RandomConvolutions,
     client_statistics,
     feature_map,
@@ -23,6 +22,7 @@ from sifu.data.feature_maps import (
 )
 from sifu.data.feature_maps import convolutions as bank_module
 from sifu.data.feature_maps.feature_map import drawn_normals
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError
 from sifu.theory.closed_form import Targets, fit_head, total

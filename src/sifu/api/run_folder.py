@@ -18,7 +18,6 @@ from sifu.core.engine import Engine, LacksData
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import sample_digest
-from sifu.engines.sim.embedded_heads import KeptStatistics
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
@@ -203,6 +202,8 @@ class RunFolder:
             sentence = f"no accuracy is measured, because the clients' data cannot be read: {error}"
             warnings.warn(sentence, SifuWarning, stacklevel=2)
             clients = reader.clients()
+            from sifu.engines.sim.embedded_heads import KeptStatistics  # imports torch
+
             kept = KeptStatistics(clients, RunView(reader).facts, reader.layout, spec)
             return kept, ("",) * len(clients), dict.fromkeys(range(len(clients)), str(error))
         digests = tuple(sample_digest(client) for client in arranged.clients) or shown_digests(engine)

@@ -39,7 +39,7 @@ MOST_HELD_OUT = 2000
 
 
 class ReleaseAttack:
-    """Attacks on one request's release; what cannot be tried is said in `notes`."""
+    """Attacks on one request's release; `notes` name those that cannot be tried."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What anyone who sees a release can tell of the client at most, and at least.
+"""How much a release reveals about the client: bounds from above and from below.
 
 A lower bound on epsilon from replays alone, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023).
 
@@ -11,7 +11,7 @@ The test (a statistic, a threshold, a side) is chosen on one half of the replays
 other half. Clopper & Pearson's intervals bound both rates at once, so the bound holds with the stated confidence
 whatever the statistic is.
 
-A release replayed many times with fresh noise: what anyone who sees it can tell of the client at most, and at least.
+A release replayed many times with fresh noise: how much it reveals about the client, bounded from above and from below.
 
 The release of a request is theta + N(0, sigma^2 I) with the client and phi + N(0, sigma^2 I) without, theta and phi
 the models of its source node in the two worlds. Rounds after it are post-processing and can only hide more, so
@@ -322,7 +322,7 @@ class ExactAudit:
 
     @property
     def same_sum(self) -> bool:
-        """Whether the two sums are one; nothing is said where there are none."""
+        """Whether the two sums are equal; no finding where there are none."""
         return self.sum_without is None or self.sum_recorded == self.sum_without
 
 

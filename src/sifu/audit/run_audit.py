@@ -186,7 +186,7 @@ class _Audit:
                 self._say(True, f"{who}: its release is called exact, but without the clients another model comes out")
             elif release.without is None and not same_worlds:
                 self.notes.append(
-                    f"{who}: its release was not recomputed without the clients, so nothing is said of it: no engine "
+                    f"{who}: its release was not recomputed without the clients, so it was not audited: no engine "
                     "can be built without their data where one was handed over or groups tune a network, or what the "
                     "release was made of is gone"
                 )

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from sifu.cli.options import Format, FormatOption
-from sifu.core.spec import Spec, commented_toml
 from sifu.errors import InputError
-from sifu.store.files import write_atomically
 
 flower = typer.Typer(
     name="flower", help="Federations on Flower, see docs/flower.md.", no_args_is_help=True, rich_markup_mode="rich"
@@ -34,7 +32,6 @@ def new_app(
     format: FormatOption = Format.text,
 ) -> None:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
-    from sifu.cli.flower_app_files import default_run, write_app
     from sifu.cli.output import tell
 
     files = write_app(folder, run or default_run(folder), insecure)
@@ -143,6 +140,9 @@ def default_run(folder: Path) -> Path:
 
 def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
     """Write the app into an empty or absent folder; returns the names of its files."""
+    from sifu.core.spec import Spec, commented_toml
+    from sifu.store.files import write_atomically
+
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
     if run.resolve().is_relative_to(folder.resolve()):

@@ -177,7 +177,7 @@ WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISD
 
 
 def _leave(code: int, as_json: bool) -> None:
-    """Exit; Typer turns Ctrl-C into this code without a word, so it is said here."""
+    """Exit; Typer turns Ctrl-C into this code silently, so print a message here."""
     if code == 0:
         _say_what_is_overdue()
     if code == INTERRUPTED:

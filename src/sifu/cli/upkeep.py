@@ -13,7 +13,6 @@ import typer
 from rich.markup import escape
 
 from sifu.cli.options import Format, FormatOption, RunArgument
-from sifu.cli.output import out, print_json, table
 
 PACKAGES = (
     "sifu", "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
@@ -24,6 +23,7 @@ def show_doctor(as_json: bool) -> None:
     """`sifu doctor`."""
     import torch
 
+    from sifu.cli.output import out, print_json, table
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 

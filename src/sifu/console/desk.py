@@ -158,7 +158,7 @@ class RequestLine:
 
     @staticmethod
     def of(run: RunAtDesk, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
-        """The line of a request in the ledger, or of one in the inbox, of which less is said."""
+        """The line of a request in the ledger, or of one in the inbox, of which less is known."""
         nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
         return RequestLine(**nothing | theirs | {"run": run.key, "name": run.name} | ours)

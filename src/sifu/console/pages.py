@@ -299,7 +299,7 @@ def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
 
 
 def _term_words(name: str, value: Any, spec: Spec) -> str:
-    """A term as people read it; what comes from the spec is said with its value."""
+    """A term as people read it; a default from the spec is shown with its value."""
     if name == "records":
         return rows_words(value)
     if name == "target" and value is None:

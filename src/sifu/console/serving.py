@@ -136,7 +136,7 @@ def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
 
 
 def listen(binding: Binding) -> socket.socket:
-    """The socket that the console listens at; a port in use is said before anything else is done."""
+    """The socket that the console listens at; a port in use is reported before anything else is done."""
     family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
     try:
         return socket.create_server((binding.host, binding.port), family=family, backlog=2048)

@@ -14,7 +14,7 @@ from sifu.choices import Level, Retention, Scope, Unit
 from sifu.core.method_info import CLOSED_FORM, Protection
 from sifu.core.premises.sentences import sentence
 
-WORDING = 1
+WORDING = 2
 """Raise it with every change to a sentence of this file or of `premises/sentences.py`."""
 
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
@@ -64,13 +64,13 @@ EXACT_GUARANTEE = (
 )
 
 CLOSED_FORM_GUARANTEE = (
-    "The model was solved from a sum of whole numbers over the clients that stay, which is bit for bit the sum of a "
+    "The model was solved from a sum of integers over the remaining clients, which is bit for bit the sum of a "
     "federation that never had the client."
 )
 
 CLOSED_FORM_NOT_COVERED = (
-    "The difference between releases before and after this request tells of the client; only those from now on are "
-    "covered.",
+    "The difference between releases before and after this request reveals something about the client; only those "
+    "from now on are covered.",
     "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
     "them, still holds them.",
 )
@@ -84,7 +84,7 @@ EXACT_RECORDS_GUARANTEE = (
     "of training to which the client had contributed nothing before this request, under the same plan."
 )
 CLOSED_FORM_RECORDS_GUARANTEE = (
-    "This is about records of a client that stays. The model was solved from a sum of whole numbers over the clients, "
+    "This is about records of a client that stays. The model was solved from a sum of integers over the clients, "
     "which is bit for bit the sum of a federation whose client never had these records."
 )
 RECORDS_NOT_COVERED = (

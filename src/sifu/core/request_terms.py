@@ -168,7 +168,7 @@ TERMS: tuple[str, ...] = tuple(field.name for field in fields(RequestTerms))
 
 
 def terms_words(terms: Mapping[str, Any]) -> str:
-    """Terms in a line, as forms and commands name them; whom a request forgets is said elsewhere.
+    """Terms in a line, as forms and commands name them; without the clients to forget.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default, release now'

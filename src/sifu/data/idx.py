@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import math
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,15 @@ TRAIN_SAMPLES = 1600
 
 def read_digits() -> Dataset:
     """The digits as bytes of 0..16, split into 1,600 training and 197 test images, always the same ones."""
+    x, y = _stored_digits()
+    order = fixed_order(SAMPLES)
+    train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
+    return Dataset("digits", x[train], y[train], x[test], y[test], tuple(str(digit) for digit in range(10)))
+
+
+@cache
+def _stored_digits() -> tuple[NDArray[np.uint8], Integers]:
+    """Images and labels in scikit-learn's order; one command needs them several times."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -126,12 +136,10 @@ def read_digits() -> Dataset:
     images = np.asarray(stored.images)
     if images.shape != (SAMPLES, 8, 8):
         raise InputError(f"scikit-learn's digits have shape {images.shape}, not ({SAMPLES}, 8, 8)")
-    order = fixed_order(SAMPLES)
-    train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
-    x, y = images.astype(np.uint8), np.asarray(stored.target).astype(np.int64)
-    return Dataset("digits", x[train], y[train], x[test], y[test], tuple(str(digit) for digit in range(10)))
+    return images.astype(np.uint8), np.asarray(stored.target).astype(np.int64)
 
 
+@cache
 def fixed_order(samples: int) -> Integers:
     """A permutation that no release of numpy can change: row numbers ordered by their SHA-256.
 

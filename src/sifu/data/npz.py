@@ -78,7 +78,7 @@ def _own_dataset(name: str, arrays: dict[str, Array], path: Path) -> Dataset:
 
 def read_arrays(path: Path) -> dict[str, Array]:
     """All arrays of an npz file, after their announced sizes were compared with what the file holds."""
-    if path.exists() and not path.is_file():  # reading from a pipe would wait for good
+    if path.exists() and not path.is_file():  # reading from a pipe could block forever
         raise InputError(f"{path} is not a regular file: give an npz file, written with np.savez")
     try:
         _check_members(path)

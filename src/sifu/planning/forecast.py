@@ -8,7 +8,7 @@ than where the curve was when it was reached the first time:
     e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T).
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-Harm also depends on c + k, how far training has come. What e and harm are is said in `planning.measure`.
+Harm also depends on c + k, how far training has come. `planning.measure` defines e and harm.
 
 f is the luck of the draw: noise of one size does more or less harm, its standard deviation falls like 1 / sigma.
 And accuracy scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the

@@ -110,14 +110,11 @@ def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
     """Floor and exponent of the power law nearest to the points; exponent 1/2 where they are too few to tell."""
     if n.size < 4:
         return 0.0, 0.5
-    log_n = np.log(n)
-    candidates = []
-    for floor in _FLOORS * y.min():
-        slope, start = np.polyfit(log_n, np.log(y - floor), 1)
-        error = float(np.mean((np.exp(start + slope * log_n) + floor - y) ** 2))
-        candidates.append((error, float(floor), max(-float(slope), 0.05)))
-    _, floor, exponent = min(candidates)
-    return floor, exponent
+    log_n, floors, losses = np.log(n), _FLOORS * y.min(), y[:, None]
+    slopes, starts = np.polyfit(log_n, np.log(losses - floors), 1)
+    errors = np.mean((np.exp(starts + slopes * log_n[:, None]) + floors - losses) ** 2, axis=0)
+    best = int(np.argmin(errors))
+    return float(floors[best]), max(-float(slopes[best]), 0.05)
 
 
 class TrainingNode(NamedTuple):

@@ -133,7 +133,7 @@ class RollBack:
     def _evaluations(self) -> list[EvaluationRow]:
         """How the current and the new starting model do on those who asked, and the current one on the others.
 
-        Nothing where the request is strict: such figures tell of the data that is to be forgotten.
+        Nothing where the request is strict: such figures reveal something about the data to be forgotten.
         """
         if self.plan.terms.retention == "strict":
             return []

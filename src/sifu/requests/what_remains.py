@@ -15,7 +15,7 @@ from sifu.store.files import append_line, read_plain
 from sifu.store.reader import RunReader
 
 EXPORTS_FILE = "exports.jsonl"
-"""Where exported models went, a line each: `node`, `path`, `time`. For information; no certificate depends on it."""
+"""Where exported models were written, one per line: `node`, `path`, `time`. No certificate depends on it."""
 CONSOLE_STATE = ".sifu-console"
 """The folder of a console's own files, inside a folder of runs that it serves."""
 _FOLDERS_UP = 3

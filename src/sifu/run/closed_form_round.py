@@ -199,7 +199,7 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    # How far the head moved would be kept for good, and tells of the clients' data. Nothing needs it.
+                    # The distance would be kept permanently and reveals something about the data. Nothing needs it.
                     np.inf,
                     0.0,
                     0.0,

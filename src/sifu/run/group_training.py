@@ -170,7 +170,7 @@ class GroupTraining:
         for node, work in enumerate(changed, start=first):
             model = work.fetch_model()
             group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
-            # How far a group went would be kept for good, and tells of its members' data. Nothing needs it.
+            # The distance would be kept permanently and reveals something about the members' data. Nothing needs it.
             nodes.append(NodeRow(group_node, 0.0))
             models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
             members = sorted(work.members)

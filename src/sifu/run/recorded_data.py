@@ -170,7 +170,7 @@ def arranged_clients(
 
 
 def missing(name: str) -> str:
-    """What is said where a client's data are needed and not there."""
+    """The message where a client's data are needed and missing."""
     return f"the data of client {name!r} are missing: clients that stay are needed, so hand over theirs"
 
 

@@ -95,7 +95,7 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _unpack(file: Path, staged: Path) -> None:
-    if file.exists() and not file.is_file():  # reading from a pipe would wait for good
+    if file.exists() and not file.is_file():  # reading from a pipe could block forever
         raise InputError(f"{file} is not a backup: it is not a regular file")
     for name in FOLDERS:
         private_folder(staged / name)

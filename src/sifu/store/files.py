@@ -106,8 +106,8 @@ def model_path(folder: Path, node: int) -> Path:
 def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) -> bytes:
     """A model as safetensors, byte for byte the same for the same values and salt.
 
-    The ledger keeps the digest of the file for good. The salt lies in the file alone and goes with it, so the digest of
-    an erased model does not tell whether a guess of the data it was trained on is right.
+    The ledger keeps the digest of the file permanently. The salt is in the file alone and is erased with it, so the
+    digest of an erased model cannot confirm a guess of the data it was trained on.
     """
     from safetensors.numpy import save
 

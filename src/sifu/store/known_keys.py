@@ -134,7 +134,7 @@ def check_known_key(reader: RunReader) -> None:
 
 
 def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
-    """Note the run's key and folder, if that is new; where the file cannot be written this is said and no fault."""
+    """Note the run's key and folder, if that is new; if the file cannot be written, warn and continue."""
     run, key, place = reader.value("run"), reader.value("public_key"), _place(reader.folder)
     path = known_keys_file()
     remembered = read_known_keys(path)

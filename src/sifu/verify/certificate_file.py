@@ -315,7 +315,7 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
         yield f"psi says {body['psi']!r}, the largest of the subjects is {largest!r}"
     for subject in body["subjects"]:
         if exact and float(subject["psi"]) > 0.0:
-            yield f"untouched is said of {', '.join(subject['clients'])}, whose psi is {subject['psi']!r}"
+            yield f"untouched is claimed for {', '.join(subject['clients'])}, whose psi is {subject['psi']!r}"
         if protection != "noise":
             continue
         cost = charge(float(subject["psi"]), body["sigma"])

@@ -1,20 +1,17 @@
 """Public feature maps: what a closed-form head, or a softmax head under SIFU, is put on.
 
-`base` says what a map is and when it is exact. Importing this package costs numpy; torch is reached by the maps that
-need it.
+`feature_map` says what a map is and when it is exact. Importing this package does not import torch.
 """
 
 from sifu.data.feature_maps.build import KINDS, client_statistics, feature_map, fixed_point
 from sifu.data.feature_maps.convolutions import RandomConvolutions
 from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap
-from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 
 __all__ = [
     "KINDS",
     "CachedFeatures",
     "FeatureMap",
-    "NetworkFeatures",
     "PlainInputs",
     "Projection",
     "RandomConvolutions",

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ from sifu.core.spec import IMAGE_FEATURES
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.convolutions import RandomConvolutions, options_for
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats, Progress
-from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
 from sifu.theory.closed_form.sums import statistics_of_chunks
+
+if TYPE_CHECKING:  # it imports torch, which commands that only read a run do without
+    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
 
@@ -46,9 +48,11 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
                 image = _image(shape)
                 return RandomConvolutions(image, **(options_for(image) | options))
             case "module":
+                from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+
                 return NetworkFeatures(shape=shape, **options)
             case "pretrained":
-                from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet  # imports torch
+                from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet
 
                 return pretrained_efficientnet(_image(shape), **options)
     except TypeError as error:
@@ -133,6 +137,8 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 def named_module_features(name: str, shape: tuple[int, ...], norm: float) -> NetworkFeatures:
     """Features through the module that the function returns; its weights and the text of its file are in the digest."""
     module, source = module_of(name)
+    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+
     return NetworkFeatures(module, shape, norm=norm, source=source)
 
 
