@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-properties test-slow test-paper test-flower check bench clean docs fuzz load paper
+.PHONY: demo test test-long test-properties test-slow test-paper test-flower check bench clean docs fuzz load paper
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -37,8 +37,11 @@ $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
 	$(BIN)/sifu demo
 
-test: $(VENV)/.dev       ## everything but the long suites
+test: $(VENV)/.dev       ## everything that is quick, in minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(TESTS)
+
+test-long: $(VENV)/.dev  ## what takes long: stories, browser, kills, every change to a run, GPU kernels in an interpreter
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "long and not slow and not flower and not hypothesis"
 
 test-properties: $(VENV)/.dev  ## the property tests again, with all of their examples
 	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 -m "hypothesis and not slow and not flower"

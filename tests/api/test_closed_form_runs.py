@@ -64,6 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", ["clients", "sum"])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(leaving=st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), together=st.booleans())

@@ -15,6 +15,8 @@ import sifu
 from onnx_tools import answers_of_the_graph, description_in
 from sifu.errors import InputError
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("onnx")
 CLIENTS, SAMPLES, GROUPS = 6, 6, 3
 

@@ -47,6 +47,7 @@ def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -
             assert subject.releases.epsilon_true <= subject.releases.epsilon_certified * (1 + 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) -> None:
     controls = {control.name: control for control in run_controls(epsilon, seed=1)}

@@ -13,6 +13,8 @@ from sifu.audit import AuditOptions, Replays, audit_run
 from sifu.audit.audit_report import audit_message, draw_audit
 from sifu.plots.style import figure_bytes
 
+pytestmark = pytest.mark.long
+
 FEW = ("--replays", 2000, "--shadows", 4, "--seed", 1)
 
 

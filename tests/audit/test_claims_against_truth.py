@@ -16,6 +16,8 @@ from claims_against_truth import Findings, OtherParticipantsError, Truth, _apart
 from independent_verifier import charge_of
 from random_journeys import FAMILIES
 
+pytestmark = pytest.mark.long
+
 QUICK = {"linear": 8, "network": 3, "groups": 1, "closed form": 1, "training noise": 2}
 """A journey of each family that takes about a second."""
 CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 5, "statistics": 1, "levels": 2, "names": 22,

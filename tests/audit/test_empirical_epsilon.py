@@ -51,6 +51,7 @@ def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> No
     assert share * epsilon < shown.epsilon <= epsilon
 
 
+@pytest.mark.long
 def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
     """500 audits of a mechanism that is exactly at its epsilon, each allowed to be wrong in one of ten."""
     epsilon, delta, mistake = 1.0, 0.01, 0.1
@@ -62,6 +63,7 @@ def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
     assert wrong <= 75
 
 
+@pytest.mark.long
 def test_a_bound_without_a_second_half_would_be_wrong_far_too_often() -> None:
     """The negative control: thresholds chosen and measured on the same replays, with the plain rates."""
     epsilon, delta = 1.0, 0.01

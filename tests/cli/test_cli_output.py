@@ -104,6 +104,7 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.long
 def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The authority that test_timestamps makes answers there; here nobody is asked.
     monkeypatch.setattr("sifu.api.run.timestamp_authority", lambda: "http://127.0.0.1:9/")

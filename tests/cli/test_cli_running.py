@@ -18,6 +18,8 @@ from sifu.api import verify_run
 from sifu.store.lock import WriterLock
 from sifu.store.writer import RunWriter
 
+pytestmark = pytest.mark.long
+
 LONG = """
 [data]
 clients = 12

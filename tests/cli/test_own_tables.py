@@ -154,6 +154,7 @@ def test_more_outputs_than_listed_classes_are_refused(tmp_path: Path, cli: Comma
     assert "model.outputs = 3, but data.classes lists 2" in " ".join(answer.err.split())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HOSPITALS.is_dir(), reason="the published files of four hospitals are not here")
 def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
     """No file is edited but the spec; what leaves is deleted before anything is verified."""

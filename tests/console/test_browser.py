@@ -30,7 +30,10 @@ sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
 pytest.importorskip("axe_core_python")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
 AXE = Path(str(files("axe_core_python").joinpath("axe.min.js"))).read_text(encoding="utf-8")
 PATIENCE = 120_000
 """Milliseconds; a shared machine may be slow, and a carry-out starts a process."""

@@ -38,6 +38,7 @@ def wait_for_jobs(desk: Any, key: str, seconds: float = 120.0) -> list[dict[str,
     raise AssertionError("a job did not end")
 
 
+@pytest.mark.long
 def test_the_whole_story_from_filing_to_evidence(desk: Any) -> None:
     north = desk.key("north")
     rita, ann, bob, otto, eve = (desk.browser(name) for name in ("rita", "ann", "bob", "otto", "eve"))
@@ -73,6 +74,7 @@ def test_the_whole_story_from_filing_to_evidence(desk: Any) -> None:
     assert "The certificate in words" in rita.get(f"/runs/{north}/requests/1").text
 
 
+@pytest.mark.long
 def test_verification_and_report_at_a_click(desk: Any) -> None:
     south, eve = desk.key("south"), desk.browser("eve")
     assert "has not verified the run yet" in eve.get(f"/runs/{south}").text
@@ -565,6 +567,7 @@ def test_webhooks_tell_each_thing_once_also_after_a_restart(desk: Any, monkeypat
         check_address("file:///etc/passwd")
 
 
+@pytest.mark.long
 def test_a_failed_job_says_why(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is in use: the command that was to carry the request out is refused."""
     south = desk.key("south")

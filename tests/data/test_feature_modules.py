@@ -213,6 +213,7 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
         sifu.train({"model": {"kind": "ridge"}}, run=tmp_path / "run", device="cuda")
 
 
+@pytest.mark.long
 def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> None:
     """Images, a spec, the command line: the same [features] as a closed-form head, trained in rounds under SIFU."""
     folder = tmp_path / "run"

@@ -36,6 +36,7 @@ def shell(tmp_path: Path):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_runs(page: str, shell, tmp_path: Path) -> None:
     lines = commands(page)
@@ -48,6 +49,7 @@ def test_every_command_of_a_page_runs(page: str, shell, tmp_path: Path) -> None:
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
 
 
+@pytest.mark.long
 def test_the_example_of_frozen_features_runs(shell) -> None:
     (example,) = blocks("docs/frozen-features.md", "python")
     result = shell([sys.executable, "-c", example])
@@ -55,12 +57,14 @@ def test_the_example_of_frozen_features_runs(shell) -> None:
     assert result.stdout.startswith(("proven", "exact"))
 
 
+@pytest.mark.long
 def test_the_readme_example_runs(shell) -> None:
     (example,) = blocks("README.md", "python")
     result = shell([sys.executable, "-c", example])
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_examples_run(shell, example: str) -> None:
     result = shell([sys.executable, str(ROOT / "examples" / example)])

@@ -18,6 +18,8 @@ from run_tools import connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import model_path
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(__file__).with_name("faulty_runs.py")
 JOB: dict[str, Any] = {
     "spec": small_spec(

@@ -29,6 +29,8 @@ from sifu.core.spec import Spec, commented_toml
 from sifu.errors import SifuError
 from suite_setup import examples
 
+pytestmark = pytest.mark.long
+
 CORPUS = Path(__file__).with_name("corpus")
 QUICK = settings(
     max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None

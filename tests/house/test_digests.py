@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from digests import CASES, digest, machine_key, missing, recorded
 
+LONG = [name for name in CASES if name.startswith("lanes")]
+"""Triton's interpreter takes a minute for them."""
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CASES]
+)
 def test_the_same_bits_as_recorded(name: str) -> None:
     digests = recorded().get(machine_key())
     if missing(name):

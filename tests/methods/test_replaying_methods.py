@@ -377,6 +377,7 @@ def test_limits_that_are_none_are_refused(own_trained: Path, terms: dict[str, An
         sifu.open_run(own_trained).forget(["client-001"], **terms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", REPLAYING)
 def test_an_interruption_at_every_stage_changes_nothing(tmp_path: Path, method: str) -> None:
     spec = small_spec(keep={"updates_every": 2}, privacy={"noise": "seeded"})

@@ -270,6 +270,7 @@ def test_methods_are_listed(cli: Command) -> None:
         assert value.info.name in text
 
 
+@pytest.mark.long
 def test_the_report_shows_requests_of_every_method(noised_run: Path, tmp_path: Path) -> None:
     from sifu.report import write_report
 

@@ -422,6 +422,7 @@ def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -
         sifu.load_model(file, module="public_trunk:make")
 
 
+@pytest.mark.long
 def test_the_example_of_an_own_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     import tuned_network

@@ -207,6 +207,7 @@ def test_a_plan_changes_nothing(after_one: Path) -> None:
     assert state(after_one) == before
 
 
+@pytest.mark.long
 def test_advice_before_training() -> None:
     spec = Spec.from_mapping(SPEC)
     many = advise(spec, pilot_rounds=5)
@@ -250,6 +251,7 @@ def test_the_plan_itself_is_always_among_the_noises_shown(
         assert f"{plans.number(option.noise_std)} *" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

@@ -62,6 +62,7 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("requests", "rounds"), [(0, 0), (1, 1), (30, 5000)])
 def test_figures_stand_any_number_of_requests_and_rounds(busy: ReportData, requests: int, rounds: int) -> None:
     data = stretched(busy, requests, rounds)
@@ -91,6 +92,7 @@ def words_of(figure: Any) -> list[Any]:
     return [text for text in texts if text.get_text()]
 
 
+@pytest.mark.long
 def test_no_word_leaves_its_figure(busy: ReportData) -> None:
     for data in (busy, stretched(busy, 8, 90)):
         for entry in FIGURES:

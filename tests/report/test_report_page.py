@@ -146,6 +146,7 @@ def test_hostile_names_stay_words(hostile_run: Path, tmp_path: Path) -> None:
         Page(drawing[drawing.index("<svg") :])
 
 
+@pytest.mark.long
 def test_the_same_run_gives_the_same_bytes(busy_run: Path, tmp_path: Path, busy_page: tuple[Path, str, Page]) -> None:
     folder, content, _ = busy_page
     again, _ = page_of(busy_run, tmp_path)

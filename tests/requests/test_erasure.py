@@ -203,6 +203,7 @@ def _purge(folder: Path, killed_at: int) -> int:
     return last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "share", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )

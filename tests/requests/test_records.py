@@ -99,6 +99,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", ["clients", "sum"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1000), steps=STEPS)

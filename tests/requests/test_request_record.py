@@ -163,6 +163,7 @@ def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Comm
     assert "Nothing is guaranteed" in cli("certificate", "show", own_trained, "a", "--public").out
 
 
+@pytest.mark.long
 def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
     """A request while another process trains is handed to it, outlives it, and counts once."""
     spec = tmp_path / "spec.toml"

@@ -229,6 +229,7 @@ def test_a_plan_changes_nothing(own_run: Path) -> None:
     assert state(own_run) == before
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     st.lists(

@@ -176,6 +176,7 @@ def test_a_request_that_arrives_while_the_loop_runs_is_taken_in_between_two_roun
     assert server.run.verify().holds
 
 
+@pytest.mark.long
 def test_a_loop_that_is_left_or_killed_continues_where_it_was(tmp_path: Path) -> None:
     script = f"""
 import os, sys

@@ -49,6 +49,7 @@ def until_done(step: Any) -> int:
     raise AssertionError("200 attempts were not enough")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
 def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, name: str) -> None:
     spec = SPECS[name]

@@ -15,6 +15,8 @@ from run_tools import environment, scalars, small_spec, spec_for
 from scripted_job import problems_outside
 from sifu.api import verify_run
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(__file__).with_name("killed_runs.py")
 REQUESTS = [
     {"id": "first", "clients": ["client-000", "client-001"], "terms": {"sigma": 0.05}},

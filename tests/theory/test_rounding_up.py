@@ -148,6 +148,7 @@ def _many_leavers(value: float, apart: float, leavers: int = 4096) -> tuple[Frac
     return truth**2, averaged.gram[:-1, :-1], averaged.gram_errors[:-1]
 
 
+@pytest.mark.long
 def test_the_gram_form_covers_the_rounding_of_the_mean() -> None:
     """4,096 leavers near each other: each difference to the mean is off the same way, and all of them add up."""
     samples, bare_is_too_small = np.ones(4096, dtype=np.int64), 0

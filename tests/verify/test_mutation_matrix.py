@@ -16,6 +16,8 @@ from mutations import CRASH, Pristine, caught
 from run_tools import dump
 from sifu.store.events_check import KINDS
 
+pytestmark = pytest.mark.long
+
 SAMPLE = 16
 """Mutations of each run that the fast suite tries."""
 EVERY_TABLE = "certificates charges clients comparisons evaluations events grams group_models merges models nodes"

@@ -47,6 +47,7 @@ def false_alarms(seeds: range, folder: Path) -> list[str]:
     return alarms
 
 
+@pytest.mark.long
 def test_no_false_alarm_on_a_few_runs(tmp_path: Path) -> None:
     assert false_alarms(QUICK, tmp_path) == []
 

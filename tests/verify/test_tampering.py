@@ -71,6 +71,7 @@ def test_every_table_is_tampered_with(pristine: Pristine) -> None:
     assert all(rows for table, rows in tables.items() if table not in ELSEWHERE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ALL_TABLES)
 def test_every_column_is_protected(pristine: Pristine, table: str) -> None:
     tried, wrong = tamper_with_values(pristine, table, everything=False)
@@ -175,6 +176,7 @@ def alone(path: Path) -> list[str]:
         return [str(error)]
 
 
+@pytest.mark.long
 def test_every_field_of_every_certificate_is_protected(pristine: Pristine) -> None:
     pristine.restore()
     tried, wrong = 0, []
@@ -269,6 +271,7 @@ def test_there_is_one_way_to_write_a_certificate(pristine: Pristine, tmp_path: P
 # -- models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_model_file_is_protected(pristine: Pristine) -> None:
     pristine.restore()
     paths = sorted((pristine.folder / "models").iterdir())
@@ -315,6 +318,7 @@ def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: 
 # -- updates --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_file_of_updates_is_protected(pristine: Pristine) -> None:
     pristine.restore()
     paths = sorted((pristine.folder / "updates").iterdir())

@@ -18,6 +18,8 @@ from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.theory.participation import Participation
 
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORK = ConvNet((1, 4, 4), (Convolution(2, 1),), (3,), 2, dropout=0.2)
 GROUPS = [np.array([0, 3, 4]), np.array([1]), np.array([2, 5])]

@@ -23,6 +23,8 @@ from sifu.engines.sim.lanes import lane_engines, slots_for
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import InputError, RoundRejectedError
 
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Rounds = list[tuple[StreamedRound, np.ndarray]]
 

@@ -21,6 +21,8 @@ from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import RoundRejectedError
 
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORK = ConvNet((1, 4, 4), (Convolution(2, 1),), (), 2)
 LINEAR = (6, 3)

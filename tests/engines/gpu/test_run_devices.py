@@ -83,6 +83,7 @@ def test_bits_that_follow_from_the_largest_client_are_not_called_exact(tmp_path:
     assert outcome.level == "exact"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
 def test_auto_leaves_small_linear_models_and_what_lanes_cannot_do_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

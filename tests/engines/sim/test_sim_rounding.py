@@ -92,6 +92,7 @@ def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 
     return error / (result.rounding / 2.0)  # the allowance counts both worlds, this is one of them
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
 def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_clients, strategy):
     """240 random rounds stay below; a hundred-thousandth of it would not be enough (the control).
@@ -103,6 +104,7 @@ def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_cli
     assert max(ratios) > 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
 def test_the_allowance_covers_clipped_steps(make_clients, strategy):
     ratios = [errors_over_allowance(seed, make_clients, strategy, 10.0 ** -(seed % 4)) for seed in range(80)]
