@@ -19,6 +19,7 @@ from sifu.core.ledger import Event
 from sifu.errors import InputError
 from sifu.run.group_state import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import last_erased
 from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
 from sifu.store.lock import is_locked
 from sifu.store.projection import GroupModelRow
@@ -242,7 +243,8 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     if node.kind != "merge":
         return
     parent = view.reader.nodes_by_number()[node.parent or 0].node
-    if parent.kind != "initial" or node.noise_std != 0.0 or node.rounding != 0.0 or not np.isinf(node.mean_shift):
+    rounded = node.rounding != 0.0 and node.node > last_erased(view.reader)[0]  # a purge overwrites it
+    if parent.kind != "initial" or node.noise_std != 0.0 or rounded or not np.isinf(node.mean_shift):
         yield f"{name}: node {node.node} is misplaced"
     if event.kind == "rolled back" and (node.branch, node.position) != (node.order, 0):
         yield f"{name}: node {node.node} is misplaced"
