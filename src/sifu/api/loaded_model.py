@@ -17,13 +17,14 @@ from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
+from sifu.data.feature_maps.build import tuned_map
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.run.public_features import map_for, tuned_map
+from sifu.run.public_features import map_for
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 

@@ -173,8 +173,8 @@ def create_run(
     resolved = with_groups_by_rule(resolved, len(engine.clients))
     if resolved.is_tuned and not isinstance(engine, TunedEngine):
         raise InputError(
-            f"features.tune = {resolved.features.tune!r} needs an engine whose groups tune networks: the embedded one "
-            "can, Flower's cannot. Leave features.tune out, or use the embedded engine"
+            f"features.tune = {resolved.features.tune!r} needs an engine whose groups tune networks: leave it out, or "
+            "use an engine of sifu's own"
         )
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked

@@ -16,7 +16,7 @@ from sifu.core.replies import ALL, ReplyRules
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
-from sifu.run.public_features import map_of, tuned_map, with_features
+from sifu.run.public_features import map_of, with_features
 from sifu.theory.arrays import Array
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
@@ -275,6 +275,8 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
     features = map_of(spec, clients)
     assert features is not None  # a closed-form head always has a map
     if spec.is_tuned:
+        from sifu.data.feature_maps.build import tuned_map
+
         features = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
     relative = None if ridge.regularisation == "auto" else ridge.regularisation

@@ -117,6 +117,8 @@ OWN_ENGINES = {
     "sifu.engines.flower.flower_engine.FlowerFederation": ON_NODES,
     "sifu.engines.flower.statistics_engine.FlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedFlowerStatistics": ON_NODES,
+    "sifu.engines.flower.statistics_engine.TunedFlowerStatistics": ON_NODES,
+    "sifu.engines.flower.statistics_engine.MaskedTunedFlowerStatistics": ON_NODES,
 }
 """By class: what the bits of a round follow from (docs/theory.md, section 6.6)."""
 METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")

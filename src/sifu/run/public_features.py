@@ -17,7 +17,6 @@ from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
-    from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 
 @dataclass(frozen=True)
@@ -37,34 +36,12 @@ def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
 
 
 def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """The map of a section `[features]` for samples of a shape; a module that it names is a program, and runs."""
+    """The map of a section `[features]` for samples of a shape, with the cache that it names."""
     from sifu.data.feature_maps import CachedFeatures
-    from sifu.data.feature_maps.build import named_module_features, specified_map
+    from sifu.data.feature_maps.build import specified_map
 
-    if features.kind == "module":
-        mapping: FeatureMap = named_module_features(features.module, shape, features.norm)
-    else:
-        mapping = specified_map(features, shape)
+    mapping = specified_map(features, shape)
     return CachedFeatures(mapping, Path(features.cache)) if features.cache else mapping
-
-
-def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
-    """The map of a section `[features]` whose `count` groups tune the network of `public`, before any group has."""
-    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-    from sifu.data.feature_maps.tuned_networks import TunedFeatures
-
-    assert isinstance(public, NetworkFeatures)
-    assert features.tune != "none"
-    return TunedFeatures(
-        public,
-        outputs,
-        tune=features.tune,
-        count=count,
-        block=features.block,
-        trainable=features.trainable,
-        seed=features.seed,
-        stretch=stretch,
-    )
 
 
 def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:

@@ -349,7 +349,9 @@ class _ClientRegistry:
         """
         data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
         given_spec = replace(self._spec, data=data)
-        spec = given_spec if rate is None else replace(given_spec, local=replace(given_spec.local, rate=rate))
+        spec, local = given_spec, given_spec.local
+        if rate is not None and local.rate == "auto":
+            spec = replace(spec, local=replace(local, rate=rate))
         design, resolved = self._blueprint(spec, profiles)
         keep = self._spec.keep
         if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):

@@ -49,10 +49,12 @@ def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
 class Federation:
     """Nodes with keys, their list, and the server's settings."""
 
-    def __init__(self, folder: Path, spec: Spec, *, keyed: bool = True, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, spec: Spec, *, keyed: bool = True, data: list | None = None, **settings: object
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.run_folder, self.spec = folder, folder / "run", spec
-        self.data = list(clients_from_spec(spec))
+        self.data = list(clients_from_spec(spec)) if data is None else data
         self.grid: MemoryGrid = grid_of(self.data)
         self.nodes = dict(zip([client.name for client in self.data], self.grid.apps, strict=True))
         (folder / "spec.toml").write_text(commented_toml(spec))

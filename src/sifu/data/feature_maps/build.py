@@ -26,6 +26,7 @@ from sifu.theory.closed_form.sums import statistics_of_chunks
 
 if TYPE_CHECKING:  # it imports torch, which commands that only read a run do without
     from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+    from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
 
@@ -112,16 +113,14 @@ USUAL_COUNT = 512
 
 
 def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """The map of a section `[features]`, which may come from another machine: nothing that it names is run or written.
+    """The map of a section `[features]`, which may come from another machine: nothing of it is written, and a module
+    that it names is a program, which runs if this process allowed it.
 
     >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
     512
     """
     if features.kind == "module":
-        raise InputError(
-            f"features.module = {features.module!r} is a program: it runs where operator and clients are one, "
-            "and never because a server says so. On Flower let clients map their samples before they hand them over"
-        )
+        return named_module_features(features.module, shape, features.norm)
     options: dict[str, Any] = {"norm": features.norm}
     if features.kind not in ("none", "pretrained"):
         options["seed"] = features.seed
@@ -132,6 +131,25 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     if features.kind in IMAGE_FEATURES and len(shape) == 2:  # images of one channel, without an axis for it
         shape = (1, *shape)
     return feature_map(features.kind, shape, **options)
+
+
+def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
+    """The map of a section `[features]` whose `count` groups tune the network of `public`, before any group has."""
+    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+    from sifu.data.feature_maps.tuned_networks import TunedFeatures
+
+    assert isinstance(public, NetworkFeatures)
+    assert features.tune != "none"
+    return TunedFeatures(
+        public,
+        outputs,
+        tune=features.tune,
+        count=count,
+        block=features.block,
+        trainable=features.trainable,
+        seed=features.seed,
+        stretch=stretch,
+    )
 
 
 def named_module_features(name: str, shape: tuple[int, ...], norm: float) -> NetworkFeatures:

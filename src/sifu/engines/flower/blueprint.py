@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules, Wait
 from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head in closed form: how statistics are written, and r of lambda (None for cross-validation)."""
+    """A head in closed form: how statistics are written, and r of lambda (None for cross-validation).
+
+    Where groups tune the network under it, `tuning` is the training of a group, and `networks` says what the networks
+    that features go through are tuned by.
+    """
 
     fixed: FixedPoint
     relative_penalty: float | None
+    tuning: Blueprint | None = None
+    networks: Callable[[Sequence[Trunk]], Mapping[int, Vector]] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class ShownCheckpoint:
         self._stamp: tuple[int, int] | None = None
         self._shown: dict[str, str] = {}
         self._links: list[list[str]] = []
+        self.kept: dict[int, int] = {}
+        """The event that each client has kept, by its number, as far as it is known."""
 
     def __call__(self, since: int | None) -> dict[str, str | int]:
         """The checkpoint and every change of keys, as they stand in a message's config; empty if nothing is signed.

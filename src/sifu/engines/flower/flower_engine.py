@@ -59,9 +59,11 @@ class FlowerFederation:
         patience: Patience | None = None,
         *,
         masked: bool = False,
+        exchange: Exchange | None = None,
     ) -> None:
         self._patience = patience or Patience()
-        self._messenger = Messenger(Exchange(grid, self._patience.poll), roster, blueprint, self._patience)
+        self._exchange = exchange or Exchange(grid, self._patience.poll)
+        self._messenger = Messenger(self._exchange, roster, blueprint, self._patience)
         facts = with_minimum(blueprint.facts, self._patience)
         self._round: OpenRound | MaskedRound
         self._run_round: Callable[[RoundSetup], RoundResult]

@@ -19,6 +19,7 @@ from sifu.core.replies import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Exchange, Roster
+from sifu.engines.flower.statistics_wire import SEND_MASKED_STATISTICS
 from sifu.engines.flower.wire import SHOW_EVENT, TRAIN, Instruction, model_message, read_model, with_config
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile
@@ -45,8 +46,8 @@ class Messenger:
         self.incidents: list[Incident] = []
         self.shown: ShownCheckpoint | None = None
         """What every message shows of the run's ledger."""
-        self._kept: dict[int, int] = {}
-        """The event that each client has kept, as far as it is known."""
+        self.networks: Mapping[int, ArrayRecord] = {}
+        """What groups tuned, in every message of statistics or evaluation."""
         self.renew(blueprint)
 
     def renew(self, blueprint: Blueprint) -> None:
@@ -137,9 +138,10 @@ class Messenger:
     ) -> Message:
         """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
         instruction = Instruction(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
-        shown = self.shown(self._kept.get(client)) if self.shown is not None else {}
+        shown = self.shown(self.shown.kept.get(client)) if self.shown is not None else {}
         config = {**self.blueprint.config, **shown, **(more or {})}
-        return model_message(record, instruction, node, kind, self.patience.timeout, config)
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
+        return model_message(record, instruction, node, kind, self.patience.timeout, config, networks)
 
     def _exchange_links(
         self, messages: Mapping[int, Message], send: Callable[[Mapping[int, Message]], Answers[Answer]]
@@ -157,7 +159,7 @@ class Messenger:
             more, failed_again = send(again)
             answers = {**answers, **more}
             failed = {client: why for client, why in failed.items() if client not in again} | failed_again
-        self._kept |= dict.fromkeys(answers, self.shown.seq)
+        self.shown.kept |= dict.fromkeys(answers, self.shown.seq)
         return answers, failed
 
     def ask(

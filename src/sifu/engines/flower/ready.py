@@ -25,7 +25,7 @@ from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import FeatureMap, fixed_point
-from sifu.data.feature_maps.build import specified_map
+from sifu.data.feature_maps.build import specified_map, tuned_map
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
@@ -33,11 +33,12 @@ from sifu.engines.sim.client_updates import OUTSIDE, Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
+from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
 from sifu.store.files import write_atomically
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts, clipped_profile
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -85,7 +86,11 @@ def features_text(features: FeaturesSpec) -> str:
 @lru_cache(maxsize=8)
 def travelled_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
     """The map of a section that travelled; kept, since drawing one takes a while."""
-    return specified_map(FeaturesSpec(**json.loads(text)), shape)
+    return specified_map(_section(text), shape)
+
+
+def _section(text: str) -> FeaturesSpec:
+    return FeaturesSpec(**json.loads(text))
 
 
 def head_wire_profile(client: NodeData, plan: WirePlan) -> WireProfile:
@@ -103,12 +108,29 @@ def head_wire_profile(client: NodeData, plan: WirePlan) -> WireProfile:
 
 
 @lru_cache(maxsize=32)
-def head_of(client: NodeData, plan: WirePlan, outputs: int) -> ClosedFormFederation:
-    """A federation of this client alone, which computes its statistics and evaluates a head on its data."""
+def head_of(client: NodeData, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
+    """A federation of this client alone, which computes its statistics and evaluates a head on its data.
+
+    Where groups tune the network under the head, it also tunes it, with batches drawn for the client's `number`.
+    """
     features, ridge = travelled_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
+    if plan.groups:
+        features = tuned = tuned_map(_section(plan.features), features, outputs, plan.groups, plan.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    if plan.groups:
+        return TunedFederation([client], tuned, targets, fixed, None, _training(plan), plan.seed, numbers=[number])
     return ClosedFormFederation([client], features, targets, fixed, None)
+
+
+def _asked_head(client: NodeData, instruction: Instruction) -> ClosedFormFederation:
+    """As `head_of`, its features through the networks that a message brings."""
+    plan = WirePlan.of_text(instruction.plan)
+    head = head_of(client, plan, plan.outputs, instruction.client)
+    if isinstance(head, TunedFederation):
+        layout = head.tuning.layout
+        head.use_networks({group: layout.flatten(arrays) for group, arrays in instruction.networks.items()})
+    return head
 
 
 def head_blueprint(
@@ -121,6 +143,8 @@ def head_blueprint(
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
     features = specified_map(spec.features, common_shape(profiles))
     targets = targets_of(ridge, outputs)
+    if spec.is_tuned:
+        features = tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
     layout = head_layout(fixed)
     facts = head_facts(
@@ -130,6 +154,7 @@ def head_blueprint(
         preprocessing=preprocessing,
         identity=identity,
     )
+    head = HeadPlan(fixed, None if ridge.regularisation == "auto" else ridge.regularisation)
     blueprint = Blueprint(
         layout,
         tuple(head_profile(profile.name, profile.samples) for profile in profiles),
@@ -138,8 +163,19 @@ def head_blueprint(
         spec.seed,
         plan.to_text(),
         several=all(profile.several for profile in profiles),
-        head=HeadPlan(fixed, None if ridge.regularisation == "auto" else ridge.regularisation),
+        head=head,
     )
+    if spec.is_tuned:
+        tuning = replace(
+            blueprint,
+            layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
+            clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
+            initial_model=lambda branch: tuned.fresh,
+            replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
+            evaluates=False,
+            head=None,
+        )
+        blueprint = replace(blueprint, head=replace(head, tuning=tuning, networks=tuned.networks))
     return blueprint, solved_once(spec, "sum")
 
 
@@ -156,7 +192,7 @@ def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> Wir
         spec.model.init,
         spec.model.dtype,
         spec.seed,
-        0.0 if spec.model.kind == RIDGE else rate if local.rate == "auto" else local.rate,
+        0.0 if spec.model.kind == RIDGE and not spec.is_tuned else rate if local.rate == "auto" else local.rate,
         local.steps,
         local.batch,
         local.momentum,
@@ -165,6 +201,8 @@ def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> Wir
         local.clip,
         features_text(spec.features) if spec.features.kind != "none" or spec.model.kind == RIDGE else "",
         json.dumps(asdict(spec.ridge), sort_keys=True) if spec.model.kind == RIDGE else "",
+        spec.groups.count if spec.is_tuned else 0,
+        spec.groups.stretch if spec.is_tuned else 1.0,
     )
 
 
@@ -211,7 +249,9 @@ class ReadyClient:
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
         """K local steps, the batches drawn for this client's number."""
-        federation = self._federation(WirePlan.of_text(instruction.plan), instruction.client)
+        plan = WirePlan.of_text(instruction.plan)
+        head = head_of(self, plan, plan.outputs, instruction.client) if plan.groups else None
+        federation = head.tuning if isinstance(head, TunedFederation) else self._federation(plan, instruction.client)
         start = federation.layout.flatten(model)
         moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
@@ -220,7 +260,7 @@ class ReadyClient:
         """On its own data."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
-            head_of(self, plan, plan.outputs) if plan.model == RIDGE else self._federation(plan, instruction.client)
+            _asked_head(self, instruction) if plan.model == RIDGE else self._federation(plan, instruction.client)
         )
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
@@ -230,7 +270,7 @@ class ReadyClient:
         plan = WirePlan.of_text(instruction.plan)
         if plan.model != RIDGE:
             raise InputError(f"statistics are for model.kind = {RIDGE!r}, this plan has {plan.model!r}")
-        head = head_of(self, plan, plan.outputs)
+        head = _asked_head(self, instruction)
         return head.sent_by(0), head.facts.features
 
     def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:

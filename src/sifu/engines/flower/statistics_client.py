@@ -24,7 +24,7 @@ from sifu.engines.flower.statistics_wire import (
     origin_records,
     statistics_reply,
 )
-from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED, Instruction, arrays_of
+from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED, Instruction, arrays_of, in_order
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 
@@ -64,9 +64,10 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
 def _prepare(
     message: Message, context: Context, computed: Callable[[Message, Context], tuple[Integers, Origin]]
 ) -> Message:
-    place = _place(message)
+    place, networks = _place(message), _networks_digest(message)
     kept = context.state.get(STATE)
-    if isinstance(kept, ConfigRecord) and kept.get("place") == place and STATE_WORDS in context.state:
+    same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
+    if isinstance(kept, ConfigRecord) and same and STATE_WORDS in context.state:
         origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
     else:
         words, origin = computed(message, context)
@@ -75,6 +76,7 @@ def _prepare(
     context.state[STATE] = ConfigRecord(
         {
             "place": place,
+            "networks": networks,
             "samples": origin.samples,
             "features": origin.features,
             "numbers": origin.numbers,
@@ -104,6 +106,14 @@ def _masked(message: Message, context: Context) -> Message:
     # Delete the key, so that no message can make this client mask twice with it.
     context.state[STATE] = ConfigRecord({name: value for name, value in kept.items() if name != "secret"})
     return Message(RecordDict({ARRAYS: ArrayRecord({MASKED: Array(sent)})}), reply_to=message)
+
+
+def _networks_digest(message: Message) -> str:
+    """Of what groups tuned of the network: other networks have other statistics."""
+    hashed = hashlib.sha256()
+    for group, arrays in sorted(Instruction.of(message).networks.items()):
+        hashed.update(b"%d" % group + in_order(arrays).tobytes())
+    return hashed.hexdigest()
 
 
 def _place(message: Message) -> str:

@@ -9,18 +9,19 @@ repeated without that client: a wrong sum is never returned.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import MaskedSum
-from sifu.core.engine import Position, Reason, Rejection, RoundResult
+from sifu.core.closed_form_engine import MaskedSum, Trunk
+from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
+from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.statistics_wire import (
@@ -241,6 +242,65 @@ class MaskedFlowerStatistics(FlowerStatistics):
         return statistics
 
 
+class TunedFlowerStatistics(FlowerStatistics):
+    """As `FlowerStatistics`, and a `TunedEngine`: each group's members tune its network, which later messages carry.
+
+    Only what is tuned travels. A client that is left out or busy is so for both kinds of rounds.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        blueprint: Blueprint,
+        patience: Patience | None = None,
+        *,
+        masked_updates: bool = False,
+    ) -> None:
+        super().__init__(grid, roster, blueprint, patience)
+        tuning, networks = self._head.tuning, self._head.networks
+        if tuning is None or networks is None:
+            raise InputError("these clients' features go through a network that no group tunes")
+        self._networks = networks
+        self.tuning = FlowerFederation(grid, roster, tuning, patience, masked=masked_updates, exchange=self._exchange)
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """With what is outside the theory in rounds apart: a masked one needs three members."""
+        facts, apart = super().facts, self.tuning.facts.outside
+        return replace(facts, outside=(*facts.outside, *(what for what in apart if what not in facts.outside)))
+
+    def use_trunks(self, trunks: Sequence[Trunk]) -> None:
+        """From now on features go through these networks."""
+        networks = self._networks(trunks)
+        self._messenger.networks = {group: self.tuning.record(networks[group]) for group in sorted(networks)}
+
+    def renew(self, blueprint: Blueprint) -> None:
+        """Go on with more clients."""
+        super().renew(blueprint)
+        if blueprint.head is not None and blueprint.head.tuning is not None:
+            self.tuning.renew(blueprint.head.tuning)
+
+    def show_checkpoints(self, shown: ShownCheckpoint) -> None:
+        """In messages of both kinds."""
+        super().show_checkpoints(shown)
+        self.tuning.show_checkpoints(shown)
+
+    def leave_out(self, clients: Iterable[int]) -> None:
+        """In rounds of both kinds."""
+        chosen = list(clients)
+        super().leave_out(chosen)
+        self.tuning.leave_out(chosen)
+
+    def take_incidents(self) -> list[Incident]:
+        """Of rounds of both kinds."""
+        return [*self.tuning.take_incidents(), *super().take_incidents()]
+
+
+class MaskedTunedFlowerStatistics(TunedFlowerStatistics, MaskedFlowerStatistics):
+    """As `TunedFlowerStatistics`, and the server learns the sum of statistics alone."""
+
+
 def make_federation(
     grid: Grid,
     roster: Roster,
@@ -253,5 +313,8 @@ def make_federation(
     """The engine of a blueprint; whether it sees single clients' updates or statistics."""
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)
+    if blueprint.head.tuning is not None:
+        tuned = MaskedTunedFlowerStatistics if masked_statistics else TunedFlowerStatistics
+        return tuned(grid, roster, blueprint, patience, masked_updates=masked_updates)
     statistics = MaskedFlowerStatistics if masked_statistics else FlowerStatistics
     return statistics(grid, roster, blueprint, patience)

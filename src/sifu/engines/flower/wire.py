@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,8 @@ from sifu.theory.facts import ClientProfile
 
 Arrays = dict[str, NDArray[np.floating]]
 ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
+NETWORK = "network-"
+"""Begins the names of the records that hold what groups tuned of a network: `network-0`, `network-1`, ..."""
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
 TRAIN, EVALUATE = "train", "evaluate"
@@ -55,7 +57,8 @@ class WirePlan:
     """What every client of a ready-made model must know, the same in every message.
 
     `features` is the section `[features]` of the spec as JSON where samples go through a public map first, `ridge` the
-    section `[ridge]` where the head is solved in closed form.
+    section `[ridge]` where the head is solved in closed form. `groups` is how many tune the map's network (0: it stays
+    as it is), and `stretch` how far their merge moves on.
     """
 
     model: str
@@ -72,6 +75,8 @@ class WirePlan:
     clip: float = 0.0
     features: str = ""
     ridge: str = ""
+    groups: int = 0
+    stretch: float = 1.0
 
     def to_text(self) -> str:
         """As JSON."""
@@ -88,12 +93,14 @@ class Instruction:
     """What a message asks of a client besides the model: where it stands, how many local steps, and the plan.
 
     `client` is its number among all, which its batches are drawn for. `plan` is empty unless the model is ready-made.
+    `networks` are what groups tuned of the network that features go through, by group.
     """
 
     position: Position
     client: int
     steps: int
     plan: str = ""
+    networks: Mapping[int, Arrays] = field(default_factory=dict)
 
     def to_record(self) -> ConfigRecord:
         """As Flower carries it."""
@@ -115,7 +122,12 @@ class Instruction:
         if not isinstance(config, ConfigRecord) or not {*keys, "plan"} <= set(config):
             raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
         branch, round_number, client, steps = (int(config[key]) for key in keys)  # type: ignore[arg-type]
-        return Instruction(Position(branch, round_number), client, steps, str(config["plan"]))
+        networks = {
+            int(name.removeprefix(NETWORK)): arrays_of(record)
+            for name, record in message.content.array_records.items()
+            if name.startswith(NETWORK)
+        }
+        return Instruction(Position(branch, round_number), client, steps, str(config["plan"]), networks)
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,7 @@ def model_message(
     kind: str,
     timeout: float,
     more: Mapping[str, Any] | None = None,
+    networks: Mapping[int, ArrayRecord] = MappingProxyType({}),
 ) -> Message:
     """A message, mostly with a model, or several; its answer is worth nothing after `timeout` seconds."""
     content = RecordDict({CONFIG: ConfigRecord({**instruction.to_record(), **(more or {})})})
@@ -212,6 +225,8 @@ def model_message(
     elif models is not None:
         for number, model in enumerate(models):
             content[f"{ARRAYS}-{number}"] = model
+    for group, network in networks.items():
+        content[f"{NETWORK}{group}"] = network
     place = instruction.position
     return Message(content, node, kind, ttl=timeout, group_id=f"{place.branch}.{place.round}")
 
@@ -367,8 +382,8 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int,
 
 def several_of(message: Message) -> list[Arrays]:
     """The models of an `EVALUATE_SEVERAL`, in order."""
-    records = [record for record in message.content.values() if isinstance(record, ArrayRecord)]
-    return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(len(records))]  # type: ignore[arg-type]
+    count = sum(name.startswith(f"{ARRAYS}-") for name in message.content)
+    return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(count)]  # type: ignore[arg-type]
 
 
 def scores_record(scores: Sequence[tuple[int, int, float]]) -> MetricRecord:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound
-from sifu.data.client_data import ClientData
+from sifu.data import client_data
 from sifu.data.feature_maps.tuned_networks import TunedFeatures, TunedNetwork
-from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.embedded_clients import CheckedClient, ClientData
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.gpu.captured_loop import CapturedLoop
 from sifu.engines.sim.local_training import LocalTraining
@@ -47,13 +46,15 @@ class TunedFederation(ClosedFormFederation):
         relative_penalty: float | None,
         local: LocalTraining,
         seed: int,
+        *,
+        numbers: Sequence[int] | None = None,
         **facts: Any,
     ) -> None:
         super().__init__(clients, features, targets, fixed, relative_penalty, **facts)
         self._tuned = features
         self._through: dict[int, str] = {}
         self._plan = (clients, features, targets, fixed, relative_penalty, local, seed), facts
-        self.tuning = TuningFederation(clients, features.network, local, seed)
+        self.tuning = TuningFederation(clients, features.network, local, seed, numbers)
 
     def on(self, device: str, precision: str) -> TunedOnDevice:
         """The same engine whose groups tune, and whose features are computed, on a device."""
@@ -72,15 +73,16 @@ class TunedFederation(ClosedFormFederation):
         super().compute_features_on(device)
 
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """Compute features through these networks from now on.
+        """Compute features through these networks of groups from now on."""
+        self.use_networks(self._tuned.networks(trunks))
+
+    def use_networks(self, networks: Mapping[int, Vector]) -> None:
+        """Compute features through these networks from now on, of each block or of a merge.
 
         Blocks do not depend on each other: where some are struck and the others stay, features that are kept for
         evaluations are those of the new map once the struck blocks are zero, and no network runs again.
         """
-        through = {
-            trunk.group: hashlib.sha256(f"{trunk.samples} ".encode() + trunk.vector.tobytes()).hexdigest()
-            for trunk in trunks
-        }
+        through = {group: hashlib.sha256(vector.tobytes()).hexdigest() for group, vector in networks.items()}
         if through == self._through:
             return
         stay = self._tuned.tune == "blocks" and through.items() <= self._through.items()
@@ -90,7 +92,7 @@ class TunedFederation(ClosedFormFederation):
         if not stay:
             self._kept.clear()
             self._kept_bytes = 0
-        self._map, self._through = self._tuned.with_trunks(trunks), through
+        self._map, self._through = self._tuned.through(networks), through
 
 
 class TunedOnDevice(TunedFederation):
@@ -100,14 +102,20 @@ class TunedOnDevice(TunedFederation):
 class TuningFederation(SimulatedFederation):
     """FedAvg of what is tuned, from the public network and a last layer of zeros: no seed is in its first model."""
 
-    def __init__(self, clients: Sequence[ClientData], network: TunedNetwork, local: LocalTraining, seed: int) -> None:
-        kind = next(iter(network.parameters())).dtype
-        if kind not in TORCH_TYPES.values():
-            raise InputError(f"a network that is tuned has parameters of float32 or float64, found {kind}")
-        dtype: Literal["float64", "float32"] = "float64" if kind == torch.float64 else "float32"
-        given = [ClientData(client.name, _inputs(client.x, dtype), np.asarray(client.y)) for client in clients]
-        super().__init__(given, ModuleModel(partial(_copied, network)), local, dtype=dtype, seed=seed, strategy="loop")
-        self._first = torch.cat([value.detach().reshape(-1) for value in network.parameters()]).numpy().copy()
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        network: TunedNetwork,
+        local: LocalTraining,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        dtype = number_format(network)
+        given = [
+            client_data.ClientData(client.name, _inputs(client.x, dtype), np.asarray(client.y)) for client in clients
+        ]
+        super().__init__(given, tuned_model(network), local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers)
+        self._first = network.flat()
 
     def initial_model(self, branch: int) -> Vector:
         """The public network, whatever the branch."""
@@ -168,8 +176,17 @@ class TuningOnDevice(TuningFederation):
             ]
 
 
-def _copied(network: TunedNetwork) -> nn.Module:
-    return copy.deepcopy(network)
+def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:
+    """That of the parameters that are tuned."""
+    kind = next(iter(network.parameters())).dtype
+    if kind not in TORCH_TYPES.values():
+        raise InputError(f"a network that is tuned has parameters of float32 or float64, found {kind}")
+    return "float64" if kind == torch.float64 else "float32"
+
+
+def tuned_model(network: TunedNetwork) -> ModuleModel:
+    """What groups train."""
+    return ModuleModel(partial(copy.deepcopy, network))
 
 
 def _inputs(x: Any, dtype: str) -> np.ndarray:
