@@ -38,3 +38,22 @@ def make_with_adapter() -> nn.Module:
     torch.manual_seed(6)
     network[4] = Adapted(36, 12, 2)
     return network
+
+
+class Language(nn.Module):
+    """Eight features of a text of seventeen tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(17, 8)
+        self.mix = Adapted(8, 8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean over all tokens."""
+        return torch.tanh(self.mix(self.tokens(x.long()))).mean(1)
+
+
+def make_language() -> nn.Module:
+    """A small language model with an adapter."""
+    torch.manual_seed(5)
+    return Language()

@@ -21,6 +21,7 @@ from sifu.core.allowed_code import ALLOWED_CODE
 from sifu.core.closed_form_engine import recorded_blocks
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
+from sifu.data import ClientData
 from sifu.engines.flower import ready
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.statistics_wire import PREPARE_STATISTICS, SEND_MASKED_STATISTICS, STATISTICS
@@ -371,3 +372,23 @@ def test_a_client_that_joins_later_touches_statistics_only(tmp_path: Path) -> No
     forget(fed, newcomer.name)
     assert trainings(fed) == {}
     assert networks_of(fed.run_folder).keys() == before.keys()  # it was in no group while they tuned
+
+
+def test_adapters_of_a_language_model_are_tuned_forgotten_and_all_that_travels(tmp_path: Path) -> None:
+    sifu.allow_code("public_trunk:make_language")
+    features = {"module": "public_trunk:make_language", "trainable": "mix.down,mix.up"}
+    spec = tuned_spec(features=features, groups={"count": 2}, model={"outputs": 3})
+    texts = []
+    for number in range(4):
+        generator = np.random.default_rng(number)
+        texts.append(ClientData(f"site-{number}", generator.integers(0, 17, (30, 6)), generator.integers(0, 3, 30)))
+    fed = plain(tmp_path, spec, data=texts)
+    fed.serve()
+    with RunReader(fed.run_folder) as reader:
+        adapters = reader.group_layout.size
+    assert adapters == 2 * 2 * 8 + 8 * 3 + 3  # and a last layer that is thrown away; the model has 240 parameters
+    for message in (*fed.grid.sent, *fed.grid.received):
+        if kind_of(message) == TRAIN:
+            assert sum(array.numpy().size for array in message.content[ARRAYS].values()) == adapters
+    forget(fed, "site-1")
+    assert trainings(fed) == {}
