@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -434,13 +434,14 @@ async def figure(request: Request) -> Response:
     """The figure of what each noise would cost, for a request that waits."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     numbered = await work(desk.request, visitor.token, key, request.path_params["number"])
-    drawing = await work(_draw, desk, visitor.token, key, numbered.record.status)
+    phone = request.query_params.get("phone") == "yes"
+    drawing = await work(_draw, desk, visitor.token, key, numbered.record.status, phone)
     return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
 
 
-def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
+def _draw(desk: Desk, who: Token, key: str, status: Any, phone: bool) -> bytes:
     from sifu.plots.psi_figure import draw_plan
-    from sifu.plots.style import figure_bytes
+    from sifu.plots.style import figure_bytes, narrow_figures
 
     if not who.may("see"):
         raise InputError("this figure is not for your roles")
@@ -451,9 +452,10 @@ def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
             plan = run.run.plan_of(status.request)
         except (InputError, NotCertifiableError):  # it was begun since its page was loaded
             return NOTHING_TO_PLAN
-        return figure_bytes(draw_plan(plan), "svg")
+        with narrow_figures() if phone else nullcontext():
+            return figure_bytes(draw_plan(plan), "svg")
 
-    drawing: bytes = run.remembered(("figure", status.request), draw)
+    drawing: bytes = run.remembered(("figure", status.request, phone), draw)
     return drawing
 
 

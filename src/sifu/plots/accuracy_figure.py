@@ -17,6 +17,8 @@ from sifu.plots.style import (
     counted,
     empty_figure,
     headline,
+    is_narrow,
+    legend_below,
     new_figure,
     note,
     only_ticks,
@@ -44,8 +46,9 @@ def draw_before_after(data: ReportData) -> Figure:
     if not done:
         return empty_figure(before_after_message(data), "no request has been carried out yet")
     shown = done[-MOST_ROWS:]
-    figure = new_figure(1.55 + len(shown) * (0.42 if len(shown) <= 12 else 0.27))
-    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
+    grid = (2, 1) if is_narrow() else (1, 2)
+    figure = new_figure(0.75 + grid[0] * (0.8 + len(shown) * (0.42 if len(shown) <= 12 else 0.27)))
+    left, right = figure.subplots(*grid, sharey=True, sharex=True)
     scratch = any(request.scratch_forgotten is not None for request in shown)
     for line, request in enumerate(shown):
         if request.scratch_forgotten is not None:
@@ -130,7 +133,7 @@ def _legend(figure: Figure, *, scratch: bool, target: float) -> None:
         )
     if target > 0:
         handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="target"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)
+    legend_below(figure, handles, handlelength=1.8, columnspacing=1.5)
 
 
 @styled
@@ -209,7 +212,7 @@ def _mark_requests(axes: Axes, data: ReportData) -> None:
     for x, branch in data.trace.starts:
         if len(data.trace.starts) <= MOST_LINES:
             axes.axvline(x, color=branch_colour(branch), linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=2)
-        half = 0.0065 * (len(names[branch]) + 1) * width
+        half = (0.0145 if is_narrow() else 0.0065) * (len(names[branch]) + 1) * width
         if x - half < taken_until:
             continue
         taken_until = x + half
@@ -282,7 +285,7 @@ def _finish(axes: Axes, labels: list[str], longest: int, *, bold: bool) -> None:
     for text in axes.get_yticklabels():
         text.set(parse_math=False, color=INK, fontweight="bold" if bold else "normal")
     axes.set_ylim(-len(labels) + 0.4, 0.6)
-    axes.set_xlim(0, 1.32 * max(longest, 1))
+    axes.set_xlim(0, (1.9 if is_narrow() else 1.32) * max(longest, 1))
     whole_numbers(axes)
     only_ticks(axes, grid="x")
     axes.spines["left"].set_visible(False)
@@ -342,4 +345,4 @@ def _rounds_legend(figure: Figure, done: tuple[Request, ...]) -> None:
     handles = [Patch(color=BLUE, label="as it was done")]
     if any(request.scratch_rounds is not None for request in done):
         handles.append(Patch(color=SCRATCH_COLOUR, label="training again from scratch"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1.2, columnspacing=1.8)
+    legend_below(figure, handles, handlelength=1.2, columnspacing=1.8)

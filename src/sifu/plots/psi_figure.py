@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,8 @@ from sifu.plots.style import (
     counted,
     empty_figure,
     headline,
+    is_narrow,
+    legend_below,
     new_figure,
     note,
     only_ticks,
@@ -64,7 +67,8 @@ def draw_history(data: ReportData) -> Figure:
         text.set_parse_math(False)
         text.set_color(INK if not hidden or lane != 1 else GREY)
     axes.set_ylim(-0.75, lanes - 0.35)
-    axes.set_xlim(-0.06 * max(longest, 1), longest + 0.17 * max(longest, 1))
+    before, after = (0.18, 0.4) if is_narrow() else (0.06, 0.17)  # room for the names of the first and the last model
+    axes.set_xlim(-before * max(longest, 1), longest + after * max(longest, 1))
     axes.set_xlabel("Rounds along the path")
     only_ticks(axes, grid="x")
     axes.spines["left"].set_visible(False)
@@ -197,7 +201,7 @@ def _history_legend(figure: Figure, step: int, *, requests: bool) -> None:
             Line2D([], [], color=GREY, linewidth=1.3, linestyle=(0, (1.2, 1.2)), marker="^", ms=5, label="noise added"),
         ]
     handles.append(Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.6, ms=8, label="current model"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=2.4, columnspacing=1.8)
+    legend_below(figure, handles, handlelength=2.4, columnspacing=1.8)
 
 
 LINEAR_UP_TO = 8.0  # Psi beyond this many Psi* is drawn on a logarithmic axis
@@ -209,7 +213,7 @@ def draw_psi(data: ReportData) -> Figure:
     panels = data.psi_panels
     if not panels:
         return empty_figure(psi_message(data), "no request has gone back along the history yet")
-    columns = 1 if len(panels) == 1 else 2
+    columns = 1 if len(panels) == 1 or is_narrow() else 2
     rows = -(-len(panels) // columns)
     figure = new_figure(0.9 + 2.25 * rows)
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -274,9 +278,10 @@ def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
     axes.set_xlim(0, max(panel.tip_x, 1) * 1.02)
     whole_numbers(axes, most=6)
     only_ticks(axes, grid="y")
-    axes.set_title(plain(panel.request, 30), loc="left", fontweight="bold", parse_math=False, pad=19)
+    words = textwrap.wrap(_subtitle(panel), 46 if is_narrow() else 200)
+    axes.set_title(plain(panel.request, 30), loc="left", fontweight="bold", parse_math=False, pad=8 + 11 * len(words))
     axes.text(
-        0.0, 1.035, _subtitle(panel), transform=axes.transAxes, fontsize=8, color=GREY, va="bottom", parse_math=False
+        0.0, 1.035, "\n".join(words), transform=axes.transAxes, fontsize=8, color=GREY, va="bottom", parse_math=False
     )
 
 
@@ -310,7 +315,7 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
     if empty is not None:
         empty.legend(handles=handles, loc="center left", handlelength=1.8, labelspacing=0.9)
     else:
-        figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)
+        legend_below(figure, handles, handlelength=1.8, columnspacing=1.5)
 
 
 class NoiseOption(Protocol):

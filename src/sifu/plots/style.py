@@ -6,8 +6,9 @@ import io
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -21,7 +22,9 @@ P = ParamSpec("P")
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"
 BRANCH_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY, FAINT = "#1f2430", "#6b7280", "#d8dce3"
-WIDTH = 7.6
+WIDE, NARROW = 7.6, 3.6
+"""Inches of a figure on paper or at a desk, and on a phone, where the letters are as large."""
+_width: ContextVar[float] = ContextVar("_width", default=WIDE)
 DOTS_PER_INCH = 160
 
 STYLE: dict[str, Any] = {
@@ -71,18 +74,46 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return drawn
 
 
+@contextmanager
+def narrow_figures() -> Iterator[None]:
+    """Figures for the screen of a phone: as narrow as it is, with panels and legends below each other."""
+    before = _width.set(NARROW)
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+def is_narrow() -> bool:
+    """Whether figures are drawn for a phone now."""
+    return _width.get() == NARROW
+
+
 def new_figure(height: float, **options: Any) -> Figure:
     """An empty figure of the common width."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained", **options)
+    return Figure(figsize=(_width.get(), height), layout="constrained", **options)
 
 
 def headline(figure: Figure, message: str) -> None:
     """The message of a figure above it, at the left."""
-    figure.suptitle(
-        "\n".join(textwrap.wrap(message, 84)), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False
-    )
+    lines = textwrap.wrap(message, 38 if is_narrow() else 84)
+    figure.suptitle("\n".join(lines), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False)
+    _make_room(figure, len(lines) - 1)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], **options: Any) -> None:
+    """A legend under the figure, at the left."""
+    columns = 1 if is_narrow() else 4
+    _make_room(figure, len(handles) - 1)
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, **options)
+
+
+def _make_room(figure: Figure, lines: int) -> None:
+    """On a phone, further lines of a headline or a legend take nothing from what is drawn."""
+    if is_narrow():
+        figure.set_figheight(figure.get_figheight() + 0.19 * lines)
 
 
 def empty_figure(message: str, sentence: str) -> Figure:
@@ -94,6 +125,7 @@ def empty_figure(message: str, sentence: str) -> Figure:
 
 def say_instead(figure: Figure, sentence: str) -> Figure:
     """A sentence in place of a figure that has nothing to show yet."""
+    sentence = textwrap.fill(sentence, 46 if is_narrow() else 200)
     figure.text(0.5, 0.45, sentence, ha="center", va="center", color=GREY, fontsize=10, parse_math=False)
     return figure
 
@@ -129,7 +161,7 @@ def whole_numbers(axes: Axes, most: int = 9) -> None:
     """Round counts along x: whole, with commas."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=min(most, 5) if is_narrow() else most, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.run_data import ReportData, Request
-from sifu.plots.style import byte_size, counted, inline_svg
+from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report.collect import FIGURES, collect
 from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, verdict
 from sifu.store.files import private_folder
@@ -42,7 +42,7 @@ UNFINISHED = {"ready": "", "training": "Training has not finished.", "retraining
 
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
-    """The whole page; `drawings` holds the SVG of each figure by its name."""
+    """The whole page; `drawings` holds the SVG of each figure by its name, and with `-phone` behind it a narrow one."""
     environment = Environment(
         loader=PackageLoader("sifu.report", ""),
         autoescape=True,
@@ -99,14 +99,15 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     ]
 
 
-def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, str]]:
-    """Each figure's drawing with its caption."""
+def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, Markup, str]]:
+    """Each figure's drawings, for a desk and for a phone, with its caption."""
     for kind in FIGURES:
         if not data.requests and kind.name in ("psi", "rounds", "before-after"):
             continue
         label = html.escape(f"{kind.message(data)}. {kind.explained(data)}")
         caption = kind.explained(data) + _small_print(kind.name, data)
-        yield Markup(inline_svg(drawings[kind.name], kind.name, label)), caption
+        wide, narrow = (Markup(inline_svg(drawings[name], name, label)) for name in (kind.name, f"{kind.name}-phone"))
+        yield wide, narrow, caption
 
 
 def _small_print(name: str, data: ReportData) -> str:
@@ -189,10 +190,6 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     `output` is the page (`report.html`) or a folder for it; by default it is RUN/report/index.html. The run
     is only read, within one snapshot, so this also works while another process writes to it.
     """
-    from sifu.plots.style import figure_bytes
-    from sifu.report.collect import FIGURES
-    from sifu.report.page import render_page
-
     data = collect(run_folder)
     page = page_path(Path(run_folder), None if output is None else Path(output))
     prefix = "" if page.name == PAGE else f"{page.stem}-"
@@ -203,6 +200,8 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
             figure = kind.draw(data)
             svg = figure_bytes(figure, "svg")
             drawings[kind.name] = svg.decode()
+            with narrow_figures():
+                drawings[f"{kind.name}-phone"] = figure_bytes(kind.draw(data), "svg").decode()
             _replace(page.parent / f"{prefix}{kind.name}.svg", svg)
             _replace(page.parent / f"{prefix}{kind.name}.png", figure_bytes(figure, "png"))
         _replace(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
