@@ -156,11 +156,11 @@ OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
 
 
 def test_the_table_of_roles_names_every_route() -> None:
-    from sifu.console import finding, json_api, pages, streaming
+    from sifu.console import finding, json_api, pages, request_pages, streaming
 
     routes = {
         (method, route.path)
-        for route in (*pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
+        for route in (*pages.ROUTES, *request_pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
         for method in (route.methods or set()) - {"HEAD"}
     }
     tested = {(method, re.sub(r"/requests/\d", "/requests/N", path)) for method, path, _, _ in MATRIX}

@@ -10,8 +10,8 @@ import pytest
 
 import sifu
 from independent_verifier import verify as verify_independently
-from run_tools import Command
-from sifu.console.asking import client_names
+from run_tools import Command, environment
+from sifu.console.asking import client_names, terms_given
 from sifu.core.request_terms import TERMS, RequestTerms, terms_words
 
 UNUSUAL: dict[str, Any] = {
@@ -290,3 +290,125 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
         assert answer.status_code == 400
         assert "not JSON" in answer.json()["error"]
     assert program.get("/runs/x?page=\u00b2").status_code in (200, 404)
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"max_rounds": 2.7}, "max_rounds is a whole number"),
+        ({"max_rounds": True}, "max_rounds is a whole number"),
+        ({"epsilon": True}, "epsilon is a number"),
+        ({"epsilon": "1e999"}, "epsilon"),
+        ({"sigma": "nan"}, "sigma"),
+        ({"records": []}, "records is a list"),
+        ({"records": [1.5]}, "records is a list"),
+        ({"records": [True]}, "records is a list"),
+        ({"records": ["9" * 5000]}, "records is a list"),
+        ({"method": ["scratch"]}, "method"),
+    ],
+)
+def test_a_term_is_taken_as_it_was_given_or_refused(desk: Any, terms: dict[str, Any], words: str) -> None:
+    """2.7 rounds are not two, and an empty list of records is not the whole client."""
+    body = {"clients": ["client-003"], "request": "a", "terms": terms}
+    refused = desk.program("otto").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body)
+    assert refused.status_code == 400, refused.text
+    assert words in refused.json()["error"]
+    assert sifu.open_run(desk.folder / "north").request_records() == []
+
+
+def test_deadlines_are_whole_days(desk: Any) -> None:
+    for days in (2.5, True, "soon", 10**400):
+        body = {"clients": ["client-003"], "deadline_days": days}
+        answer = desk.program("otto").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body)
+        assert answer.status_code == 400, days
+        assert "deadline" in answer.json()["error"]
+
+
+def test_records_are_pasted_in_any_separation() -> None:
+    for text, records in {
+        "1 2, 3": [1, 2, 3],
+        "P-1; P-2|P-3": ["P-1", "P-2", "P-3"],
+        "Ann Lee, Bob 7": ["Ann Lee", "Bob 7"],
+        "0012\n7": ["0012", 7],
+    }.items():
+        assert terms_given({"records": text}) == {"records": records}
+
+
+def test_two_requesters_at_once_do_not_take_more_than_half_out(desk: Any) -> None:
+    """Each request alone would be allowed; together they would leave less than half in training."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    north = desk.key("north")
+    names = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
+    third = len(names) // 3
+    bodies = [{"clients": names[start : start + third]} for start in (0, third, 2 * third)]
+    with ThreadPoolExecutor(3) as people:
+        program = desk.program("rita")
+        answers = list(people.map(lambda body: program.post(f"/api/v1/runs/{north}/requests", json=body), bodies))
+    assert sorted(answer.status_code for answer in answers) == [201, 400, 400]
+
+
+def test_an_approval_of_one_request_is_of_no_use_for_another(desk: Any) -> None:
+    """Neither under the same terms nor after the request was withdrawn and filed again."""
+    north, ann, otto = desk.key("north"), desk.program("ann"), desk.program("otto")
+    for name, client in (("a", "client-003"), ("b", "client-004")):
+        otto.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": name})
+    digests = {
+        row["request"]: row["terms_digest"] for row in ann.get(f"/api/v1/runs/{north}/requests").json()["requests"]
+    }
+    assert digests["a"] != digests["b"]
+    body = {"request": "b", "decision": "approved", "terms": digests["a"]}
+    assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    withdrawn = otto.post(f"/api/v1/runs/{north}/decisions", json={"request": "a", "decision": "withdrawn"})
+    assert withdrawn.json()["outcome"] == "recorded"
+    again = {"clients": ["client-003"], "request": "a", "terms": {"method": "scratch"}}
+    assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id serves once
+    body = {"request": "a", "decision": "approved", "terms": digests["a"]}
+    assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    assert sifu.open_run(desk.folder / "north").request_record("b").status.approvals == ()
+
+
+def test_one_person_approves_once_and_never_their_own(desk: Any) -> None:
+    """Twice at the same moment counts once; a requester who is an approver, too, cannot approve what they filed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sifu.console.tokens import TokenFile, state_folder
+
+    north = desk.key("north")
+    secret = TokenFile(state_folder(desk.folder)).create("Mia", ["requester", "approver"])[1]
+    desk.secrets["Mia"] = secret
+    mia = desk.program("Mia")
+    assert mia.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"}).is_success
+    assert not desk.approve("Mia", north, 1).is_success
+    with ThreadPoolExecutor(4) as people:
+        answers = list(people.map(lambda name: desk.approve(name, north, 1), ["ann", "ann", "ann", "ann"]))
+    assert sum(answer.is_success and answer.json()["outcome"] == "recorded" for answer in answers) == 1
+    status = sifu.open_run(desk.folder / "north").request_record("a").status
+    assert (status.approvals, status.approvals_missing) == (("ann",), 1)
+    carried = desk.program("otto").post(f"/api/v1/runs/{north}/carry-out", json={"request": "a"})
+    assert carried.status_code == 400
+    assert sifu.open_run(desk.folder / "north").verify().problems == []
+
+
+def test_a_stopped_carry_out_goes_on_under_the_approved_terms(desk: Any) -> None:
+    """Killed at several moments: each time the same command ends it, with one certificate."""
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    folder = desk.folder / "north"
+    run = sifu.open_run(folder)
+    run.request(["client-003"], "a", actor="otto", method="scratch", max_rounds=6, target=0.0)
+    for name in ("ann", "bob"):
+        run.decide("a", "approved", actor=name)
+    command = [sys.executable, "-m", "sifu.cli.main", "forget", str(folder), "--request", "a", "--format", "json"]
+    for seconds in (0.6, 1.0, 1.4):
+        process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert subprocess.run(command, env=environment(), capture_output=True).returncode in (0, 2)  # 2: done already
+    status = sifu.open_run(folder).request_record("a").status
+    assert (status.status, status.terms.method, status.terms.max_rounds) == ("done", "scratch", 6)
+    assert sifu.open_run(folder).verify().problems == []

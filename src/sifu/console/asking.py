@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
-from sifu.console.desk import Desk, NotAllowedError, UnknownError
+from sifu.console.desk import Desk, UnknownError
 from sifu.console.security import RateLimit
 from sifu.console.sessions import Sessions, Visitor
-from sifu.console.tokens import TokenFile
+from sifu.console.tokens import NotAllowedError, TokenFile
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
 from sifu.requests.approvals import DEADLINE_DAYS
@@ -25,7 +25,7 @@ from sifu.requests.approvals import DEADLINE_DAYS
 Result = TypeVar("Result")
 MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
-SEPARATORS = re.compile(r"[,;|\t]")
+SEPARATORS = re.compile(r"[,;|\t\r\n]")
 
 
 @dataclass
@@ -128,9 +128,9 @@ def days(value: Any) -> int:
     if value in (None, ""):
         return DEADLINE_DAYS
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise InputError("the deadline is a number of days") from error
+        return int(_number(int, value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"the deadline is a whole number of days, found {str(value)[:40]!r}") from error
 
 
 def terms_given(values: Any) -> TermsGiven:
@@ -151,13 +151,29 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
         return parse_sigma(str(value))
     try:
         if term.kind in (int, float):
-            return term.kind(value)
+            return _number(term.kind, value)
         if term.kind == Sequence[int | str]:
-            return list(map(_record, value.replace(",", " ").split() if isinstance(value, str) else value))
+            records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
+            if not records:  # nothing in a list is not everything: for all of a client's data the term is left out
+                raise ValueError(value)
+            return records
     except (TypeError, ValueError, OverflowError) as error:
-        what = "a list of identities or row numbers" if term.kind == Sequence[int | str] else "a number"
+        what = {int: "a whole number", float: "a number"}.get(term.kind, "a list of identities or row numbers")
         raise InputError(f"{name} is {what}, found {str(value)[:40]!r}") from error
     return str(value)
+
+
+def _records_in(text: str) -> list[str]:
+    """Records separated in any usual way; an identity may hold a space, between row numbers it separates."""
+    parts = [part.strip() for part in SEPARATORS.split(text) if part.strip()]
+    return [word for part in parts for word in (part.split() if part.replace(" ", "").isdecimal() else [part])]
+
+
+def _number(kind: type, value: Any) -> int | float:
+    """A number as it was given: neither true nor 2.7 is a whole one."""
+    if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
+    return int(value) if kind is int else float(value)
 
 
 def _record(value: Any) -> int | str:

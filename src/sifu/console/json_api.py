@@ -22,8 +22,9 @@ from sifu.console.asking import (
     visitor_of,
     work,
 )
-from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
+from sifu.console.desk import Desk
 from sifu.console.metrics import render_metrics
+from sifu.console.run_at_desk import NumberedRequest, RunAtDesk
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO

@@ -10,7 +10,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sifu.console.desk import Desk, RunAtDesk
+from sifu.console.desk import Desk
+from sifu.console.run_at_desk import RunAtDesk
 from sifu.errors import SifuError
 from sifu.requests.approvals import pending_requests
 from sifu.store.clock import time_of

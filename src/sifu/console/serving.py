@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
 HEAD_SECONDS = 10.0
 """From the connection, or from the first byte of a further request, to the end of its headers."""
+READ_SECONDS = 60.0
+"""In which a visitor must take what waits to be sent to them."""
+WAITING_SHARE = 0.5
+"""Of all connections that are allowed, those that may wait for a head; the one that waits longest makes room."""
 
 
 class ImpatientProtocol(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, with a time limit on headers, which uvicorn lacks."""
 
     _limit: asyncio.TimerHandle | None = None
+    _reader_limit: asyncio.TimerHandle | None = None
+    _waiting: ClassVar[dict[ImpatientProtocol, None]] = {}
+    """Connections that wait for a head, the longest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The time for the first request begins."""
@@ -41,24 +48,45 @@ class ImpatientProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is left to wait for."""
         self._end_limit()
+        self._end_reader_limit()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The visitor does not take what is sent: their time begins."""
+        super().pause_writing()
+        self._end_reader_limit()
+        self._reader_limit = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """They took it."""
+        self._end_reader_limit()
+        super().resume_writing()
+
+    def _end_reader_limit(self) -> None:
+        if self._reader_limit is not None:
+            self._reader_limit.cancel()
+            self._reader_limit = None
 
     def _watch(self) -> None:
         if not self._awaits_head():
             self._end_limit()
         elif self._limit is None:
             self._limit = self.loop.call_later(HEAD_SECONDS, self._close)
+            self._waiting[self] = None
+            if self.limit_concurrency and len(self._waiting) > WAITING_SHARE * self.limit_concurrency:
+                next(iter(self._waiting))._close()
 
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _end_limit(self) -> None:
+        self._waiting.pop(self, None)
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
 
     def _close(self) -> None:
-        self._limit = None
+        self._end_limit()
         if self._awaits_head() and not self.transport.is_closing():
             self.transport.close()
 
@@ -153,8 +181,6 @@ def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Serv
     An address that a proxy forwards is believed from the proxies of the binding alone.
     """
     from uvicorn import Config, Server
-
-    from sifu.console.serving import ImpatientProtocol
 
     config = Config(
         app,  # type: ignore[arg-type]

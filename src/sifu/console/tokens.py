@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sifu.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.clock import actor_name, same_person
 from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
@@ -49,6 +49,12 @@ def rights_of(roles: Collection[Role]) -> frozenset[Right]:
     (False, True)
     """
     return frozenset().union(*(RIGHTS[role] for role in roles))
+
+
+class NotAllowedError(SifuError):
+    """The visitor's roles do not allow this."""
+
+    exit_code = 2
 
 
 TOKENS_FILE = "tokens.json"

@@ -161,7 +161,9 @@ def whole_numbers(axes: Axes, most: int = 9) -> None:
     """Round counts along x: whole, with commas."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=min(most, 5) if is_narrow() else most, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=min(most, 5) if is_narrow() else most, integer=True, steps=[1, 2, 2.5, 5, 10])
+    )
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
