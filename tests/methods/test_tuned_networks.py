@@ -349,6 +349,25 @@ def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(o
         assert np.array_equal(engine.evaluate(model, everyone).loss_sum, whole.loss_sum)
 
 
+def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
+    spec = spec_of(features={"trainable": "lora(2)"})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
+        tuned = [reader.load_model(row.node) for row in trunks_at_hand(reader)]
+    assert all(np.any(vector[2 * 36 : 2 * (36 + 12)]) for vector in tuned)  # B of B A x was zero
+    (outcome,) = run.forget(["client-003"], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
+    hit = groups_of(tmp_path / "run", ["client-003"])
+    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+    check(tmp_path / "run")
+    model = sifu.load_model(run.export(tmp_path / "model.safetensors"), module="public_trunk:make")
+    others = without(clients_of(), ["client-003"])
+    right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
+    assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
+
+
 def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
     """Low-rank adapters on a linear layer, named in `trainable`."""
     sifu.allow_code("public_trunk:make_with_adapter")

@@ -42,13 +42,17 @@ HELD_BYTES = 1 << 29
 
 @dataclass
 class _Gathered:
-    """What a solve asked for: rows of files written, how many clients sent how much, who was refused or absent."""
+    """What a solve asked for: rows of files written, how many clients sent how much, who was refused or absent.
+
+    `stored` is the stored sum, where it was read.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     clients_asked: int = 0
     words_sent: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     absent: set[int] = field(default_factory=set)
+    stored: Statistics | None = None
 
 
 class RecordedSolve(RecordedTraining):
@@ -168,7 +172,9 @@ class RecordedSolve(RecordedTraining):
             return  # the same clients are still missing
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
-        if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
+        if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
+            gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)
+        if whole is not None and list(whole.clients) == taken.tolist() and statistics == gathered.stored:
             digest = whole.digest
         else:
             row = write_statistics(
@@ -209,13 +215,6 @@ class RecordedSolve(RecordedTraining):
                 )
             )
 
-    def _is_sum(self, whole: StatisticsRow, clients: list[int], statistics: Statistics) -> bool:
-        """Whether the stored sum is the one of these statistics."""
-        return (
-            list(whole.clients) == clients
-            and read_statistics(self.writer.folder, whole, statistics.fixed) == statistics
-        )
-
     def _sum(self, own: OwnStatistics, whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
         """The statistics of the active clients together."""
         engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
@@ -225,7 +224,7 @@ class RecordedSolve(RecordedTraining):
             return total(engine.fixed, self._parts(sorted(wanted), own, own.parts(), gathered))
         groups = [group for group, node in own.networks.items() if node in whole.trunks]
         kept, there = own.parts(groups), set(whole.clients)
-        result = read_statistics(self.writer.folder, whole, engine.fixed)
+        gathered.stored = result = read_statistics(self.writer.folder, whole, engine.fixed)
         came_back = tuple(part for part in own.parts() if part not in kept)
         if came_back:
             result = result + total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
@@ -252,7 +251,8 @@ class RecordedSolve(RecordedTraining):
             new = sorted(wanted - set(whole.clients))
             if not statistics.reachable(new):
                 gathered.absent.update(new)
-                return read_statistics(self.writer.folder, whole, statistics.fixed)
+                gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)
+                return gathered.stored
         result = engine.collect_sum(sorted(wanted), self._position)
         gathered.clients_asked = result.sent
         gathered.words_sent = result.sent * words_at(statistics.fixed)

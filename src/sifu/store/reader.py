@@ -216,6 +216,9 @@ class RunReader(HistoryReader):
 
     def statistics(self) -> dict[str, StatisticsRow]:
         """The files of clients' statistics that exist, by name."""
+        return dict(self.remembered("statistics", self._read_statistics))
+
+    def _read_statistics(self) -> dict[str, StatisticsRow]:
         columns = "file, node, clients, samples, bytes, digest, trunks"
         rows = self.query(f"SELECT {columns} FROM statistics ORDER BY node, file")
         return {

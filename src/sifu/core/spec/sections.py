@@ -113,7 +113,9 @@ class FeaturesSpec:
     )
     block: int = key(200, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")
     trainable: str = key(
-        "all", "what is tuned and sent: all, last (the last layer with parameters), or names: layer3, head.lora"
+        "all",
+        "what is tuned and sent: all, last (the last layer with parameters), lora(RANK) (low-rank adapters of linear "
+        "layers), or names: layer3, head.bias",
     )
 
 

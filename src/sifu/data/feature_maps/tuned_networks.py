@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from sifu.errors import InputError
 from sifu.theory.closed_form.blocks import Blocks, projection
 from sifu.theory.merging import merge, move_on
 
+LORA = re.compile(r"lora\(([1-9][0-9]{0,3})\)")
 HEAD_GAIN = math.sqrt(10.0)
 """The last layer learns ten times as fast as the network: its scores are those of weights this much larger."""
 
@@ -74,14 +76,20 @@ class TunedNetwork(nn.Module):
 
 
 def keep_parameters(network: nn.Module, trainable: str) -> None:
-    """Make buffers of all parameters but the trainable ones: `all`, `last`, or names separated by commas.
+    """Make buffers of all parameters but the trainable ones: `all`, `last`, `lora(RANK)`, or names between commas.
 
     `last` are the module's own `last_layers` where it names some, else its last child with a matrix of weights and all
     that follow it.
     """
     if trainable.strip() == "all":
         return
-    wanted = _last_layers(network) if trainable.strip() == "last" else [part.strip() for part in trainable.split(",")]
+    low_rank = LORA.fullmatch(trainable.strip())
+    if low_rank:
+        wanted: Sequence[str] = _adapted(network, int(low_rank[1]))
+    elif trainable.strip() == "last":
+        wanted = _last_layers(network)
+    else:
+        wanted = [part.strip() for part in trainable.split(",")]
     names = [name for name, _ in network.named_parameters()]
     for part in wanted:
         if not any(name == part or name.startswith(f"{part}.") for name in names):
@@ -95,6 +103,36 @@ def keep_parameters(network: nn.Module, trainable: str) -> None:
             if not any(name == part or name.startswith(f"{part}.") for part in wanted):
                 del module._parameters[own]
                 module.register_buffer(own, parameter.detach().clone())
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer W x + b with an adapter next to it, B A x: A drawn from a fixed seed, B zero at first."""
+
+    def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, dtype=layer.weight.dtype)
+        self.load_state_dict(layer.state_dict())
+        drawn = torch.randn(rank, layer.in_features, generator=generator, dtype=layer.weight.dtype)
+        self.lora_a = nn.Parameter(drawn / math.sqrt(layer.in_features))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=layer.weight.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer, and what its adapter adds."""
+        return super().forward(x) + nn.functional.linear(nn.functional.linear(x, self.lora_a), self.lora_b)
+
+
+def _adapted(network: nn.Module, rank: int) -> list[str]:
+    """Put an adapter next to every `nn.Linear` layer; the names of the adapters' parameters."""
+    layers = [(path, part) for path, part in network.named_modules() if type(part) is nn.Linear]
+    if not layers or not layers[0][0]:
+        raise InputError(
+            f"features.trainable = 'lora({rank})' puts adapters next to nn.Linear layers inside the network, and it "
+            "has none: name the layers to tune, or write the adapters into your module"
+        )
+    generator = torch.Generator().manual_seed(0)
+    for path, layer in layers:
+        parent, _, name = path.rpartition(".")
+        setattr(network.get_submodule(parent), name, LowRankLinear(layer, rank, generator))
+    return [f"{path}.{part}" for path, _ in layers for part in ("lora_a", "lora_b")]
 
 
 def _last_layers(network: nn.Module) -> Sequence[str]:
