@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sifu.api import Outcome, train
 from sifu.cli.commands import outcome_values, outcomes_table
 from sifu.cli.output import RoundsProgress, out, percent, print_json
 from sifu.cli.plans import print_plan
+from sifu.core.allowed_code import allow_code
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 
@@ -42,12 +44,23 @@ EXACT = Spec.from_mapping(
     }
 )
 """The same clients with a head in closed form."""
+TUNED = Spec.from_mapping(
+    {
+        "seed": 5,
+        "data": {"name": "digits", "clients": 20, "samples_per_client": 60, "partition": "iid"},
+        "model": {"kind": "ridge"},
+        "features": {"kind": "module", "module": "sifu.cli.demo_trunk:make", "tune": "blocks", "block": 16},
+        "groups": {"count": 3, "rounds": 4, "rebuild": "later"},
+        "local": {"rate": 0.1, "steps": 5, "momentum": 0.9},
+    }
+)
+"""Fewer clients with more digits each: three groups tune a network that was trained on public digits."""
 REQUESTS = 3
 CLIENTS_A_REQUEST = 5
 
 
 def run_demo(folder: Path | None, as_json: bool) -> None:
-    """Train, three requests compared with Scratch, verify, report; then the same requests of a head in closed form."""
+    """Train, three requests compared with Scratch, verify, report; then a head in closed form and a tuned network."""
     from sifu.report import write_report
 
     started = time.monotonic()
@@ -80,7 +93,13 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         sum(outcome.rounds for outcome in outcomes),
         sum(outcome.scratch_rounds or 0 for outcome in outcomes),
     )
-    exact = _forget_exactly(target.with_name(f"{target.name}-exact"))
+    first_clients = [
+        [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
+        for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST)
+    ]
+    exact = _forget_exactly(EXACT, target.with_name(f"{target.name}-exact"), first_clients)
+    allow_code(TUNED.features.module)
+    tuned = _forget_exactly(TUNED, target.with_name(f"{target.name}-tuned"), [["client-003"]])
     if as_json:
         print_json(
             {
@@ -92,6 +111,7 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
                 "verified": verified.holds,
                 "report": str(page),
                 "exact": exact,
+                "tuned": tuned,
                 "seconds": round(time.monotonic() - started, 1),
             }
         )
@@ -108,23 +128,27 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
             f"rounds and {exact['forget_seconds']:.1f} s, without noise. Level: {exact['level']}. The sums are bit for "
             f"bit those of a federation that never had these clients: sifu verify {exact['run']}"
         )
+        out.print(
+            f"\n[bold]7. A tuned network[/]  {TUNED.groups.count} groups of 20 clients tuned a public network apart, a "
+            f"ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
+            f"{tuned['forget_seconds']:.1f} s: its group's network was struck out, accuracy "
+            f"{percent(tuned['accuracy'])}. Level: {tuned['level']}. sifu verify {tuned['run']}"
+        )
         if not shutil.which("sifu"):
             out.print("To use the sifu command here: . .venv/bin/activate")
     if not verified.holds:
         raise VerificationError("the demo's run does not verify: " + "; ".join(verified.problems))
 
 
-def _forget_exactly(folder: Path) -> dict[str, Any]:
-    """The same requests of a head in closed form, as plain values."""
-    run = train(EXACT, run=folder)
+def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> dict[str, Any]:
+    """Requests of a run that forgets without noise, as plain values."""
+    run = train(spec, run=folder)
     started = time.monotonic()
-    outcomes = []
-    for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST):
-        outcomes += run.forget([f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)])
+    outcomes = [outcome for clients in requests for outcome in run.forget(clients)]
     seconds = time.monotonic() - started
     verified = run.verify()
     if not verified.holds:
-        raise VerificationError("the demo's second run does not verify: " + "; ".join(verified.problems))
+        raise VerificationError(f"the demo's run {folder} does not verify: " + "; ".join(verified.problems))
     return {
         "run": str(folder),
         "level": outcomes[-1].level,
@@ -137,6 +161,6 @@ def _forget_exactly(folder: Path) -> dict[str, Any]:
 def _free_folder(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3... that does not exist: an earlier demo is never overwritten."""
     candidate, number = wanted, 2
-    while candidate.exists() or candidate.with_name(f"{candidate.name}-exact").exists():
+    while any(candidate.with_name(f"{candidate.name}{end}").exists() for end in ("", "-exact", "-tuned")):
         candidate, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
     return candidate
