@@ -1,4 +1,4 @@
-"""The exact ways on four real SuperNodes, TLS and node authentication on: heads with plain and masked sums, and groups.
+"""The exact ways on four real SuperNodes, TLS and node authentication on: heads with plain and masked sums.
 
 Each of them forgets a client, something is killed by SIGKILL at a bad moment, and the run verifies.
 """
@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from deployment import Deployment, make_node_key, running
 from test_flower_closed_form import embedded_sum, kept_sum
-from test_flower_deployment import CLIENT, SERVER, admit, check, finish, new_app, query, started, statuses
+from test_flower_deployment import SERVER, admit, check, finish, new_app, query, started, statuses
 
-import sifu
 from sifu.core.spec import Spec, commented_toml
 from sifu.data import ClientData
 
@@ -37,37 +36,11 @@ def load(context):
 
 app = client_app(load)
 '''
-TROUBLE = """
-from sifu.core.engine import Position
-
-usual = FunctionClient.train
-
-
-def train(self, model, instruction):
-    arrays, samples = usual(self, model, instruction)
-    if self.name == "site-3" and instruction.position == Position(0, 0):
-        arrays = {"w": np.full(4, np.nan)}
-    if self.name == "site-3" and instruction.position == Position(0, 1):
-        arrays = {"w": np.zeros(5)}
-    return arrays, samples
-
-
-FunctionClient.train = train
-"""
 HEADS = {
     "model": {"kind": "ridge", "outputs": 3},
     "features": {"kind": "random_fourier", "count": 8, "bandwidth": 3.0},
     "server": {"rejected": "reply"},
     "data": {"preprocessing": "fixed"},
-}
-GROUPS = {
-    "model": {"kind": "python"},
-    "local": {"rate": 0.1, "steps": 1},
-    "regularity": {"kind": "assumed", "factor": 1.0},
-    "groups": {"count": 2, "rounds": 2, "rebuild": "never"},
-    "server": {"rejected": "reply"},
-    "data": {"preprocessing": "fixed"},
-    "stop": {"max_rounds": 3, "target": 0.0, "evaluate_every": 100},
 }
 
 
@@ -131,19 +104,6 @@ def test_masked_heads_forget_exactly_though_the_server_is_killed_in_the_forget(
     assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
     forget_with_a_kill(nodes, app, run, marker, "masked")
     assert kept_sum(run).digest() == true_digest([0, 2, 3]) != true_digest([0, 1, 2, 3])
-
-
-def test_groups_forget_exactly_and_refuse_what_cannot_be_used(nodes: Deployment, tmp_path: Path) -> None:
-    marker = tmp_path / "killed"
-    client = CLIENT.replace("MASKED", "False").replace("\napp =", f"{TROUBLE}\n\napp =")
-    app, run = exact_app(nodes, tmp_path, GROUPS, client, SERVER, marker)
-    nodes.flwr_run(app, "groups-1")
-    finish(nodes, "groups-1")
-    with sifu.open_run(run).reader() as reader:
-        refusals = [row for event in reader.events() for row in event.content.get("refusals", ())]
-    assert [(row["client"], row["reason"]) for row in refusals] == [("site-3", "not finite"), ("site-3", "wrong shape")]
-    forget_with_a_kill(nodes, app, run, marker, "groups")
-    assert sifu.open_run(run).outcomes()[0].method == "groups"
 
 
 def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never_returns(
