@@ -262,7 +262,7 @@ def _field_of(sentence: str) -> str:
 
 
 def check_confirmed(fields: dict[str, str], what: str) -> None:
-    """Refuse what cannot be undone where the box beside it is not ticked."""
+    """Refuse an irreversible action unless its confirmation box is ticked."""
     if fields.get("confirm") != "yes":
         raise InputError(f"{what} cannot be undone: tick the box to confirm it")
 
