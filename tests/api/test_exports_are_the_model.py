@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch import nn
 
 import sifu
 from onnx_tools import answers_of_the_graph
@@ -47,13 +49,13 @@ def labels(rng: Rng, head: str) -> Any:
     return np.concatenate([np.arange(classes), rng.integers(0, classes, ROWS - classes)])
 
 
-def check(run: sifu.Run, file: Path, inputs: dict[str, Any]) -> None:
+def check(run: sifu.Run, file: Path, inputs: dict[str, Any], own: Callable[[], nn.Module] | None = None) -> None:
     """Scores to rounding, and decisions that are the same wherever rounding does not decide them."""
-    model = sifu.load_model(run.export(file.parent / "m.safetensors"))
+    model = sifu.load_model(run.export(file.parent / "m.safetensors"), module=own)
     rows = model.predict_rows(file)
     assert model.predict_file(file) == [row.prediction for row in rows]
     scores = np.array([list(row.scores.values()) for row in rows])
-    single = model.description["dtype"] == "float32" or model.kind == "cnn"
+    single = model.description["dtype"] == "float32" or model.kind in ("cnn", "python")
     close = (1e-5 if single else 1e-10) * max(1.0, np.abs(scores).max())
     assert np.ptp(scores, axis=0).max() > 10 * close  # a constant would agree with anything
     sizes = np.sort(scores, axis=1)
@@ -156,6 +158,62 @@ def test_tables(tmp_path: Path, head: str, features: str) -> None:
     check(run, tmp_path / "new.csv", fed(columns))
     model = sifu.load_model(tmp_path / "m.safetensors")
     assert [row.id for row in model.predict_rows(tmp_path / "new.csv")] == [f"P{row:03}" for row in range(NEW_ROWS)]
+
+
+def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """A function that makes a random small network for samples of a shape, most with batch normalisation."""
+    width, norm, activation = int(rng.integers(3, 9)), rng.random() < 0.7, rng.choice([nn.Tanh, nn.ReLU, nn.GELU])
+    affine, drops = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = []
+        if len(shape) == 3:
+            layers += [nn.Conv2d(shape[0], 4, 3, padding=1), *([nn.BatchNorm2d(4)] if norm else []), nn.ReLU()]
+        size = math.prod(shape) * 4 // shape[0] if len(shape) == 3 else math.prod(shape)
+        layers += [nn.Flatten(), nn.Linear(size, width), *([nn.BatchNorm1d(width, affine=affine)] if norm else [])]
+        return nn.Sequential(*layers, activation(), *([nn.Dropout(0.3)] if drops else []), nn.Linear(width, 3))
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore:the module has batch normalisation")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("form", ["rows", "grid", "images", "table", "own.npz"])
+def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:
+    """Also with batch normalisation: the recorded accuracy, `predict` and the graph use the same statistics."""
+    rng = np.random.default_rng([seed, len(form)])
+    shape = {"rows": (7,), "grid": (3, 4), "images": (2, 5, 4), "table": (10,), "own.npz": (3, 5, 4)}[form]
+    make, y = own_module(rng, shape), labels(rng, "softmax")
+    spec: dict[str, Any] = {
+        "model": {"dtype": str(rng.choice(["float32", "float64"]))}, "local": {"rate": 0.1, "steps": 2},
+        "stop": {"max_rounds": 2, "target": 0.0}, "regularity": {"kind": "assumed"},
+    }  # fmt: skip
+    data = {"partition": "given", "preprocessing": "fixed"}
+    if form == "table":
+        written(rng, tmp_path / "own.csv", ROWS, y)
+        run = sifu.train(
+            spec | {"data": TABLE | data | {"name": "table", "file": str(tmp_path / "own.csv")}},
+            run=tmp_path / "run", model=make,
+        )  # fmt: skip
+        file, inputs = tmp_path / "new.csv", fed(written(rng, tmp_path / "new.csv", NEW_ROWS))
+    else:
+        stored = (5, 4, 3) if form == "own.npz" else shape  # channels last, and bytes
+        draw = (lambda n: rng.integers(0, 256, (n, *stored), dtype=np.uint8)) if form == "own.npz" else (
+            lambda n: rng.normal(size=(n, *stored)))  # fmt: skip
+        x, file = draw(ROWS), tmp_path / "new.npz"
+        if form == "own.npz":
+            np.savez(tmp_path / "own.npz", x=x, y=y, client=np.arange(ROWS) % 4)
+            spec["data"] = data | {"name": "npz", "file": str(tmp_path / "own.npz")}
+            run = sifu.train(spec, run=tmp_path / "run", model=make)
+        else:
+            clients = {f"c{k}": (x[k::4], y[k::4]) for k in range(4)}
+            run = sifu.train(spec, run=tmp_path / "run", model=make, clients=clients)
+            module = sifu.load_model(run.export(tmp_path / "m.safetensors"), module=make)
+            correct = sum(int((module.predict(x) == y).sum()) for x, y in clients.values())
+            assert run.status().accuracy == pytest.approx(correct / ROWS)
+        inputs = {"x": draw(NEW_ROWS)}
+        np.savez(file, **inputs)
+    check(run, file, inputs, make)
 
 
 def test_what_predict_refuses_has_no_class_in_the_graph(tmp_path: Path) -> None:

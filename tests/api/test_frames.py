@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import sifu
+from sifu.core.spec import Spec
 
 HOSPITALS = ("north", "south", "east")
 KEYS: dict[str, Any] = {
@@ -122,6 +123,26 @@ def test_a_frame_trains_and_forgets_as_its_file_does(kind: str, from_file: Numbe
     assert run.verify().problems == []
 
 
+@pytest.mark.parametrize("keys", [{"held_out": 0.3}, {"test_file": "test.csv"}], ids=["a share", "a file"])
+def test_held_out_rows_of_a_frame_are_those_of_its_file(keys: dict[str, Any], tmp_path: Path) -> None:
+    keys = {name: str(tmp_path / value) if isinstance(value, str) else value for name, value in keys.items()}
+    write_csv(tmp_path / "test.csv", columns(40, seed=2))
+    file = {"name": "table", "partition": "given", "file": str(write_csv(tmp_path / "a.csv", columns()))}
+    frame, data = FakeFrame(columns()), KEYS | keys
+    of_frame = sifu.train(RIDGE | {"data": data}, run=tmp_path / "frame", clients=frame)
+    of_file = sifu.train(RIDGE | {"data": data | file}, run=tmp_path / "file")
+    assert numbers_of(of_frame) == numbers_of(of_file)
+    (figures, expected) = (run.status().held_out for run in (of_frame, of_file))
+    assert figures is not None
+    assert figures.auc is not None
+    assert figures == expected
+    for run in (sifu.open_run(of_frame.folder, clients=frame), of_file):
+        run.forget(["south"])
+    assert of_frame.status().held_out == of_file.status().held_out != figures
+    advice = sifu.advise(Spec.from_mapping(RIDGE | {"data": data}), clients=frame)
+    assert advice.measured_on == figures.where
+
+
 def test_control_another_row_gives_another_model(from_file: Numbers, tmp_path: Path) -> None:
     values = columns()
     values["age"][1] = 31.0
@@ -158,7 +179,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no such column": (FakeFrame(columns()), {"label": "sick"}, "the frame has no column 'sick', which data.label"),
     "columns without names": (FakeFrame({0: [1, 2], "a": [1, 2]}), {}, "texts that differ"),  # type: ignore[dict-item]
     "no rows": (FakeFrame({name: [] for name in columns()}), {}, "has no rows"),
-    "rows held out": (FakeFrame(columns()), {"held_out": 0.2}, "hold rows of a frame out"),
     "a date": (FakeFrame(columns() | {"age": [np.datetime64("2024-01-31")] * 60}), {}, "row 0: column 'age'.*a date"),
     "splits": ({"train": FakeDataset(columns())}, {}, "'train' is a table"),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -333,12 +334,28 @@ def test_the_module_of_a_run_computes_as_its_accuracy_was_recorded(
         sifu.open_run(tmp_path / "run", model=other_cnn).model()
 
 
-def test_a_file_that_would_not_be_the_model_is_not_written(tmp_path: Path) -> None:
-    run = sifu.train(SPEC, run=tmp_path / "run", model=Normalised, clients=arrays())
-    with pytest.raises(InputError, match=r"batch normalisation.*GroupNorm"):
-        run.export(tmp_path / "model.safetensors")
-    assert not (tmp_path / "model.safetensors").exists()
+def test_an_exported_module_is_the_model_that_was_evaluated(tmp_path: Path) -> None:
+    """The share that is recorded is that of the file, too; a module in eval mode has other statistics."""
+    spec = SPEC | {"stop": {"target": 0.0, "max_rounds": 20}}
+    run = sifu.train(spec, run=tmp_path / "run", model=Normalised, clients=arrays())
+    with pytest.warns(SifuWarning, match="statistics of the batch"):
+        path = run.export(tmp_path / "model.safetensors")
+    loaded = sifu.load_model(path, module=Normalised)
+    assert recorded_and_counted(run, loaded)[0] == recorded_and_counted(run, loaded)[1]
+    with pytest.raises(InputError, match=r"a module of your own: name the function.*--module"):
+        sifu.load_model(path)
+    with pytest.raises(InputError, match="other parameters than the run"):
+        sifu.load_model(path, module=other_cnn)
+    with pytest.raises(InputError, match="cannot take 1 of such samples at once"):
+        loaded.predict(next(iter(arrays().values()))[0][:1])
+    plain = Normalised().eval()
+    with pytest.raises(RuntimeError, match="running_mean"):  # no silent loading into other statistics
+        plain.load_state_dict(load_file(path))
+    plain.load_state_dict(load_file(path), strict=False)
+    assert recorded_and_counted(run, plain)[0] != recorded_and_counted(run, plain)[1]
 
+
+def test_buffers_that_are_not_trained_are_those_of_the_function(tmp_path: Path) -> None:
     class Buffered(nn.Linear):
         def __init__(self) -> None:
             super().__init__(64, 3)
@@ -349,9 +366,11 @@ def test_a_file_that_would_not_be_the_model_is_not_written(tmp_path: Path) -> No
             return scores
 
     run = sifu.train(SPEC, run=tmp_path / "other", model=Buffered, clients=arrays())
-    with pytest.warns(SifuWarning, match="parameters alone"):
-        run.export(tmp_path / "model.safetensors")
     assert dict(run.model().named_buffers())["offset"].tolist() == [1.0, 1.0, 1.0]
+    loaded = sifu.load_model(run.export(tmp_path / "model.safetensors"), module=Buffered)
+    assert recorded_and_counted(run, loaded)[0] == recorded_and_counted(run, loaded)[1]
+    x, _ = next(iter(arrays().values()))
+    np.testing.assert_array_equal(loaded.scores(x), run.model()(torch.as_tensor(x)).detach().numpy())
 
 
 class Answers(nn.Module):

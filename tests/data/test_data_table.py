@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sifu
 from run_tools import small_spec
 from sifu.core.spec import DataSpec
 from sifu.data.table import read_table
-from sifu.data.table_coding import TableCoding, parse_categories
+from sifu.data.table_coding import TableCoding, join_names, parse_categories, parse_classes, quoted, split_names
 from sifu.errors import InputError, SifuWarning
 
 ROWS = [("north", 0.5, "red", "yes"), ("south", -1.0, "blue", "no"), ("north", 2.0, "blue", "no")]
@@ -254,3 +256,11 @@ def test_one_class_nearly_everywhere_is_a_warning(tmp_path: Path) -> None:
     text = "c,x,y\n" + "".join(f"p,{row % 2},{int(row == 0)}\n" for row in range(40))
     with pytest.warns(SifuWarning, match=r"97\.5%"):
         read_table(table_file(tmp_path, text), TableCoding("y", "c"))
+
+
+@given(st.lists(st.text('a",;=|<\n é', min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
+def test_names_with_any_character_are_read_as_they_are_written(names: list[str]) -> None:
+    assert split_names(join_names(names), "data.ignore") == names
+    entries = "; ".join(f"{quoted(name)}={join_names(names)}" for name in names)
+    assert parse_categories(entries) == dict.fromkeys(names, tuple(names))
+    assert parse_classes(join_names(names)) == {name: (name,) for name in names}

@@ -105,7 +105,7 @@ def advise(
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    rows = None if clients is not None else rows_at_hand(spec, data_folder)
+    rows = rows_at_hand(spec, data_folder, clients)
     if rows is None:
         data, rows = without_held_out(data)
     engine, _ = engine_from_spec(spec, data, as_model(model))

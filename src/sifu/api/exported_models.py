@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sifu.api.engine_check import ModelGiven, as_model
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
@@ -19,7 +20,7 @@ from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding, split_names
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import NPZ, TABLE, takes_rows
+from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.theory.arrays import Array
@@ -27,6 +28,7 @@ from sifu.version import __version__
 
 if TYPE_CHECKING:
     from sifu.api.loaded_model import LoadedModel
+    from sifu.engines.sim.models import Model
 
 FORMAT = "sifu-model-4"
 LARGEST_DESCRIPTION = 1 << 20
@@ -68,12 +70,18 @@ def networks_bytes(reader: RunReader) -> bytes:
     return save(arrays)
 
 
-def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -> dict[str, Any]:
-    """What a run's current model is, from the bytes of its safetensors file and of the file of its tuned networks."""
+def describe(
+    reader: RunReader, content: bytes, networks: bytes | None = None, given: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """What a run's current model is, from the bytes of its safetensors file and of the file of its tuned networks.
+
+    `given` is the shape of one sample where a program handed the clients over.
+    """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind = spec.model.kind
     coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
+    stored = _stored(spec) if given is None else {"shape": list(given), "bytes": False}
     return {
         "format": FORMAT,
         "software": f"sifu {__version__}",
@@ -87,8 +95,8 @@ def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -
         "features_digest": str(reader.facts.get("features", "")),
         "networks": _networks(reader, spec, networks),
         "data": spec.data.name,
-        "input_shape": _input_shape(spec),
-        "stored": _stored(spec),
+        "input_shape": _input_shape(spec, stored),
+        "stored": stored,
         "normalise": spec.data.normalise,
         "normalisation": _normalisation(spec),
         "table": coding.to_mapping() if coding else None,
@@ -115,11 +123,6 @@ def _released(reader: RunReader) -> dict[str, Any]:
     seq, head = reader.last_event()
     ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
     return {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)}
-
-
-def description_bytes(reader: RunReader, content: bytes, networks: bytes | None = None) -> bytes:
-    """The description as written to the .json file that comes with the model."""
-    return json.dumps(describe(reader, content, networks), indent=1).encode() + b"\n"
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def _is_whole(content: dict[str, Any]) -> bool:
         and isinstance(content["features"].get("kind"), str)
         and type(outputs) is int
         and 0 < outputs <= MOST_CLASSES
-        and (not classes or len(classes) >= max(outputs, 2))
+        and (not classes or len(classes) >= max(outputs, 2) or content["model"] == PYTHON)
         and (content["model"] == RIDGE) == (task is not None)
         and (task is None or isinstance(task["task"], str))
         and (task is None or {type(task["shift"]), type(task["scale"])} <= {int, float})
@@ -192,12 +195,12 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
     return {"shape": list(shape), "bytes": dtype == np.uint8}
 
 
-def _input_shape(spec: Spec) -> list[int] | None:
+def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
     """The shape of one sample as the model or its feature map takes it, where it can be known without the clients."""
-    stored = _stored(spec)
     if stored is None:
         return None
-    shape = channels_first(np.zeros((0, *stored["shape"]))).shape[1:]
+    samples = np.zeros((0, *stored["shape"]))
+    shape = (samples if spec.data.name == PYTHON else channels_first(samples)).shape[1:]
     return [math.prod(shape)] if takes_rows(spec) else list(shape)
 
 
@@ -227,32 +230,46 @@ def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
 LARGEST_MODEL = 4 << 30
 
 
-def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
+def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> LoadedModel:
     """A model that `sifu export` wrote, by its description; its digest must be the one that the description names.
 
-    A model on features of a module of the user's needs its name, `module="package.file:function"`: the module is a
-    program, and no description is reason enough to run one. Weights and text of the module must be those of the run.
+    A module of the user's, or features through one, needs its name, `module="package.file:function"`: the module is a
+    program, and no description is reason enough to run one. Weights and text of a module for features must be those of
+    the run. A model that is a module may also be given as `train` takes it.
     """
     model = Path(path)
     description = read_description(description_path(model))
     content = read_bytes(model, LARGEST_MODEL)
     if hashlib.sha256(content).hexdigest() != description["sha256"]:
         raise InputError(f"{model} is not the file that {description_path(model).name} describes: export it again")
-    if description["model"] == "python":
-        raise InputError(
-            f"{model} is a model of a program of your own: read its parameters with safetensors and put them into it"
-        )
+    own = _own_model(model, module) if description["model"] == PYTHON else None
     features = description["features"]
-    if features.get("kind") == "module" and features.get("module") != module:
+    if own is None and features.get("kind") == "module" and features.get("module") != module:
         raise InputError(
             f"{model} was trained on features of the module {features.get('module')!r}, which is a program: name it "
             "yourself to have it run (sifu predict --module package.file:function, or load_model(..., module=...))"
         )
-    if module is not None and features.get("kind") == "module":
+    if isinstance(module, str) and features.get("kind") == "module":
         allow_code(module)  # naming it is the consent
     from sifu.api.loaded_model import LoadedModel  # imports torch
 
-    return LoadedModel(_parameters(model, content, description), description, _tuned_networks(model, description))
+    parameters, networks = _parameters(model, content, description), _tuned_networks(model, description)
+    return LoadedModel(parameters, description, networks, own)
+
+
+def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
+    """The model of a program of the user's, by its function or the name of that."""
+    from sifu.data.feature_maps.build import module_of
+
+    if module is None:
+        raise InputError(
+            f"{model} has the parameters of a module of your own: name the function that makes it (sifu predict "
+            "--module package.file:function, or load_model(..., module=...))"
+        )
+    if not isinstance(module, str):
+        return as_model(module)
+    allow_code(module)  # naming it is the consent
+    return as_model(lambda: module_of(module)[0])
 
 
 def _tuned_networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:

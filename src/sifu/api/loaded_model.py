@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from sifu.core.closed_form_engine import Trunk
+from sifu.core.layout import ModelLayout
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.dataset import scale_features
@@ -21,9 +24,10 @@ from sifu.data.feature_maps.build import tuned_map
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
-from sifu.engines.sim.models import TORCH_TYPES, make_model
+from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
+from sifu.run.clients_and_engine import PYTHON
 from sifu.run.public_features import map_for
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
@@ -61,13 +65,20 @@ class LoadedModel(nn.Module):
     """
 
     def __init__(
-        self, parameters: dict[str, Array], description: dict[str, Any], networks: dict[str, Array] | None = None
+        self,
+        parameters: dict[str, Array],
+        description: dict[str, Any],
+        networks: dict[str, Array] | None = None,
+        own: Model | None = None,
     ) -> None:
         super().__init__()
         self.description = description
         self.networks = networks or {}
         """What groups tuned of the network that features go through, GROUP/NAME."""
-        self.network = _network(parameters, description)
+        self.network = _network(parameters, description, own)
+        self._decides_as = self.kind if own is None else own.kind
+        mixes = any(isinstance(part, _NormBase) for part in self.network.modules())
+        self._batch = sys.maxsize if mixes else BATCH  # batch normalisation takes the statistics of all samples
         self._maps: dict[tuple[int, ...], FeatureMap] = {}
         self.eval()
 
@@ -101,13 +112,15 @@ class LoadedModel(nn.Module):
                 f"the parameters do not fit a {self.kind} for samples of shape {tuple(samples.shape[1:])}: give "
                 "samples of the shape that it was trained on"
             ) from error
-        return scores
+        except ValueError as error:
+            raise InputError(f"the model cannot take {len(samples)} of such samples at once: {error}") from error
+        return scores.flatten(1)
 
     def scores(self, x: Any) -> Array:
-        """The scores of raw samples as an array, `BATCH` at a time; see `forward`."""
+        """The scores of raw samples as an array; see `forward`."""
         samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         with torch.no_grad():
-            parts = [self(samples[start : start + BATCH]).numpy() for start in range(0, len(samples), BATCH)]
+            parts = [self(batch).numpy() for batch in torch.split(samples, self._batch)] if len(samples) else []
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
 
     def predict(self, x: Any) -> Array:
@@ -146,34 +159,38 @@ class LoadedModel(nn.Module):
         return x if x.dtype == np.uint8 else x.astype(np.float64), []
 
     def _decided(self, scores: Array) -> Array:
-        if self.kind == RIDGE:
+        if self._decides_as == RIDGE:
             task = self.description["task"]
             targets = Targets(task["task"], scores.shape[1], (task["shift"],), (task["scale"],))
             decided = targets.decode(scores)
             return decided[:, 0] if task["task"] == "regression" and decided.shape[1] == 1 else decided
-        if self.kind == "least_squares":
+        if self._decides_as == "least_squares":
             return scores if scores.shape[1] > 1 else scores[:, 0]
-        return (scores[:, 0] > 0.0).astype(np.int64) if self.kind == "logistic" else scores.argmax(axis=1)
+        return (scores[:, 0] > 0.0).astype(np.int64) if self._decides_as == "logistic" else scores.argmax(axis=1)
 
     def _named(self, predicted: Array) -> list[Any]:
         classes = self.description["classes"]
-        return [classes[index] for index in predicted] if classes and predicted.ndim == 1 else predicted.tolist()
+        if not classes or predicted.ndim != 1:
+            return list(predicted.tolist())
+        return [classes[index] if index < len(classes) else str(index) for index in predicted]
 
     def _score_names(self, outputs: int) -> list[str]:
         """The classes; the one output of a logistic model is the score of the second class."""
-        classes = self.description["classes"] or [str(number) for number in range(max(outputs, 2))]
-        return classes[1:2] if outputs == 1 and self.kind == "logistic" else classes[:outputs]
+        classes = list(self.description["classes"] or ())
+        classes += [str(number) for number in range(len(classes), max(outputs, 2))]
+        return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
 
     def _samples(self, x: Tensor) -> Tensor:
         """Samples of the type and shape that the model was made for, as far as that is known."""
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
-        if x.dtype == torch.uint8:
+        handed_over = self.description["data"] == PYTHON  # as a program had them: nothing is done to them
+        if x.dtype == torch.uint8 and not handed_over:
             data, normalise = self.description["data"], self.description["normalise"]
             raw = x.cpu().numpy()
             scaled = scale_features(data, raw, dtype=dtype, flat=self.takes_rows, normalise=normalise)
             samples = torch.from_numpy(scaled).to(x.device)
         else:
-            samples = _channels_first(x, expected).to(TORCH_TYPES[dtype])
+            samples = (x if handed_over else _channels_first(x, expected)).to(TORCH_TYPES[dtype])
             if samples.dim() > 2 and self.takes_rows:
                 samples = samples.reshape(len(samples), math.prod(samples.shape[1:]))
         if samples.dim() < 2 or (expected is not None and list(samples.shape[1:]) != expected):
@@ -239,8 +256,12 @@ def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
     return x
 
 
-def _network(parameters: dict[str, Array], description: dict[str, Any]) -> nn.Module:
+def _network(parameters: dict[str, Array], description: dict[str, Any], own: Model | None) -> nn.Module:
     """The model after its features, with its parameters."""
+    if own is not None:
+        shapes = tuple(tuple(shape) for shape in description["parameters"].values())
+        layout = ModelLayout(tuple(description["parameters"]), shapes, description["dtype"])
+        return evaluated_module(own, layout, parameters).requires_grad_(False)
     kind, outputs = description["model"], int(description["outputs"])
     shape = description["input_shape"]
     try:

@@ -21,6 +21,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
+    from sifu.engines.sim.models import Model
     from sifu.engines.sim.networks import ConvNet
 
 ONNX_ENDING = ".onnx"
@@ -28,8 +29,13 @@ OPSET, LABELS_OPSET, IR_VERSION = 17, 3, 9
 """Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
 
 
-def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | None = None) -> bytes:
-    """The file of a model, by its description and the safetensors bytes of its parameters and of what groups tuned."""
+def onnx_bytes(
+    description: dict[str, Any], content: bytes, networks: bytes | None = None, own: Model | None = None
+) -> bytes:
+    """The file of a model, by its description and the safetensors bytes of its parameters and of what groups tuned.
+
+    `own` is the model of a program of the user's.
+    """
     try:
         from onnx import TensorProto, checker, helper
     except ModuleNotFoundError as error:
@@ -37,9 +43,10 @@ def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | No
     from safetensors.numpy import load
 
     kind, outputs = description["model"], int(description["outputs"])
-    if kind == "python":
+    if kind == "python" and own is None:
         raise InputError(
-            "this is a model of a program of your own: give the module that run.model() returns to torch.onnx.export"
+            "this model is a module of your own: to write it as ONNX, open the run with what makes it, "
+            "sifu.open_run(folder, model=..., clients=...).export(...)"
         )
     if kind == "resnet_small":
         raise InputError(f"resnet_small is not written as ONNX: {INSTEAD}")
@@ -55,6 +62,11 @@ def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | No
         else:
             prepared = prepared_inputs(graph, description, int(arrays["weight"].shape[0]))
         scores = graph.affine(graph.cast(prepared.features, element), arrays["weight"], arrays["bias"])
+    elif own is not None:
+        from sifu.api.onnx_networks import module_scores
+
+        prepared = prepared_inputs(graph, description, None)
+        scores, outputs, element = module_scores(graph, own, description, arrays, prepared)
     elif kind == "mlp":
         prepared = prepared_inputs(graph, description, int(arrays["1.weight"].shape[1]))
         hidden = graph.add("Tanh", graph.affine(prepared.features, arrays["1.weight"].T, arrays["1.bias"]))
@@ -63,7 +75,7 @@ def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | No
         prepared = prepared_inputs(graph, description, None)
         scores = _convolutions(graph, description, arrays, graph.cast(prepared.features, element))
     scores = graph.add("Where", prepared.valid, scores, graph.constant(np.array(math.nan, element)), output=OUTPUTS[0])
-    decided = _prediction(graph, description, prepared, scores, element)
+    decided = _prediction(graph, description, prepared, scores, element, kind if own is None else own.kind)
     number = helper.np_dtype_to_tensor_dtype(element)
     results: list[tuple[str, Any, Any]] = [
         ("scores", number, ["samples", outputs]),
@@ -74,7 +86,8 @@ def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | No
         ),
     ]
     if description["classes"] and decided == "class":
-        names = np.array([*description["classes"], ""], dtype=object)  # the last one stands for -1
+        unnamed = map(str, range(len(description["classes"]), outputs))
+        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # the last one stands for -1
         graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
         results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(
@@ -89,7 +102,7 @@ def onnx_bytes(description: dict[str, Any], content: bytes, networks: bytes | No
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", LABELS_OPSET)],
     )
     model.ir_version = IR_VERSION
-    helper.set_model_props(model, {"sifu": json.dumps(description)})
+    helper.set_model_props(model, {"sifu": json.dumps(description | {"outputs": outputs})})
     checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
 
@@ -117,10 +130,10 @@ def _convolutions(graph: Graph, description: dict[str, Any], arrays: dict[str, A
 
 
 def _prediction(
-    graph: Graph, description: dict[str, Any], prepared: Prepared, scores: str, element: np.dtype[Any]
+    graph: Graph, description: dict[str, Any], prepared: Prepared, scores: str, element: np.dtype[Any], kind: str
 ) -> str:
     """Decide from the scores as `LoadedModel.predict` does; says what was decided: a class, labels, or values."""
-    kind, task = description["model"], description["task"] or {}
+    task = description["task"] or {}
     if kind == "least_squares":
         graph.add("Identity", scores, output="prediction")
         return "values"

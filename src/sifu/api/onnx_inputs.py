@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from sifu.data.feature_maps.feature_map import LARGEST_INPUT
 from sifu.data.feature_maps.tables import FREQUENCY_BITS, INPUT_BITS, LARGEST_WHOLE, TURN_BITS
 from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
+from sifu.run.clients_and_engine import PYTHON
 
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
@@ -89,6 +90,8 @@ class Prepared:
 
     features: str
     valid: str
+    shape: tuple[int, ...] = ()
+    """Of the features of one sample."""
 
 
 def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None) -> Prepared:
@@ -109,10 +112,10 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
                 f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on, so "
                 f"it cannot be written as ONNX: {INSTEAD}"
             )
-        return _mapped(graph, mapping, samples)
+        return replace(_mapped(graph, mapping, samples), shape=(mapping.features,))
     flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)
     largest = float(np.finfo(description["dtype"]).max)
-    return Prepared(samples, at_most(graph, flat, np.array(largest, description["dtype"])))
+    return Prepared(samples, at_most(graph, flat, np.array(largest, description["dtype"])), shape)
 
 
 def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
@@ -200,18 +203,21 @@ def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None
     stored, dtype = description["stored"], np.dtype(description["dtype"])
     if stored is None:
         if width is None or description["data"] == "npz" or description["features"]["kind"] != "none":
+            remedy = "put the data file back where the spec says (data.file) and export again"
+            if description["data"] == PYTHON:
+                remedy = "export from a run that has its clients, sifu.open_run(folder, clients=..., model=...)"
             raise InputError(
-                "the shape of the samples is not known, so the model cannot be written as ONNX: put the data file back "
-                f"where the spec says (data.file) and export again, or {INSTEAD}"
+                f"the shape of the samples is not known, so the model cannot be written as ONNX: {remedy}, or {INSTEAD}"
             )
         stored = {"shape": [width], "bytes": False}
     shape = list(stored["shape"])
     element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
     samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
-    if len(shape) == 2:
+    moves = description["data"] != PYTHON  # what a program handed over is taken as it is
+    if moves and len(shape) == 2:
         shape = [1, *shape]
         samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
-    elif len(shape) == 3 and shape[2] <= 4:  # as channels_first looks for them
+    elif moves and len(shape) == 3 and shape[2] <= 4:  # as channels_first looks for them
         shape = [shape[2], *shape[:2]]
         samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
     samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)

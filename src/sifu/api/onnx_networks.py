@@ -7,13 +7,14 @@ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from sifu.api.loaded_model import described_map
+from sifu.api.loaded_model import LoadedModel, described_map
 from sifu.api.onnx_inputs import INSTEAD, Graph, Prepared, at_most, raw_samples
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
@@ -22,6 +23,7 @@ from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
+    from sifu.engines.sim.models import Model
 
 
 def prepared_through_networks(
@@ -55,16 +57,28 @@ def _scaled(graph: Graph, mapping: NetworkFeatures, samples: str) -> str:
     """Rows of a network's output, each brought to the length `norm`; a row of zeros stays one."""
     kind = next((value.dtype for value in mapping.module.parameters()), torch.float32)
     element = np.dtype(str(kind).removeprefix("torch."))
-    rows = graph.cast(_nodes(graph, mapping, graph.cast(samples, element), kind), np.float64)
+    example = torch.zeros(2, *mapping.shape, dtype=kind, device=mapping.device)
+    nodes, _ = _nodes(graph, mapping.module, example, graph.cast(samples, element))
+    rows = graph.cast(nodes, np.float64)
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     nothing = graph.add("Equal", length, graph.constant(0.0))
     divisor = graph.add("Where", nothing, graph.constant(1.0), length)
     return graph.add("Div", graph.add("Mul", rows, graph.constant(mapping.norm)), divisor)
 
 
-def _nodes(graph: Graph, mapping: NetworkFeatures, samples: str, kind: torch.dtype) -> str:
-    """The operations of a module, flat at the end."""
-    module, example = mapping.module, torch.zeros(2, *mapping.shape, dtype=kind, device=mapping.device)
+def module_scores(
+    graph: Graph, own: Model, description: dict[str, Any], arrays: Mapping[str, Array], prepared: Prepared
+) -> tuple[str, int, np.dtype[Any]]:
+    """The scores of a module of the user's, how many a sample has, and the type of their numbers."""
+    # Runtimes on a CPU have no convolution of doubles.
+    element = np.dtype("float32" if any(values.ndim > 2 for values in arrays.values()) else description["dtype"])
+    network = LoadedModel({**arrays}, description, own=own).network.to(torch.from_numpy(np.zeros(0, element)).dtype)
+    example = torch.from_numpy(np.zeros((2, *prepared.shape), element))
+    return *_nodes(graph, network, example, graph.cast(prepared.features, element)), element
+
+
+def _nodes(graph: Graph, module: torch.nn.Module, example: torch.Tensor, samples: str) -> tuple[str, int]:
+    """The operations of a module, flat at the end, and how many numbers a sample becomes."""
     try:
         exported = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
     except Exception as error:  # of many kinds: a module may do anything
@@ -87,7 +101,8 @@ def _nodes(graph: Graph, mapping: NetworkFeatures, samples: str, kind: torch.dty
             values[node.name] = WRITERS[name](_Operation(graph, node), *given, **named)
         elif node.op == "output":
             (output,) = node.args[0]
-            return graph.add("Flatten", values[output.name], axis=1)
+            width = math.prod(int(size) for size in output.meta["val"].shape[1:])
+            return graph.add("Flatten", values[output.name], axis=1), width
     raise InputError(f"the network has no output: {INSTEAD}")
 
 
@@ -173,19 +188,25 @@ def _normalised(
     value: str,
     weight: str | None,
     bias: str | None,
-    mean: str,
-    variance: str,
+    mean: Any,
+    variance: Any,
     training: bool = False,
     momentum: float = 0.1,
     epsilon: float = 1e-5,
     cudnn: bool = False,
 ) -> str:
-    if training:
-        raise operation.refuse("batch normalisation in training mode")
-    channels = operation.shape[0]
-    scale = weight or operation.graph.constant(np.ones(channels, operation.element))
-    shift = bias or operation.graph.constant(np.zeros(channels, operation.element))
-    return operation.graph.add("BatchNormalization", value, scale, shift, mean, variance, epsilon=epsilon)
+    graph, channels = operation.graph, operation.shape[0]
+    scale = weight or graph.constant(np.ones(channels, operation.element))
+    shift = bias or graph.constant(np.zeros(channels, operation.element))
+    if training:  # with the statistics of the batch, channel by channel
+        axes = [axis for axis in range(len(operation.shape) + 1) if axis != 1]
+        apart = graph.add("Sub", value, graph.add("ReduceMean", value, axes=axes, keepdims=1))
+        squares = graph.add("ReduceMean", graph.add("Mul", apart, apart), axes=axes, keepdims=1)
+        deviation = graph.add("Sqrt", graph.add("Add", squares, operation.value(epsilon)))
+        sizes = graph.constant(np.array([channels, *[1] * (len(operation.shape) - 1)], np.int64))
+        scaled = graph.add("Mul", graph.add("Div", apart, deviation), graph.add("Reshape", scale, sizes))
+        return graph.add("Add", scaled, graph.add("Reshape", shift, sizes))
+    return graph.add("BatchNormalization", value, scale, shift, mean, variance, epsilon=epsilon)
 
 
 def _layer_norm(

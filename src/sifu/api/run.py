@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sifu.api.backups import back_up
 from sifu.api.engine_check import as_model
-from sifu.api.exported_models import (
-    describe,
-    description_bytes,
-    description_path,
-    networks_bytes,
-    networks_path,
-)
+from sifu.api.exported_models import describe, description_path, networks_bytes, networks_path
 from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_requests import RunRequests
@@ -27,7 +24,7 @@ from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.what_remains import note_export
 from sifu.requests.worker import Worker
-from sifu.run.clients_and_engine import way_to_go_on
+from sifu.run.clients_and_engine import PYTHON, way_to_go_on
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.recorded_data import clients_of_file, files_of_joined
 from sifu.run.run_view import RunView
@@ -38,7 +35,7 @@ from sifu.store.clock import AUTHORITY, check_authority, fetch_timestamps, times
 from sifu.store.files import write_atomically
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import names_now, plain_name
-from sifu.theory.facts import BATCH_NORMALISATION, OTHER_BUFFERS, ClientProfile
+from sifu.theory.facts import BATCH_NORMALISATION, ClientProfile
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.outside_record import anchor_of
 from sifu.verify.verification import Verification, verify_run
@@ -202,18 +199,20 @@ class Run(RunRequests):
             )
         with self.reader() as reader:
             content = self._released(reader)
-            self._check_exportable(reader)
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
                 networks = networks_bytes(reader) if self.spec.is_tuned else None
+            description = describe(reader, content, networks, self._shape_given())
+            self._warn_of_batches(reader)
             if target.suffix.lower() == ONNX_ENDING:
-                write_atomically(target, onnx_bytes(describe(reader, content, networks), content, networks))
+                own = as_model(self._own_model) if self.spec.model.kind == PYTHON else None
+                write_atomically(target, onnx_bytes(description, content, networks, own))
             else:
                 write_atomically(target, content)
                 if networks is not None:
                     write_atomically(networks_path(target), networks)
-                write_atomically(description_path(target), description_bytes(reader, content, networks))
+                write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
             note_export(self.folder, reader.tip, target)
         return target
 
@@ -228,7 +227,7 @@ class Run(RunRequests):
         with self.reader() as reader:
             content = self._released(reader)
             description = describe(reader, content)
-            if description["model"] != "python":
+            if description["model"] != PYTHON:
                 from sifu.api.loaded_model import LoadedModel
 
                 networks = load(networks_bytes(reader)) if self.spec.is_tuned else None
@@ -255,20 +254,19 @@ class Run(RunRequests):
         with blaming_damage(reader):
             return reader.model_content(reader.tip)
 
-    def _check_exportable(self, reader: RunReader) -> None:
-        """A file has parameters alone: what else the recorded accuracy rests on must be said."""
-        outside = reader.facts["outside"] if self.spec.model.kind == "python" else ()
-        if BATCH_NORMALISATION in outside:
-            raise InputError(
-                "the module has batch normalisation, and the recorded accuracy was measured with each batch's "
-                "statistics: a file of its parameters would not be the model that was evaluated. Use the module that "
-                "sifu.open_run(folder, model=...).model() returns, which computes in that way, or train one with "
-                "GroupNorm or LayerNorm"
-            )
-        if OTHER_BUFFERS in outside:
+    def _shape_given(self) -> tuple[int, ...] | None:
+        """The shape of one sample where a program handed the clients over, and no features take their place."""
+        if self._own_clients is None or self.spec.data.columns or self.spec.features.kind != "none":
+            return None
+        return tuple(np.shape(self._own_clients()[0].x)[1:])
+
+    def _warn_of_batches(self, reader: RunReader) -> None:
+        """Batch normalisation makes the scores of a sample depend on those it is predicted with."""
+        if self.spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
             warnings.warn(
-                "the module has buffers, which were never trained: the file has its parameters alone, and they go with "
-                "the buffers that your function makes. sifu.open_run(folder, model=...).model() returns both",
+                "the module has batch normalisation, whose running statistics no round trains: what is exported takes "
+                "the statistics of the batch, as the recorded accuracy does. Predict many samples at once, and load "
+                "the parameters with sifu.load_model(..., module=...), not into a module in eval mode",
                 SifuWarning,
                 stacklevel=3,
             )

@@ -60,6 +60,7 @@ class RunFolder:
         self._engine: Engine | None = None
         self._own_model: ModelGiven | None = None
         self._own_clients: Callable[[], Sequence[Any]] | None = None
+        self._frame: Any = None
         self._sample_digests: Digests = None
         self._unusable: Mapping[int, str] = {}
         """Clients whose data are not there or not those that they had, by number, and what is wrong."""
@@ -130,7 +131,7 @@ class RunFolder:
         Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
         """
         spec, tip = self.spec, writer.tip
-        rows = rows_at_hand(spec, self._data_folder)
+        rows = rows_at_hand(spec, self._data_folder, self._frame)
         if rows is None or read_held_out(self.folder, tip) is not None:
             return
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}

@@ -28,6 +28,7 @@ from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.data.dataset import sample_digest
+from sifu.data.table import is_frame
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
@@ -74,6 +75,7 @@ def open_run(
 
     opened = Run(folder, make_engine, data_folder)
     opened._own_model = model
+    opened._frame = clients if is_frame(clients) else None
     opened._own_clients = None if clients is None else lambda: as_clients(clients, opened.spec)
     return opened
 

@@ -185,7 +185,7 @@ class _Solved:
 def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     """A head that is solved from what is not held out."""
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    held = None if clients is not None else rows_at_hand(spec, data_folder)
+    held = rows_at_hand(spec, data_folder, clients)
     if held is None:
         data, held = without_held_out(data)
     if held is None:

@@ -26,7 +26,7 @@ def predict(
         str | None,
         typer.Option(
             "--module",
-            help="Run this module for the features; it must be the model's.",
+            help="Run this module of yours, which is the model or makes its features.",
             metavar="PACKAGE.FILE:FUNCTION",
         ),
     ] = None,

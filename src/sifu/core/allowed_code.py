@@ -32,6 +32,6 @@ def demand_consent(name: str) -> None:
     """Refuse code that was not allowed, before anything of it is imported."""
     if name not in allowed_code():
         raise InputError(
-            f"features.module = {name!r} is code, and nothing of it was run: read it first, then allow it with "
+            f"module {name!r} is code, and nothing of it was run: read it first, then allow it with "
             f"sifu --allow-code {name} before the command, or sifu.allow_code({name!r}) in Python"
         )

@@ -88,8 +88,11 @@ def read_table(
     return _dataset(f"table:{path.stem}", tables, coding, held_out=held_out, test_file=test_file, seed=seed)
 
 
-def read_frame(frame: Any, coding: TableCoding) -> Dataset:
-    """The data set in a frame of pandas or polars, a table of pyarrow or a data set of Hugging Face."""
+def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
+    """The data set in a frame of pandas or polars, a table of pyarrow or a data set of Hugging Face.
+
+    `testing` is what `read_table` takes: `held_out` and `seed`, or `test_file`.
+    """
     if not coding.client:
         raise InputError("the frame holds all clients: name the column that says whose a row is (data.client)")
     names = frame_names(frame)
@@ -105,7 +108,7 @@ def read_frame(frame: Any, coding: TableCoding) -> Dataset:
     table = TableFile("the frame", columns, separator=NO_TEXT)
     if not columns or not table.rows:
         raise InputError("the frame has no rows")
-    return _dataset("frame", [table], coding)
+    return _dataset("frame", [table], coding, **testing)
 
 
 def is_frame(data: Any) -> bool:

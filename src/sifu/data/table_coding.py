@@ -222,8 +222,12 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as a spec writes it, in double quotes where it holds a character that separates names."""
-    return f'"{name}"' if re.search(r"[,;=\n\"]", name) else name
+    """A name as a spec writes it: in double quotes where a character in it would end it, its own quotes doubled.
+
+    >>> print(quoted('12" pipe'), quoted("age"))
+    "12"" pipe" age
+    """
+    return '"' + name.replace('"', '""') + '"' if re.search(r"^\s|[,;=|\n\"]|\s$", name) else name
 
 
 def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
@@ -244,7 +248,12 @@ def parse_words(text: str, what: str) -> tuple[str, ...]:
     >>> parse_words("no,yes", "data.classes")
     ('no', 'yes')
     """
-    words = tuple(_unquoted(word) for word in _split(text, ","))
+    return tuple(map(_unquoted, _listed_words(text, what)))
+
+
+def _listed_words(text: str, what: str) -> list[str]:
+    """A list of different words as they are written, perhaps in quotes."""
+    words = _split(text, ",")
     if not words or len(words) > MOST_WORDS or len(set(words)) != len(words) or text.rstrip().endswith(","):
         raise InputError(
             f"{what}: list 1 to {MOST_WORDS} different words with commas between them, found {text[:80]!r}"
@@ -255,16 +264,17 @@ def parse_words(text: str, what: str) -> tuple[str, ...]:
 def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
     """The words of each class, by the class's name.
 
-    >>> parse_classes("no,yes"), parse_classes("healthy=0, ill=1|2|3")
-    ({'no': ('no',), 'yes': ('yes',)}, {'healthy': ('0',), 'ill': ('1', '2', '3')})
+    >>> parse_classes("<=50K, >50K"), parse_classes("healthy=0, ill=1|2|3")
+    ({'<=50K': ('<=50K',), '>50K': ('>50K',)}, {'healthy': ('0',), 'ill': ('1', '2', '3')})
     """
     classes: dict[str, tuple[str, ...]] = {}
-    for part in parse_words(text, "data.classes"):
-        name, equals, listed = part.partition("=")
-        words = tuple(word.strip() for word in (listed if equals else name).split("|"))
-        classes[name.strip()] = words
+    for part in _listed_words(text, "data.classes"):
+        name, equals, listed = _partition(part)
+        if name in ("<", ">"):  # <=50K is a word
+            name, equals = part, ""
+        classes[name] = tuple(map(_unquoted, _split(listed if equals else part, "|")))
     every = [word for words in classes.values() for word in words]
-    if not all(every) or len(set(every)) != len(every) or not all(classes):
+    if len(set(every)) != len(every) or not all(classes) or not all(classes.values()):
         raise InputError(f"data.classes: each word belongs to one class, found {text[:80]!r}")
     return classes
 
@@ -319,15 +329,15 @@ def _split(text: str, separators: str) -> list[str]:
 
 
 def _partition(part: str) -> tuple[str, str, str]:
-    if part.startswith('"'):
-        name, quote, rest = part[1:].partition('"')
-        return (name, "=", rest.strip()[1:].strip()) if quote and rest.strip().startswith("=") else (name, "", "")
+    quotes = re.match(r'"((?:[^"]|"")*)"\s*(=?)(.*)', part, re.DOTALL)
+    if quotes:
+        return _unquoted(f'"{quotes[1]}"'), quotes[2], quotes[3].strip()
     name, equals, rest = part.partition("=")
     return name.strip(), equals, rest.strip()
 
 
 def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+    return text[1:-1].replace('""', '"') if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 def _scale(column: str, text: str) -> tuple[float, float]:

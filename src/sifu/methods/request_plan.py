@@ -80,8 +80,9 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None,
 
 def left_alone(view: RunView, terms: RequestTerms) -> str:
     """The warning that a request leaves a single client, whose data alone the next model will show; "" otherwise."""
-    leaving = () if terms.records else view.indices(terms.clients)
-    staying = np.setdiff1d(view.active, leaving)
+    named = view.indices(terms.clients)
+    # A client that loses some records stays, although it is not active until it has joined again.
+    staying = np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
     if staying.size != 1:
         return ""
     name = view.clients[int(staying[0])].name

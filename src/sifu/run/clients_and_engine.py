@@ -140,32 +140,40 @@ def _own_dataset(data: DataSpec, seed: int) -> Any:
         raise InputError(
             f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
         )
-    return read_table(
-        Path(data.file).expanduser(),
-        TableCoding.from_spec(data),
-        held_out=data.held_out,
-        test_file=Path(data.test_file).expanduser() if data.test_file else None,
-        seed=seed,
-    )
+    return read_table(Path(data.file).expanduser(), TableCoding.from_spec(data), **_testing(data, seed))
+
+
+def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
+    """Which rows of a table are kept for testing, as reading it takes it."""
+    test_file = Path(data.test_file).expanduser() if data.test_file else None
+    return {"held_out": data.held_out, "test_file": test_file, "seed": seed}
 
 
 def clients_of_frame(spec: Spec, frame: Any) -> tuple[Any, ...]:
     """The clients in a frame that a program handed over; the spec names the columns, as it does for a file."""
+    spec, dataset = _framed(spec, frame)
+    return clients_from_spec(spec, dataset=dataset)
+
+
+def held_out_rows_of_frame(spec: Spec, frame: Any) -> HeldOutRows | None:
+    """As `held_out_rows_from_spec`, of a frame."""
+    spec, dataset = _framed(spec, frame)
+    return held_out_rows_from_spec(spec, dataset=dataset)
+
+
+def _framed(spec: Spec, frame: Any) -> tuple[Spec, Any]:
+    """The spec as it is for a table in a file, and the data set in a frame."""
     from sifu.data.table import read_frame
     from sifu.data.table_coding import TableCoding
 
     data = replace(spec.data, name=TABLE, partition="given")
-    if data.held_out or data.test_file:
-        raise InputError(
-            "data.held_out and data.test_file are for tables in files: hold rows of a frame out before you hand it over"
-        )
-    return clients_from_spec(replace(spec, data=data), dataset=read_frame(frame, TableCoding.from_spec(data)))
+    return replace(spec, data=data), read_frame(frame, TableCoding.from_spec(data), **_testing(data, spec.seed))
 
 
 def columns_of_features(data: DataSpec, frame: Any = None) -> str:
     """The columns that are features, of a table or a frame, as a spec writes them; empty for other data."""
     from sifu.data.table import column_names, frame_names, is_frame
-    from sifu.data.table_coding import TableCoding, join_names, split_names
+    from sifu.data.table_coding import TableCoding, join_names
 
     if frame is not None and not is_frame(frame):
         return ""
@@ -173,9 +181,7 @@ def columns_of_features(data: DataSpec, frame: Any = None) -> str:
         return ""
     coding = TableCoding.from_spec(data)
     names = column_names(Path(data.file).expanduser(), coding) if frame is None else frame_names(frame)
-    features = coding.features_of(names)
-    text = join_names(features)
-    return text if split_names(text, "data.columns") == features else ""  # a quote in a name cannot be written
+    return join_names(coding.features_of(names))
 
 
 def takes_rows(spec: Spec) -> bool:

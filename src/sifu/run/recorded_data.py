@@ -26,8 +26,16 @@ from sifu.core.layout import Vector
 from sifu.core.spec import Spec
 from sifu.core.wording import HeldOutFigures
 from sifu.data.client_data import ClientData
+from sifu.data.table import is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
-from sifu.run.clients_and_engine import TABLE, HeldOutRows, clients_from_spec, held_out_rows_from_spec, takes_rows
+from sifu.run.clients_and_engine import (
+    TABLE,
+    HeldOutRows,
+    clients_from_spec,
+    held_out_rows_from_spec,
+    held_out_rows_of_frame,
+    takes_rows,
+)
 from sifu.run.public_features import FeatureData, with_features
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
@@ -39,11 +47,16 @@ BINS = 10
 """Of equal width, for the calibration error."""
 
 
-def rows_at_hand(spec: Spec, data_folder: str | Path | None = None) -> HeldOutRows | None:
-    """The held-out rows of a spec's data; None where there are none, or the data cannot be read any more."""
+def rows_at_hand(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
+    """The held-out rows of a spec's data, or of the frame that `clients` are; None where there are none, or the data
+    cannot be read any more."""
+    if clients is not None and not is_frame(clients):
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SifuWarning)  # training has said it
+            if clients is not None:
+                return held_out_rows_of_frame(spec, clients)
             return held_out_rows_from_spec(spec, data_folder)
     except (SifuError, OSError):
         return None
@@ -62,7 +75,7 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
     predicted = scorer.predictions(model, samples.x)
     right = predicted == samples.y.reshape(predicted.shape)
     accuracy = float(np.mean(right if right.ndim == 1 else right.all(axis=1)))
-    if spec.data.name not in TABLES or right.ndim > 1:
+    if not (spec.data.columns or spec.data.name in TABLES) or right.ndim > 1:
         return HeldOutFigures(samples.count, accuracy)
     probabilities = scorer.probabilities(model, samples.x)
     scores = scorer.outputs(model, samples.x) if probabilities is None else probabilities

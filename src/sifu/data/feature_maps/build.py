@@ -169,7 +169,7 @@ def module_of(name: str) -> tuple[Any, str]:
 
     package, _, function = name.partition(":")
     if not package or not function:
-        raise InputError(f"features.module = {name!r}: write package.file:function, for example trunk:make")
+        raise InputError(f"module {name!r}: write package.file:function, for example trunk:make")
     demand_consent(name)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -177,14 +177,14 @@ def module_of(name: str) -> tuple[Any, str]:
         file = importlib.import_module(package)
         factory = getattr(file, function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"features.module = {name!r} cannot be found: {error}") from error
+        raise InputError(f"module {name!r} cannot be found: {error}") from error
     except Exception as error:
-        raise InputError(f"features.module = {name!r}: importing it failed: {type(error).__name__}: {error}") from error
+        raise InputError(f"module {name!r}: importing it failed: {type(error).__name__}: {error}") from error
     try:
         module = factory()
     except Exception as error:
-        raise InputError(f"features.module = {name!r} failed: {type(error).__name__}: {error}") from error
+        raise InputError(f"module {name!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"features.module = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
+        raise InputError(f"module {name!r} returned {type(module).__name__}, not a torch.nn.Module")
     text = Path(inspect.getsourcefile(file) or "").read_bytes()
     return module, hashlib.sha256(text).hexdigest()
