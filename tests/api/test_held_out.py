@@ -224,6 +224,15 @@ def test_advice_holds_every_way_against_the_same_held_out_rows(tmp_path: Path) -
     assert closed.request_seconds is not None
 
 
+def test_advice_on_a_head_says_what_a_request_costs(tmp_path: Path) -> None:
+    spec = spec_of(write_table(tmp_path / "heart.csv"), "ridge", classes="0,1")
+    (way,) = advise(Spec.from_mapping(spec)).ways
+    assert way.name == "closed form"
+    assert way.request_seconds is not None
+    assert way.training_seconds is not None
+    assert way.request_bytes == 0.0
+
+
 def test_advice_without_held_out_rows_keeps_the_same_fifth_out_of_every_way(tmp_path: Path) -> None:
     spec = Spec.from_mapping(spec_of(write_table(tmp_path / "heart.csv"), classes="0,1", held_out=0.0))
     advice = advise(spec)

@@ -128,6 +128,27 @@ def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None
     )
 
 
+def test_a_wide_table_is_summed_up_and_units_are_no_part_of_a_name(tmp_path: Path) -> None:
+    genes = [f"gene {number}" for number in range(300)]
+    names = ["hospital", "AGE (years)", *genes, "outcome"]
+    rows = "".join(",".join([f"h{row % 2}", "50", *["0.5"] * 300, str(row % 2)]) + "\n" for row in range(6))
+    (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + rows)
+    proposal = propose_spec(tmp_path / "wide.csv")
+    assert any("gene 11 and 288 more" in check for check in proposal.checks)
+    assert max(map(len, proposal.checks)) < 400
+    assert "AGE (years)=50,20" in proposal.text
+
+
+def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_path: Path, cli: Command) -> None:
+    rows = "".join(f"{'pq'[row % 2]},{row % 7 * 100 + 0.5},{row % 2}\n" for row in range(30))
+    (tmp_path / "a.csv").write_text("hospital,dose,outcome\n" + rows)
+    assert cli("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv").code == 0
+    assert "drowns the others" in cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run").err
+    answer = cli("forget", tmp_path / "run", "--client", "p", "--records", "0,1", "--level", "none")
+    assert answer.code == 0, answer.err
+    assert "drowns" not in answer.err
+
+
 def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:
     write_clinics(tmp_path)
     answer = cli("init", tmp_path / "spec.toml", "--from", tmp_path / "clinic-0.data")

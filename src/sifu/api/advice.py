@@ -12,6 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
 from sifu.core.wording import TRAINING_DATA
+from sifu.errors import SifuError
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
@@ -179,7 +181,11 @@ def _closed_form_advice(
             accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
             count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
             held = read_held_out(run.folder, reader.tip)
-    rounds = plan.predicted_rounds or 0
+        rounds, request_seconds = plan.predicted_rounds or 0, None
+        with suppress(SifuError):
+            started = time.monotonic()
+            run.forget(terms.clients)
+            request_seconds = time.monotonic() - started
     takes = "takes no round and contacts no client" if rounds == 0 else "takes one round without any training"
     reason = (
         f"the spec solves a head: forgetting is {level}, needs no noise and {takes}; the statistics take "
@@ -187,6 +193,7 @@ def _closed_form_advice(
     )
     measured, where = (accuracy, TRAINING_DATA) if held is None else (held.accuracy, held.where)
     way = TrainingWay("closed form", True, level, float(rounds), 1.0, measured, (), reason, training_seconds=seconds)
+    way = replace(way, request_seconds=request_seconds, request_bytes=None if rounds else 0.0)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     suggestions = []
     if lifting:

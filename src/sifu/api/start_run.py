@@ -32,6 +32,7 @@ from sifu.data.table import is_frame
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
+from sifu.run.recorded_data import clients_again
 from sifu.run.regularities import Regularities
 from sifu.run.spec_files import load_spec, warn_of_data
 from sifu.run.training import ProgressCallback
@@ -64,7 +65,7 @@ def open_run(
     def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine | None:
         if engine is not None:
             return engine if numbers is None else None
-        data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+        data = as_clients(clients if clients is not None else clients_again(spec, data_folder), spec)
         data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model), numbers)
         if numbers is not None:

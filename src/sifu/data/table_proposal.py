@@ -20,6 +20,8 @@ from sifu.errors import InputError
 FEW_WORDS = 20
 """A column with more different words than this is not proposed as a category."""
 MOST_CODES = 8
+MOST_NAMED = 12
+"""Columns that a sentence names."""
 PUBLISHED = {
     r"age(_?years)?": (50, 20),
     r"trestbps|sbp|systolic.*|ap_?hi|restingbp|blood_?pressure": (130, 20),
@@ -153,15 +155,15 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
     unscaled = [name for name in unscaled if name not in roles.flags]
     if unscaled:
         checks.append(
-            f"scale: no published range is known for {', '.join(unscaled)}; add COLUMN=MIDDLE,SPREAD from a source "
+            f"scale: no published range is known for {_some(unscaled)}; add COLUMN=MIDDLE,SPREAD from a source "
             "other than the clients' data, or leave them out with ignore"
         )
     if roles.categories:
-        checks.append(f"categories: list every word that {', '.join(roles.categories)} can have, seen or not")
+        checks.append(f"categories: list every word that {_some(tuple(roles.categories))} can have, seen or not")
     if roles.gaps:
-        checks.append(f"missing: values are missing in {', '.join(roles.gaps)}; the fillers are constants of yours")
+        checks.append(f"missing: values are missing in {_some(roles.gaps)}; the fillers are constants of yours")
     if ignored:
-        checks.append(f"ignored: {', '.join(ignored)} (dates or free text)")
+        checks.append(f"ignored: {_some(ignored)} (dates or free text)")
     filled = [f"{quoted(name)}={scales.get(name, (0, 1))[0]:g}" for name in roles.gaps if name in roles.numbers]
     filled += [f"{quoted(name)}=" for name in roles.gaps if name in roles.categories]
     constants = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in scales.items()]
@@ -196,8 +198,15 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
     return Proposal("\n".join(lines) + "\n", tuple(checks))
 
 
+def _some(names: Sequence[str]) -> str:
+    """Names in a sentence, of many the first few."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
 def _published(name: str) -> tuple[float, float] | None:
-    return next((scale for pattern, scale in PUBLISHED.items() if re.fullmatch(pattern, name.strip(), re.I)), None)
+    plain = re.sub(r"\([^)]*\)|[%?]", "", name).strip()  # without a unit
+    return next((scale for pattern, scale in PUBLISHED.items() if re.fullmatch(pattern, plain, re.I)), None)
 
 
 def _words(values: Sequence[Any]) -> list[str]:

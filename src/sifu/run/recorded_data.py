@@ -253,6 +253,13 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
+def clients_again(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, ...]:
+    """The clients of a run that was trained before: what looks like a mistake in their data was said then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SifuWarning)
+        return clients_from_spec(spec, data_folder)
+
+
 def rows_of_identities(
     reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any] = ()
 ) -> list[int]:
@@ -266,7 +273,7 @@ def rows_of_identities(
     if position is None:
         raise InputError(f"there is no client {client!r} in this run")
     first = recorded[chain_of(reader, position)[0]]
-    clients = given if given or first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
+    clients = given if given or first.name in files or spec.data.name != TABLE else clients_again(spec)
     by_name = {item.name: item for item in clients}
     by_name |= _clients_of_files(reader, files, by_name, {}) if first.name in files else {}
     source = by_name.get(first.name)
@@ -283,7 +290,7 @@ def rows_of_identities(
         if not named:
             raise InputError(
                 f"client {first.name!r} has no record {identity!r} that it trained on"
-                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 in its file")
+                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 among its rows")
                 + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
             )
         chosen += named
