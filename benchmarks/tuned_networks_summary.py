@@ -1,0 +1,87 @@
+"""The rows of `tuned_networks.py` as one table and one figure.
+
+    python benchmarks/tuned_networks_summary.py rows.jsonl [rows.jsonl ...]
+
+Writes benchmarks/results/tuned_networks.csv: for each federation, way and number of leavers the mean over seeds of the
+test accuracy, with the smallest and largest single value; and docs/images/tuned-networks.png.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "benchmarks" / "results" / "tuned_networks.csv"
+FIGURE = ROOT / "docs" / "images" / "tuned-networks.png"
+LINES = {
+    "tuned again + ridge": ("tuned again + solved head, 12 rounds", "black", "s"),
+    "merge": ("merge, 1 round", "tab:orange", "^"),
+    "blocks": ("blocks, no round", "tab:blue", "o"),
+    "frozen": ("frozen network, no round", "tab:gray", "v"),
+}
+
+
+def summary(files: list[Path]) -> list[dict[str, object]]:
+    """One row for each federation, way and number of leavers."""
+    accuracies: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if "test_accuracy" in row:
+                accuracies[row["job"], row["kind"], row["leavers"]][row["seed"]].append(row["test_accuracy"])
+    table = []
+    for (job, kind, leavers), seeds in sorted(accuracies.items()):
+        every = [accuracy for values in seeds.values() for accuracy in values]
+        mean = statistics.mean(statistics.mean(values) for values in seeds.values())
+        table.append(
+            {
+                "federation": job,
+                "way": kind,
+                "leavers": leavers,
+                "seeds": len(seeds),
+                "test_accuracy": f"{mean:.1f}",
+                "smallest": f"{min(every):.1f}",
+                "largest": f"{max(every):.1f}",
+            }
+        )
+    return table
+
+
+def draw(table: list[dict[str, object]]) -> None:
+    """Accuracy against the number of single requests, on CIFAR-10 of Dirichlet 0.3 and CIFAR-100 iid."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
+    for axis, (job, title) in zip(
+        axes, {"cifar10-0.3": "CIFAR-10, Dirichlet 0.3", "cifar100-iid": "CIFAR-100, iid"}.items(), strict=True
+    ):
+        for kind, (label, colour, marker) in LINES.items():
+            rows = [row for row in table if row["federation"] == job and row["way"] == kind]
+            leavers = [int(str(row["leavers"])) for row in rows]
+            values = [float(str(row["test_accuracy"])) for row in rows]
+            axis.plot(leavers, values, marker=marker, markersize=4, color=colour, label=label)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("clients forgotten, one request each, nothing rebuilt")
+        axis.set_xticks([0, 5, 10, 15, 20])
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("test accuracy (%)")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=4, loc="outside upper center")
+    figure.savefig(FIGURE, dpi=130)
+
+
+if __name__ == "__main__":
+    table = summary([Path(name) for name in sys.argv[1:]])
+    with TABLE.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    draw(table)
