@@ -100,7 +100,10 @@ def advise(
     model: Any = None,
     progress: ProgressCallback | None = None,
 ) -> Advice:
-    """Train a pilot of the spec somewhere temporary and say whether requests would pay; keeps nothing."""
+    """Train a pilot of the spec somewhere temporary and say whether certified unlearning is worthwhile; keeps nothing.
+
+    `spec`, `data_folder`, `clients`, `model` and `progress` are those of `train`; the pilot has `pilot_rounds` rounds.
+    """
     if spec.model.kind == RIDGE:
         return _closed_form_advice(spec, data_folder, clients, progress)
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":

@@ -84,7 +84,7 @@ def restore(
     certificates: Sequence[Path] = (),
     accept_older: bool = False,
 ) -> Restoration:
-    """Make a run folder from a backup; its ledger records this permanently.
+    """Make a run `folder` from the backup `file`; its ledger records this permanently.
 
     `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
     it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since

@@ -20,7 +20,7 @@ DEEPEST = 4
 
 
 def find_runs(*folders: str | Path) -> list[Path]:
-    """The run folders among these folders and below them, each once, in the order of their names."""
+    """The run folders among `folders` and below them, each once, in the order of their names."""
     runs: dict[Path, Path] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -46,7 +46,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def pending_requests(*folders: str | Path) -> list[PendingRequest]:
-    """The requests that wait in all runs of these folders, overdue ones first, then by deadline."""
+    """The pending requests of all runs in `folders`, overdue ones first, then by deadline."""
     runs = find_runs(*folders)
     if not runs:
         raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")

@@ -53,7 +53,7 @@ def open_run(
     device: Device = "auto",
     precision: Precision = "float32",
 ) -> Run:
-    """An existing run. `model` and `clients` are needed to go on with one that was made from Python.
+    """The existing run in `folder`. `model` and `clients` are needed to continue one that was made from Python.
 
     `engine` is used instead of building one; it must be of the same model, clients and training. `device` and
     `precision` are those of `train`.

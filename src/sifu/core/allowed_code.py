@@ -15,7 +15,7 @@ ALLOWED_CODE = "SIFU_ALLOW_CODE"
 
 
 def allow_code(*names: str) -> None:
-    """Allow this process to import and call functions that specs name, each as package.file:function."""
+    """Allow this process to import and call the functions `names` in specs, each as package.file:function."""
     for name in names:
         package, _, function = name.partition(":")
         if not package or not function or any(character.isspace() for character in name):

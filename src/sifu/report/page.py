@@ -185,7 +185,7 @@ PAGE = "index.html"
 
 
 def write_report(run_folder: str | Path, output: str | Path | None = None) -> Path:
-    """One self-contained HTML page about a run, with the same figures as PNG and SVG files in its folder.
+    """One self-contained HTML page about the run in `run_folder`, with its figures as PNG and SVG files.
 
     `output` is the page (`report.html`) or a folder for it; by default it is RUN/report/index.html. The run
     is only read, within one snapshot, so this also works while another process writes to it.

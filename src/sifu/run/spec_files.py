@@ -19,7 +19,7 @@ LONGEST_OVERRIDE = 4000
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The spec in a TOML file with `key=value` overrides on top, checked."""
+    """The spec in the TOML file `path` with `overrides` (each `key=value`) on top, checked."""
     path = Path(path)
     try:
         if path.exists() and not path.is_file():

@@ -108,7 +108,7 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 def verify_certificate(
     path: str | Path, public_key: str | None = None, authority: str | Path | None = None
 ) -> Verification:
-    """Check a certificate without its run: its signature, and every figure that follows from its other figures.
+    """Check the certificate `path` without its run: its signature (by `public_key`, if given) and its figures.
 
     A timestamp in the same folder, with `.tsr` after the certificate's name, is checked too; with the certificates of
     its `authority` (a PEM file) it must be there and be signed by it.

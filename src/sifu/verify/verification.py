@@ -86,7 +86,7 @@ def verify_run(
     witnesses: Sequence[str | Path] = (),
     authority: str | Path | None = None,
 ) -> Verification:
-    """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
+    """Check the run in `folder`. `public_key` (hex) is the operator's, if it is known from elsewhere.
 
     `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
     `witnesses` are files of checkpoints that others kept, or public certificates. `authority` is a PEM file with the

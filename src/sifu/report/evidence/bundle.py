@@ -95,7 +95,7 @@ ED25519_HEADER = bytes.fromhex("302a300506032b6570032100")
 
 
 def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:
-    """Write the evidence of a finished request into a zip file; needs the operator's key, and a run that verifies."""
+    """Write the evidence of `request`, which is done, into the zip `file`; `run` must verify and have its key."""
     target = Path(file)
     if target.is_dir():
         raise InputError(f"{target} is a folder: name the file to write, for example {target / f'{request}.zip'}")
