@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from run_tools import environment
 
 starlette = pytest.importorskip("starlette.testclient", reason="the console needs sifu[console] and httpx")
 
@@ -81,3 +89,37 @@ class Browser:
         assert request
         fields = {"request": request[1], "decision": "approved", "number": str(number), "terms": digest[1]}
         return self.send(f"{path}/decide", **fields)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+DAYS_LATER = """
+import datetime
+from sifu.requests import approvals as deadlines
+days_left = deadlines._days_left
+deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
+from sifu.cli.main import main
+main()
+"""
+"""A console for which it is some days later: what is due today is overdue there."""
+
+
+def start_console(folder: Path, port: int, *options: str, days_later: int = 0) -> subprocess.Popen[bytes]:
+    program = ["-c", DAYS_LATER.replace("DAYS", str(days_later))]
+    process = subprocess.Popen(
+        [sys.executable, *program, "serve", str(folder), "--port", str(port), *options],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()
+            return process
+        except (urllib.error.URLError, OSError):
+            assert process.poll() is None
+            time.sleep(0.1)
+    raise AssertionError("the console does not answer")

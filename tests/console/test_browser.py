@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from desk_for_tests import free_port, start_console
 from provider_for_tests import ProviderForTests
 
 import sifu
-from run_tools import copy_run, environment, query, small_spec
+from run_tools import copy_run, query, small_spec
 from sifu.console.tokens import TokenFile, state_folder
 from sifu.report import write_report
+from sifu.report.collect import FIGURES
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -66,42 +66,9 @@ def served(approved_run: Path, tmp_path: Path) -> Iterator[Served]:
     process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-DAYS_LATER = """
-import datetime
-from sifu.requests import approvals as deadlines
-days_left = deadlines._days_left
-deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
-from sifu.cli.main import main
-main()
-"""
-"""A console for which it is some days later: what is due today is overdue there."""
-
-
-def start_console(folder: Path, port: int, *options: str, days_later: int = 0) -> subprocess.Popen[bytes]:
-    program = ["-c", DAYS_LATER.replace("DAYS", str(days_later))]
-    process = subprocess.Popen(
-        [sys.executable, *program, "serve", str(folder), "--port", str(port), *options],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-    )
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()
-            return process
-        except (urllib.error.URLError, OSError):
-            assert process.poll() is None
-            time.sleep(0.1)
-    raise AssertionError("the console does not answer")
-
-
 def serious_barriers(page: Any) -> list[str]:
     """What axe finds on a page that keeps people out of it."""
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     page.evaluate(AXE)
     violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [
@@ -220,10 +187,18 @@ def test_a_killed_console_loses_nothing(served: Served) -> None:
 OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
 LONG_AND_HOSTILE = "<img src=x onerror=alert(1)>" + "Sankt-Elisabeth-Krankenhaus-" * 6
 LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}},
+    "light": {"color_scheme": "light", "viewport": {"width": 1400, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1400, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+    "phone in the dark": {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}},
 }
+OUT_OF_REACH = """[...document.querySelectorAll('*')].filter(part => part.scrollWidth > part.clientWidth + 1
+    && ['auto', 'scroll'].includes(getComputedStyle(part).overflowX) && part.tabIndex < 0)
+    .map(part => part.outerHTML)"""
+"""Scroll areas that cannot be reached by keyboard."""
+LETTERS = """[...document.querySelectorAll('.sheet svg')].filter(svg => svg.clientWidth)
+    .map(svg => 7.5 * svg.clientWidth / svg.viewBox.baseVal.width)"""
+"""The smallest letters of each figure of the report, in pixels."""
 
 
 def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Path) -> None:
@@ -236,7 +211,9 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
     run.request([LONG_AND_HOSTILE], "overdue-one", deadline_days=0, actor="rita")
     for number in range(1, 10):
         run.request([f"client-{number:03d}"], f"case-{number}", deadline_days=3 * number, actor="rita")
-    run.decide("case-9", "approved", actor="ann")
+    for request in ("case-8", "case-9"):
+        run.decide(request, "approved", actor="ann")
+    run.forget(request="case-8")
     write_report(folder / "wards")
     _, secret = TokenFile(state_folder(folder)).create("otto", ["operator"])
     port = free_port()
@@ -253,7 +230,7 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                 page.wait_for_selector("text=overdue")
                 assert "overdue-one" in page.locator("tbody tr").first.inner_text()
                 page.screenshot(path=pictures / f"home-{look}.png", full_page=True)
-                width = options.get("viewport", {"width": 1280})["width"]
+                width = options["viewport"]["width"]
                 for name, way in (
                     ("run", "main a:has-text('wards') >> nth=0"),
                     ("overdue", "a:has-text('overdue-one')"),
@@ -263,10 +240,26 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                     assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, name)
                     page.screenshot(path=pictures / f"{name}-{look}.png", full_page=True)
                 request, wards = page.url, page.url.split("/requests/")[0]
-                for path in (*OVER_ALL, wards, f"{wards}/clients", f"{wards}/trail", f"{wards}/report", request):
-                    page.goto(path if path.startswith("http") else f"http://127.0.0.1:{port}{path}")
+                of_run = [
+                    f"{wards}{path}" for path in ("", "/clients", "/trail", "/requests/9", "/requests/999", "/report")
+                ]
+                for path in (*OVER_ALL, "/login", request, *of_run, "the comparison of methods"):
+                    if path.startswith("the comparison"):
+                        page.goto(wards)
+                        page.fill("#clients", "client-012")
+                        page.click("text=Compare methods first")
+                        page.wait_for_selector("text=Side by side")
+                    else:
+                        page.goto(path if path.startswith("http") else f"http://127.0.0.1:{port}{path}")
                     assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, path)
-                    barriers += serious_barriers(page) if look != "phone" else []
+                    if path.endswith("/report"):
+                        letters = page.evaluate(LETTERS)
+                        assert len(letters) == len(FIGURES)
+                        assert min(letters) > 9.0, look  # legible without a swipe
+                        table = page.locator(".scroll:has(caption:text-is('Requests'))")
+                        assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), look
+                    barriers += serious_barriers(page)
+                    assert page.evaluate(OUT_OF_REACH) == [], (look, path)
                 page.goto(f"http://127.0.0.1:{port}/")
                 page.click("a:has-text('case-9')")
                 page.wait_for_selector("text=made from Python with custom data or a custom model")

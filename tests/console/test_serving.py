@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +19,10 @@ from typing import Any
 
 import httpx
 import pytest
+from desk_for_tests import free_port, start_console
 
-from run_tools import Command
+import sifu
+from run_tools import Command, environment
 from sifu.console.serving import Binding, check_binding, listen, server
 from sifu.errors import InputError
 
@@ -232,9 +236,7 @@ def test_the_documented_proxy_encrypts_and_tells_who_asks(desk: Any, tmp_path: P
     make_certificate(tmp_path)
     app = make_app(Settings([desk.folder], state_folder(desk.folder), secure_cookie=True))
     with serving(app, Binding(proxies=["127.0.0.1"])) as port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            outside = probe.getsockname()[1]
+        outside = free_port()
         command = {"nginx": nginx_command, "caddy": caddy_command}[proxy](tmp_path, outside, port)
         process = subprocess.Popen(command, env=os.environ | {"HOME": str(tmp_path)})
         try:
@@ -304,6 +306,131 @@ def test_the_container_answers_with_a_read_only_root(tmp_path: Path) -> None:
         [str(CONTAINERS), "run", *options, "token", "create", "/runs", "--name", "o", "--role", "operator"]
     )
     assert finished.returncode == 0
+
+
+WATCHED = """
+import json, os, sys
+written = open(sys.argv.pop(1), "a")
+def watch(event, arguments):
+    writes = event in ("os.mkdir", "os.rename", "os.remove", "sqlite3.connect")
+    if event == "open":
+        writes = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes and isinstance(arguments[0], (str, bytes)):
+        print(os.path.abspath(os.fsdecode(arguments[0])), file=written, flush=True)
+sys.addaudithook(watch)
+from sifu.cli.main import main
+main()
+"""
+"""The command line, which tells where it writes."""
+
+
+@pytest.mark.long
+def test_the_command_of_the_container_writes_to_its_volume_alone(tmp_path: Path) -> None:
+    """Its entry point, environment and health check as they are, with a folder in the place of /runs."""
+    text = (EXAMPLES.parents[1] / "Containerfile").read_text(encoding="utf-8").replace("/runs", f"{tmp_path}/runs")
+    (entry,) = (line.removeprefix("ENTRYPOINT ") for line in text.splitlines() if line.startswith("ENTRYPOINT"))
+    (given,) = (line.removeprefix("ENV ") for line in text.splitlines() if line.startswith("ENV"))
+    (check,) = (line.removeprefix("HEALTHCHECK CMD ") for line in text.splitlines() if line.startswith("HEALTHCHECK"))
+    port, log = free_port(), tmp_path / "written"
+    variables = environment() | dict(pair.split("=", 1) for pair in given.split()) | {"TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "runs").mkdir(mode=0o700)
+    program = [sys.executable, "-c", WATCHED, str(log)]
+    token = ["token", "create", f"{tmp_path}/runs", "--name", "o", "--role", "operator"]
+    assert subprocess.run([*program, *token], env=variables, stdout=subprocess.DEVNULL).returncode == 0
+    process = subprocess.Popen([*program, *json.loads(entry)[1:], "--port", str(port)], env=variables)
+    try:
+        healthy = [sys.executable, *json.loads(check.replace("8765", str(port)))[1:]]
+        for _ in range(100):
+            if subprocess.run(healthy, env=variables, capture_output=True).returncode == 0:
+                break
+            assert process.poll() is None
+        else:
+            raise AssertionError("it does not get healthy")
+    finally:
+        process.kill()
+        process.wait()
+    places = {line for line in log.read_text().splitlines() if not line.startswith("/dev/null")}
+    inside = {line for line in places if line.startswith((f"{tmp_path}/runs", f"{tmp_path}/tmp", "/tmp/"))}
+    assert any(line.startswith(f"{tmp_path}/runs/.sifu-console") for line in inside)  # control: it is watched
+    assert places - inside - {str(log)} == set()
+
+
+async def watch(port: int, secret: str, run: str, messages: list[bytes]) -> None:
+    """Read the stream of a run as long as it lasts."""
+    with suppress(ConnectionError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"GET /runs/{run}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\n\r\n"
+        writer.write(head.encode())
+        while part := await reader.read(1 << 16):
+            messages.append(part)
+        writer.close()
+
+
+async def dawdle(port: int, number: int) -> None:
+    """Send a part of a request, again and again."""
+    parts = (b"GET / HTTP/1.1\r\nHost: loc", b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nt")
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(parts[number % 5 == 0])
+            await reader.read(-1)
+            writer.close()
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("viewers", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_lost(desk: Any, viewers: int) -> None:
+    """People watch, others send halves of requests, some file requests; the console is killed in the middle of it."""
+    north, port = desk.key("north"), free_port()
+    clients = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
+    headers = {"Authorization": f"Bearer {desk.secrets['otto']}"}
+    confirmed: list[str] = []
+
+    def file(name: str) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as program:
+            assert program.get(f"/runs/{north}").status_code == 200  # others are served
+            body = {"clients": [name], "request": f"of-{name}"}
+            while (answer := program.post(f"/api/v1/runs/{north}/requests", json=body)).status_code == 429:
+                time.sleep(0.2)
+            assert answer.status_code == 201, answer.text
+            confirmed.append(f"of-{name}")
+
+    async def crowd(process: subprocess.Popen[bytes], names: list[str]) -> None:
+        messages: list[list[bytes]] = [[] for _ in range(viewers)]
+        tasks = [asyncio.create_task(watch(port, desk.secrets["eve"], north, got)) for got in messages]
+        tasks += [asyncio.create_task(dawdle(port, number)) for number in range(viewers // 5)]
+        for name in names[:2]:
+            await asyncio.to_thread(file, name)
+        # What was filed at the moment of a kill may be in the ledger although its answer was lost.
+        waiting = len(sifu.open_run(desk.folder / "north").request_records())
+        for _ in range(600):
+            told = sum(any(b'"waiting":%d' % waiting in part for part in got) for got in messages)
+            if told == viewers:
+                break
+            await asyncio.sleep(0.1)
+        assert told == viewers, (messages[0], messages[-1])  # everyone who watches was told
+        killer = asyncio.get_running_loop().call_later(0.4, process.kill)
+        with suppress(httpx.TransportError):
+            for name in names[2:]:
+                await asyncio.to_thread(file, name)
+        killer.cancel()
+        process.kill()
+        for task in tasks:
+            task.cancel()
+
+    for kill in range(2):
+        process = start_console(desk.folder, port)
+        try:
+            asyncio.run(crowd(process, clients[kill * len(clients) // 2 :][: len(clients) // 2 - 1]))
+        finally:
+            process.kill()
+            process.wait()
+        assert len(confirmed) >= 2 * (kill + 1)
+    run = sifu.open_run(desk.folder / "north")
+    assert set(confirmed) <= {record.status.request for record in run.request_records()}
+    assert run.verify().problems == []
 
 
 def test_probes_answer_under_any_name_and_tell_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,36 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(desk: Any, 
     assert verify_independently(folder) == []
 
 
+def test_records_are_the_same_at_every_door(desk: Any, cli: Command) -> None:
+    """The one term that goes with no joint unit: the ledger, the page, the plan and both certificates agree."""
+    folder, north = desk.folder / "north", desk.key("north")
+    otto, given = desk.program("otto"), {"records": [2, 5], "epsilon": 3.0}
+    assert (
+        cli("request", folder, "--clients", "client-001", "--id", "line", "--records", "2,5", "--epsilon", "3").code
+        == 0
+    )
+    sifu.open_run(folder).request(["client-002"], "python", actor="otto", **given)
+    body = {"clients": ["client-003"], "request": "api", "terms": given}
+    assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+    form = {"clients": "client-004", "request": "form", "records": "2, 5", "epsilon": "3"}
+    assert "was filed" in desk.browser("otto").send(f"/runs/{north}/requests", **form).text
+    run = sifu.open_run(folder)
+    for number, record in enumerate(run.request_records(), start=1):
+        name = record.status.request
+        assert (record.status.terms.records, record.status.terms.epsilon) == ((2, 5), 3.0), name
+        assert run.plan_of(name).terms.records == (2, 5)
+        page = desk.browser("ann").get(f"/runs/{north}/requests/{number}").text
+        assert "2 records, rows 2 and 5" in page
+        assert record.status.terms.digest(name) in page
+    for name in ("ann", "bob"):
+        assert desk.approve(name, north, 4).status_code == 200
+    run.forget(request="form")
+    for kind in ("public", "auditor"):
+        certificate = run.certificate("form", kind).body  # type: ignore[arg-type]
+        assert (certificate["records"], certificate["terms"]["epsilon"]) == (2, 3.0)
+    assert run.verify().problems == []
+
+
 def test_a_harmless_looking_request_shows_what_it_would_cost(desk: Any) -> None:
     """One round from a fresh model, released at once: the accuracy expected is far below the current one."""
     run = sifu.open_run(desk.folder / "north")
