@@ -257,6 +257,13 @@ def test_a_change_needs_the_token_of_its_page(desk: Any) -> None:
     assert state(desk.folder / "north") == before
 
 
+def test_an_unknown_address_is_answered_with_a_page_that_says_so(desk: Any) -> None:
+    answer = desk.stranger().get("/no-such-page")
+    assert (answer.status_code, '<html lang="en">' in answer.text) == (404, True)
+    assert "There is no page at this address." in answer.text
+    assert desk.stranger().get("/api/v1/no-such-thing").json() == {"error": "there is nothing at this address"}
+
+
 def test_other_sites_and_other_names_are_refused(desk: Any) -> None:
     north, program = desk.key("north"), desk.program("otto")
     body = {"clients": ["client-001"], "request": "x"}

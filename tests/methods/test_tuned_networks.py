@@ -23,7 +23,7 @@ from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
-from sifu.errors import InputError
+from sifu.errors import InputError, RoundRejectedError
 from sifu.requests import erasure as statistics_erasure
 from sifu.requests.what_remains import RANDOM
 from sifu.run import group_training
@@ -303,6 +303,37 @@ def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypa
     open_own(own).forget(["client-003"], "gone")
     assert any("sum" in problem or "samples" in problem for problem in verify_run(own).problems)
     assert independent_verifier.verify(own) != []
+
+
+def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every group trains on everyone's data, those that a leaver was never in still hold its data."""
+    apart = group_training.stream_group_rounds
+
+    def together(engine: Any, models: Any, position: Any, groups: Sequence[np.ndarray], wanted: Any) -> Any:
+        return apart(engine, models, position, [np.arange(len(engine.clients))] * len(groups), wanted)
+
+    monkeypatch.setattr(group_training, "stream_group_rounds", together)
+    with pytest.raises(RoundRejectedError, match="participants that are not in the group"):
+        sifu.train(spec_of(), run=tmp_path / "refused", clients=clients_of())
+    monkeypatch.setattr(group_training.GroupTraining, "_check", lambda self, work, result: None)
+    leaver, run, never = "client-003", tmp_path / "run", tmp_path / "never"
+    sifu.train(spec_of(), run=run, clients=clients_of()).forget([leaver], "gone")
+    sifu.train(spec_of(), run=never, clients=without(clients_of(), [leaver]))
+    assert whole_sum(run) != strike(whole_sum(never), blocks_of(never), groups_of(run, [leaver]))
+
+
+def test_advice_compares_blocks_a_merge_and_the_frozen_network_on_the_same_rows() -> None:
+    clients = clients_of()
+    answer = sifu.advise(Spec.from_mapping(spec_of(data={"held_out": 0.2})), clients=clients)
+    assert [way.name for way in answer.ways] == ["frozen network", "blocks", "merge"]
+    assert [way.request_rounds for way in answer.ways] == [0, 0, 1]
+    assert [way.training_rounds for way in answer.ways] == [1, 3, 3]
+    assert {way.level for way in answer.ways} == {"exact"}
+    best = max(way.accuracy or 0.0 for way in answer.ways)
+    (chosen,) = [way for way in answer.ways if way.name == answer.recommended]
+    assert (chosen.accuracy or 0.0) >= best - 0.005
 
 
 def test_an_interrupted_request_goes_on_to_the_same_bits(own: Path, trained: Path, tmp_path: Path) -> None:

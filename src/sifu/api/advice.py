@@ -38,6 +38,7 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec.sections import GroupsSpec, LocalSpec
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import SifuError
 from sifu.methods.registry import method_named
@@ -52,6 +53,8 @@ from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
 
 PILOT_ROUNDS = 30
+AS_ACCURATE = 0.005
+"""Of two ways to tune a network, the cheaper is recommended where it is less accurate by no more than this."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ def advise(
 
     `spec`, `data_folder`, `clients`, `model` and `progress` are those of `train`; the pilot has `pilot_rounds` rounds.
     """
+    if spec.is_tuned:
+        return _tuned_advice(spec, data_folder, clients, progress)
     if spec.model.kind == RIDGE:
         return _closed_form_advice(spec, data_folder, clients, progress)
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
@@ -162,6 +167,29 @@ def _scratch_level(spec: Spec, view: RunView) -> Level:
     terms = RequestTerms((most_expensive(view),), spec.privacy.epsilon, spec.privacy.delta, method="scratch")
     premises = method_named("scratch").premises(view, view.leaving(terms.clients), [], 0, terms)
     return level_of(premises, exact=True, fresh=True)
+
+
+def _tuned_advice(
+    spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
+) -> Advice:
+    """Blocks, a merge and the network left frozen, each trained once and measured on the same rows."""
+    frozen = replace(spec, features=replace(spec.features, tune="none"), groups=GroupsSpec(), local=LocalSpec())
+    tried: dict[TrainingName, Spec] = {
+        "frozen network": frozen,
+        "blocks": replace(spec, features=replace(spec.features, tune="blocks")),
+        "merge": replace(spec, features=replace(spec.features, tune="merge")),
+    }
+    answers, ways = {}, []
+    for name, as_tried in tried.items():
+        answers[name] = _closed_form_advice(as_tried, data_folder, clients, progress)
+        (way,) = answers[name].ways
+        apart = 0 if name == "frozen network" else spec.groups.rounds
+        settings = (f'features.tune = "{as_tried.features.tune}"',)
+        ways.append(replace(way, name=name, training_rounds=1.0 + apart, settings=settings))
+    best = max(way.accuracy or 0.0 for way in ways)
+    # In this order: the frozen network is the cheapest to train and to run, and blocks forget without a round.
+    chosen = next(way for way in ways if (way.accuracy or 0.0) >= best - AS_ACCURATE)
+    return replace(answers[chosen.name], ways=tuple(ways), recommended=chosen.name)
 
 
 def _closed_form_advice(

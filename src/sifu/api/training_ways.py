@@ -45,7 +45,7 @@ from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 
-TrainingName = Literal["closed form", "plain", "groups"]
+TrainingName = Literal["closed form", "plain", "groups", "blocks", "merge", "frozen network"]
 FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
 """What a head in closed form is tried on: the inputs themselves, and random features of them."""
 LEAST_TAKING_PART = 0.05

@@ -272,7 +272,9 @@ def _print_pilot(advice: Advice) -> None:
 def _print_training_ways(advice: Advice, everything: bool) -> None:
     """The ways side by side; why each, too, if everything is wanted."""
     columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
-    shown = table(*columns, title="\nPlain rounds, groups or closed form")
+    tuned = any(way.name == "blocks" for way in advice.ways)
+    title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
+    shown = table(*columns, title=f"\n{title}")
     for way in advice.ways:
         rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.0f} rounds"
         if way.request_interval is not None:

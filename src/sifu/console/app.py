@@ -75,11 +75,17 @@ def make_app(settings: Settings) -> ASGIApp:
         from sifu.console.sign_in import ROUTES
 
         routes += ROUTES
-    handlers = {TooLargeError: _too_large, TooSlowError: _too_slow}
+    handlers = {404: _no_such_page, TooLargeError: _too_large, TooSlowError: _too_slow}
     app = Starlette(routes=routes, lifespan=watching, exception_handlers=handlers)
     app.state.console = console
     app.state.broadcast = Broadcast()
     return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
+
+
+async def _no_such_page(request: Request, error: Exception) -> Response:
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": "there is nothing at this address"}, 404)
+    return pages.show("error.html", None, 404, sentence="There is no page at this address.")
 
 
 async def _too_large(request: Request, error: Exception) -> Response:
