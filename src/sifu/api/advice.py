@@ -316,8 +316,8 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
         verdict = (
             "Worthwhile: the noise that hides any client is small compared with what was learned."
             if small
-            else f"It may pay: the noise is not small against what was learned, but a request is predicted to take "
-            f"{predicted} rounds where Scratch takes {scratch}."
+            else f"Perhaps worthwhile: the noise is not small against what was learned, but a request is predicted to "
+            f"take {predicted} rounds where Scratch takes {scratch}."
         )
     elif small:
         verdict = (
@@ -327,7 +327,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     elif excess <= 3.0:
         verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
     else:
-        verdict = "It does not pay: the noise would drown the model, and requests will be as slow as Scratch."
+        verdict = "Not worthwhile: the noise would drown the model, and requests will be as slow as Scratch."
     return Advice(
         clients=count,
         parameters=parameters,

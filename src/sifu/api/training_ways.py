@@ -1,8 +1,8 @@
 """Before training: which way of training makes forgetting cheap here? Plain rounds, groups that merge, or closed form.
 
-Three questions, in this order. Is a head in closed form accurate enough? It forgets exactly, in no round or one. Does
-noise pay? Then plain rounds forget in a few (docs/theory.md, section 13). Otherwise groups forget exactly by common
-rounds on from those that never held the client; where clients are too few for groups, Scratch is what is left.
+Three questions, in this order. Is a head in closed form accurate enough? It forgets exactly, in no round or one. Is
+noise worthwhile? Then plain rounds forget in a few (docs/theory.md, section 13). Otherwise groups forget exactly, by
+retraining from those that never held the client; where clients are too few for groups, Scratch is what is left.
 """
 
 from __future__ import annotations

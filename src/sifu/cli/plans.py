@@ -262,10 +262,10 @@ def _print_pilot(advice: Advice) -> None:
     facts.add_row("level", level_text(advice.level if chosen is None else chosen.level) + trained_by)
     if advice.epsilon_needed is not None:
         facts.add_row(
-            "would pay with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
+            "worthwhile with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
         )
     elif advice.clients_needed is not None:
-        facts.add_row("would pay with", f"about {advice.clients_needed} such clients")
+        facts.add_row("worthwhile with", f"about {advice.clients_needed} such clients")
     out.print(facts)
 
 

@@ -37,7 +37,7 @@ def print_ways(plan: Plan, everything: bool) -> None:
     whom = forgotten_words([names_text(plan.terms.clients)], records or None)
     out.print(f"Ways to forget {whom}, certified ones first:")
     allowed = [way for way in plan.ways if not way.refused]
-    shown = table("way", "level", "-rounds", "-sent", "-time", "-attacker", "earlier ones pay")
+    shown = table("way", "level", "-rounds", "-sent", "-time", "-attacker", "cost to earlier requests")
     for way in allowed:
         shown.add_row(
             way.method + (" *" if way.method == plan.terms.method else ""),
