@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
     (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes())
     for change, words in (
         ({"format": "other"}, "does not describe"),
-        ({"model": "python"}, "a program of your own"),
+        ({"model": "python"}, "a module of your own: name the function"),
         ({"parameters": {"weight": [3, 3], "bias": [3]}}, "does not hold the parameters"),
     ):
         (tmp_path / "m.safetensors.json").write_text(json.dumps(description | change))
