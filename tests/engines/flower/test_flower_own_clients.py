@@ -122,7 +122,7 @@ def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.Monke
     assert settings.insecure_identity
     assert settings.run == str(tmp_path / "run")
     Spec.from_mapping(tomllib.loads(Path(settings.spec).read_text()))
-    with pytest.raises(InputError, match="sends what lies in an app to every node"):
+    with pytest.raises(InputError, match="sends an app's files to every node"):
         write_app(tmp_path / "other", tmp_path / "other" / "run", insecure=True)
     assert not (tmp_path / "other").exists()
     assert default_run(tmp_path / "other") == tmp_path / "other-run"
