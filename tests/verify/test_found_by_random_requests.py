@@ -11,6 +11,8 @@ import sifu
 from claims_against_truth import Findings, audit_journey
 from independent_verifier import verify
 from run_tools import small_spec
+from sifu.theory.calibration import one_round_epsilon
+from sifu.verify import certificate_file
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
 
@@ -75,6 +77,15 @@ def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None
         (tmp_path / "changed.json").write_text(json.dumps(certificate))
         problems = sifu.verify_certificate(tmp_path / "changed.json").problems
         assert any("epsilon_composed makes it" in problem for problem in problems)
+
+
+def test_training_that_a_client_took_no_part_in_reaches_a_delta_of_zero() -> None:
+    noise = {"noise": 1.0, "epsilon_one_round": one_round_epsilon(1.0, 0.01, "exact"), "epsilon_composed": 0.0}
+    body = {"training_noise": noise, "delta": 0.01, "calibration": "exact", "untouched": False, "epsilon": 1.0}
+    body |= {"level": "none", "delta_at_most": 0.0}
+    assert list(certificate_file._check_training_noise(body)) == []
+    noise["epsilon_composed"] = 0.5
+    assert any("epsilon_composed makes it" in problem for problem in certificate_file._check_training_noise(body))
 
 
 @pytest.mark.slow

@@ -342,7 +342,8 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
         yield f"epsilon_one_round says {stated['epsilon_one_round']!r}, recomputed {one_round!r}"
     if body["untouched"]:
         return  # the rounds of training that it composes led to models that are gone
-    composed, least = stated["epsilon_composed"], SMALLEST_DELTA
+    composed = stated["epsilon_composed"]
+    least = SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no round that counts
     if 0.0 < composed <= LARGEST_EPSILON:  # both follow from one ratio; it is inverted, so to fewer digits
         least = stated_delta(body["epsilon"], exact_multiplier(composed, body["delta"]))
     if not body["delta_at_most"] >= least * (1.0 - 1e-6):
