@@ -5,9 +5,9 @@ Sums over parameters are float64. A group has the same bits whenever the same la
 torch may choose other kernels, and models agree to rounding.
 
 Rounds are not captured as graphs, as those of other programs are. Captured rounds of a residual network once ended in
-an illegal memory access on an H200: their graphs shared one memory pool, which torch frees with the last graph while
-its handle is used again. With a pool for each graph they are right, and a round of a small network takes 11 ms instead
-of 40 (`benchmarks/gpu_module_capture.py`); steps that no graph can replay would have to be recognised first.
+an illegal memory access on an H200. Their graphs shared one memory pool then. A shared pool that is used again after
+its last graph was dropped still fails inside torch; a pool for each graph gives the models of uncaptured rounds
+(`benchmarks/gpu_module_capture.py`). Steps that no graph can replay would have to be recognised first.
 """
 
 from __future__ import annotations
