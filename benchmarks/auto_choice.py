@@ -5,9 +5,9 @@
     python benchmarks/auto_choice.py --report             only print the table
 
 The runs are 25 chosen by hand and more that a seed draws (`auto_choice_runs.py`). Each is trained once and asked once.
-Every method that the run allows at the level asked for is planned by its name, and its plan is carried out beside the
-run: the model it starts from, then rounds without whoever asks, to the target.
-What draws noise is repeated `--draws` times and judged by its mean. Ways that all start from a model that nobody
+Every method that the run allows at the level asked for is planned by its name, and its plan is carried out next to the
+run: the model it starts from, then rounds without the clients that ask, to the target.
+What draws noise is repeated `--draws` times and judged by its mean. Ways that all start from a model that no one
 touched (scratch, sifu back at the beginning, groups that are all hit) differ by the initial model alone: they share
 their draws. `auto` takes one of these methods; the ratio is that method's rounds over the fewest of any (both plus one,
 since none at all is possible).
@@ -50,7 +50,7 @@ LARGEST_RATIO = 1.2
 
 
 def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
-    """Rounds that a plan takes, carried out beside the run."""
+    """Rounds that a plan takes, carried out next to the run."""
     method = method_named(plan.terms.method)
     if method.info.name == CLOSED_FORM:
         return plan.predicted_rounds or 0
@@ -156,7 +156,7 @@ def main() -> None:
     """Measure what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=12, help="draws of the noise of each plan")
-    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="draws the runs that nobody chose")
+    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="draws the random runs")
     parser.add_argument("--runs", type=int, default=DRAWN_RUNS, help="how many of them")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="runs whose name contains this")

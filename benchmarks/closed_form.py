@@ -61,7 +61,7 @@ def largest_resident() -> int:
 
 
 def images(folder: Path | None, count: int) -> tuple[Any, Any, str]:
-    """So many colour images as bytes, their labels, and what they are."""
+    """`count` colour images as bytes, their labels, and what they are."""
     if folder is not None:
         dataset = load("cifar10", folder)
         return dataset.x_train[:count], dataset.y_train[:count], "CIFAR-10"
@@ -157,8 +157,8 @@ def check_both_ways(features: int, samples: int) -> dict[str, Any]:
     """The check of one client's statistics, with the low rank of few samples made use of and without."""
     fixed = FixedPoint(features=features, outputs=OUTPUTS)
     statistics = statistics_of(fixed, *made_up(fixed, 0, samples))
-    check_statistics(statistics, "nobody")  # loads the libraries
-    _, whole = timed(lambda: check_statistics(statistics, "nobody"))
+    check_statistics(statistics, "no client")  # loads the libraries
+    _, whole = timed(lambda: check_statistics(statistics, "no client"))
     ways = {}
     for name, rank in (("low_rank", samples), ("cholesky", fixed.width)):
         accepted, ways[name] = timed(lambda rank=rank: is_semi_definite(statistics.gram, rank))

@@ -9,7 +9,7 @@ What a run does:
      cifar10.npz (or the official files), synthetic data of the same shape otherwise;
   2. runs each contestant once for each number of threads and checks its work: the number of samples trained on, the
      loss and the way the model went must be those of the plain loop;
-  3. runs all contestants in turn, with each number of threads, each in a fresh process of its own environment, and
+  3. runs all contestants in turn, with each number of threads, each in a fresh process with its own environment, and
      repeats the list;
   4. prints medians with their spread, of each contestant's faster number of threads, writes
      benchmarks/results/cpu-MACHINE.json, draws docs/images/speed-MACHINE.png (MACHINE as aarch64 or x86_64).
@@ -79,7 +79,7 @@ def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *
 
 
 def check(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: int) -> Measured:
-    """What a contestant does with so many threads, not yet timed."""
+    """What a contestant does with `threads` threads, not yet timed."""
     row = Measured(contestant.key, contestant.title, setting.name, contestant.peer, threads=threads)
     report = once(contestant, workload, threads, QUICK, "--check")
     if "problem" in report:
@@ -150,7 +150,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
     for repeat in range(chosen.repeats):
         peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py")]))
         for name in chosen.workloads:
-            # Another one goes first each time, so that nobody always follows the same neighbour.
+            # Another one goes first each time, so that none always follows the same neighbour.
             turn = repeat % len(contestants)
             for contestant in contestants[turn:] + contestants[:turn]:
                 for threads in chosen.threads:

@@ -1,16 +1,16 @@
-"""How many people may watch a run: viewers of the console beside a training, on this machine.
+"""How many people may watch a run: viewers of the console during a training, on this machine.
 
     python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
-One training goes on all the time. Beside it, windows of `--seconds` alternate: in every other one the console is
+One training runs all the time. Meanwhile, windows of `--seconds` alternate: in every other one the console is
 stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream
 open and loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the
 windows before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it
 something, too. On a machine that others use as well, look at the processor time of a round, which they do not lengthen,
 and at the share of a core that the console takes.
 
-In the last window a request is filed, the console is killed with everybody connected, and the training ends by itself:
-every round must be recorded once, the request must be in the ledger, and the run must verify.
+In the last window a request is filed, the console is killed with every viewer connected, and the training runs to its
+end: every round must be recorded once, the request must be in the ledger, and the run must verify.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Seen:
 
 
 def sifu(*arguments: str) -> subprocess.Popen[bytes]:
-    """A command of sifu in a process of its own."""
+    """A command of sifu in a separate process."""
     return subprocess.Popen([sys.executable, "-m", "sifu.cli.main", *arguments], stdout=subprocess.DEVNULL)
 
 
@@ -155,7 +155,7 @@ def wait_until_it_answers(port: int) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Alternate windows beside one training, then kill the console and see what is left."""
+    """Alternate windows during one training, then kill the console and see what is left."""
     from sifu.api import verify_run
     from sifu.store.inbox import letters
     from sifu.store.reader import RunReader

@@ -54,7 +54,7 @@ def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
 def let_torchvision_in() -> torch.library.Library | None:
     """Declare two operators that torchvision asks for, where it is broken: keep the result while it is imported.
 
-    PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators beside a torch for CPUs. fluke
+    PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators with a torch for CPUs. fluke
     and FedLab import it for data sets that are not used here.
     """
     try:

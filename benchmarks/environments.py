@@ -24,7 +24,7 @@ class Contestant:
 
     @property
     def peer(self) -> bool:
-        """Whether it is somebody else's framework."""
+        """Whether it is another project's framework."""
         return bool(self.requirements)
 
     @property

@@ -1,4 +1,4 @@
-"""What tracking costs a server on Flower: our work on a round's replies beside that of Flower's own FedAvg.
+"""What tracking costs a server on Flower: our work on a round's replies against that of Flower's own FedAvg.
 
     python benchmarks/flower_overhead.py [--parameters 2000000 8000000 25000000] [--clients 20] [--repeats 5]
 

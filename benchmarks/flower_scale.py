@@ -2,7 +2,7 @@
 
     python benchmarks/flower_scale.py [--clients 100 1000] [--taking-part 20] [--rounds 40]
 
-Each size runs in a process of its own: virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`
+Each size runs in a separate process: virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`
 without evaluation. `seconds` is the median between two recorded rounds and `megabytes` the server's largest resident
 memory, ray's workers apart. The last line has the ratios of the last size to the first.
 """

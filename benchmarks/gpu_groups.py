@@ -1,4 +1,4 @@
-"""A group is a lane: what a round of S groups of M/S clients costs on a GPU, beside a round of one federation of M.
+"""A group is a lane: what a round of S groups of M/S clients costs on a GPU, against a round of one federation of M.
 
     python benchmarks/gpu_groups.py [--out FILE.json] [--clients 100] [--groups 10] [--rounds 60] [--networks A,B]
 
@@ -99,12 +99,12 @@ def take(engine: Any, models: list, groups: list, rounds: int) -> float:
 
 
 def one_by_one(engine: Any, models: list, groups: list, rounds: int) -> float:
-    """Milliseconds a round of all groups takes, each group by itself."""
+    """Milliseconds a round of all groups takes, each group alone."""
     return sum(take(engine, [model], [members], rounds) for model, members in zip(models, groups, strict=True))
 
 
 def ratio(name: str, participation: str, clients_count: int, count: int, rounds: int) -> dict[str, Any]:
-    """A round of groups beside a round of everyone, turn by turn."""
+    """A round of groups against a round of everyone, turn by turn."""
     network = NETWORKS[name]
     clients = random_clients(clients_count, SAMPLES, network.input_shape, 10, "float32")
     federation = federation_of(network, clients, participation)

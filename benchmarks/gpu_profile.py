@@ -1,4 +1,4 @@
-"""Where a round of workload B goes on a GPU: kernel by kernel, the gaps between them, and what Python does meanwhile.
+"""Where a round of workload B spends its time on a GPU: kernel by kernel, the gaps between them, and Python meanwhile.
 
     python benchmarks/gpu_profile.py [--lanes 1 10] [--precision tf32] [--out FILE.json]
 

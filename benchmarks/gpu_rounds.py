@@ -72,7 +72,7 @@ def real_clients(folder: str) -> tuple:
 
 
 def take(engine: Engine, rounds: int, tracked: bool, evaluate_every: int = 2**40) -> list[float]:
-    """Stream rounds as a recorded run does: Psi of everyone, a model fetched where somebody crosses a level."""
+    """Stream rounds as a recorded run does: Psi of everyone, a model fetched where a client crosses a level."""
     clients = len(engine.clients)
     active = np.arange(clients)
     start = engine.initial_model(0)
@@ -132,7 +132,7 @@ def conv_milliseconds(
 ) -> list[list[float]]:
     """Milliseconds a round and lane of workload B in every repeat, for each case: a precision, and tracking or not.
 
-    The cases take turns, so that whoever else uses the device slows all of them.
+    The cases take turns, so that other users of the device slow all of them.
     """
     groups = []
     for precision, _ in cases:

@@ -7,7 +7,7 @@ the public API: trained once, one hospital forgotten, verified, and compared bit
 had it. Then, in another run, the first patient of each hospital, which stays (`--records` on the command line): sums
 and head are compared with those of hospitals that never had the patient. The held-out patients of all four hospitals
 are looked at once; the figure is the area under the ROC curve. A logistic regression on the pooled patients, which the
-hospitals would have to hand over, stands beside it.
+hospitals would have to hand over, is printed next to it.
 """
 
 from __future__ import annotations

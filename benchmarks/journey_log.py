@@ -1,6 +1,6 @@
 """Random journeys in several processes, each run a line of a file as soon as it ends.
 
-Every run follows from its own number, so whoever is killed loses the runs in flight and nothing else: called again
+Every run follows from its own number, so a killed process loses the runs in flight and nothing else: called again
 with the same file, the command makes the numbers that are missing. Files of several machines are joined by putting one
 behind the other; a number that stands there twice counts once.
 """

@@ -51,9 +51,9 @@ from sifu_paper.provenance import commit
 GRID = 12
 CAP = 1.5
 CONTENDERS = 4
-"""So many of the grid's best points are repeated; the best of twelve single draws would mostly be luck."""
+"""How many of the grid's best points are repeated; the best of twelve single draws would mostly be luck."""
 PRECISION, MOST_REPEATS = 0.1, 3
-"""Repeats go on until the standard error is below this share of the mean, up to so many times `--repeats`."""
+"""Repeats go on until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "noise_choice.json"
 
@@ -89,7 +89,7 @@ def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any)
 def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
     """The rounds that the one request of a task takes with fresh noise, without recording them: far less work.
 
-    What `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without whoever asks.
+    What `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without the clients that ask.
     """
     (clients,) = task.requested_clients()
     plan = run.plan(clients, method="sifu", **terms)
@@ -240,7 +240,7 @@ class Work:
 
 
 def carry_through(work: Work) -> tuple[str, dict[str, Any]]:
-    """Measure what is missing of a task; what was found lies beside its run, so that nothing is measured twice."""
+    """Measure what is missing of a task; results are kept next to its run, so that nothing is measured twice."""
     half_way = work.runs / f"{folder_name(work.task)}.json"
     result: dict[str, Any] = json.loads(half_way.read_text()) if half_way.exists() else {}
     for result_so_far in measure(work.task, work.runs, work.data, work.repeats, result):

@@ -1,4 +1,4 @@
-"""Do predicted rounds and their intervals hold on tasks that nobody chose? Tasks are drawn at random by a seed.
+"""Do predicted rounds and their intervals hold on random tasks? Tasks are drawn at random by a seed.
 
     python benchmarks/planner_calibration.py --tasks 40 --seed 1 --data FOLDER    draw, train, predict, forget, report
     python benchmarks/planner_calibration.py --tasks 3 --seed 5                  without --data: digits and made-up data
@@ -11,7 +11,7 @@ too: so every target can be reached, and none was picked by hand. Each task is t
 sifu, sigma auto); then the plan's model gets fresh noise and is trained to the target `--draws` times. Reported are the
 share of single draws within the plan's interval and the median of actual over predicted rounds.
 
-Trained runs and finished rows lie in --runs: the same command goes on where it was stopped, and after a change of the
+Trained runs and finished rows lie in --runs: the same command continues where it was stopped, and after a change of the
 forecast plans again without training again.
 """
 
@@ -47,7 +47,7 @@ MADE_UP = "made-up"
 POOL = {"digits": 1600, "mnist": 10000, "fashion_mnist": 10000, MADE_UP: 8000}
 """Training samples that a task may share out."""
 CAP = 4.0
-"""A draw is stopped after so many times the rounds of the training, or of the interval's end."""
+"""A draw is stopped after this multiple of the rounds of the training, or of the interval's end."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
-The first makes journeys (`tests/random_journeys.py`) until so many requests were carried out, and holds every claim
+The first makes journeys (`tests/random_journeys.py`) until enough requests were carried out, and holds every claim
 against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
 against what certificates state, `exact` bit for bit, levels against premises, both verifiers. Each run is a line of
---log as soon as it ends, and the next call goes on from there (`journey_log.py`). Exit code 3 if a statement is
+--log as soon as it ends, and the next call continues from there (`journey_log.py`). Exit code 3 if a statement is
 untrue, or a cheat is not caught. The last one makes the figures of docs/audit.md: noise from the operating system, the
 full number of replays.
 """
@@ -145,16 +145,16 @@ def audit_runs(count: int) -> bool:
 def main() -> int:
     """Do what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=0, help="hold so many requests against the truth")
+    parser.add_argument("--requests", type=int, default=0, help="how many requests to hold against the truth")
     parser.add_argument("--seed", type=int, default=0, help="of the first journey")
     parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(EVERY_FAMILY)], default=EVERY_FAMILY)
     parser.add_argument("--small", action="store_true", help="two or three rounds a run, and no timestamps")
-    parser.add_argument("--jobs", type=int, default=1, help="so many processes")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
     parser.add_argument("--log", type=Path, help="a file of JSON lines to add to, and to go on from")
     parser.add_argument("--result", type=Path, help="save what the log says together, as JSON")
     parser.add_argument("--control", choices=["all", *CONTROLS], help="a cheat that must be caught")
-    parser.add_argument("--audits", type=int, default=0, help="put so many random runs to sifu audit")
+    parser.add_argument("--audits", type=int, default=0, help="how many random runs to put to sifu audit")
     options = parser.parse_args()
     if not (options.requests or options.control or options.audits):
         parser.error("say what to do: --requests, --control or --audits")

@@ -87,7 +87,7 @@ WORK = (softmax_directly(A), softmax_by_gram(A), convolutions(B))
 
 
 def _best(function: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several times: a peak is what the hardware can do, not what it does beside others."""
+    """The shortest of several times: a peak is what the hardware can do, not what it does when shared."""
     function()
     times = []
     for _ in range(repeats):

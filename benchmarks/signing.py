@@ -2,7 +2,7 @@
 
     python benchmarks/signing.py [--repeats N]
 
-Every round is an event of its own here, the worst case: by default a run records its rounds once a second. Processor
+Every round is a separate event here, the worst case: by default a run records its rounds once a second. Processor
 time of the process, so that other work on the machine does not count. Prints one JSON object.
 """
 

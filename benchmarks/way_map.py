@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Place:
-    """What was measured for so many clients and parameters, the way that won there, and its shares on all tasks."""
+    """What was measured for a number of clients and parameters, the way that won there, and its shares on all tasks."""
 
     clients: int
     parameters: int

@@ -150,7 +150,7 @@ def make(setting: Setting, folder: str | None = None) -> Workload:
         source = f"real ({setting.data})"
     except InputError:
         if folder:
-            raise  # somebody named a folder: say what is wrong with it
+            raise  # a folder was named: say what is wrong with it
         x, y = _synthetic(setting, generator)
         source = "synthetic"
     schedule = np.stack(

@@ -87,7 +87,7 @@ class Tracking:
         self.distances: list[float] = []
 
     def take_in(self, depth: int, before: Vector, result: RoundResult) -> None:
-        """Update Psi, and keep a copy of the model the round started from if somebody crosses a level."""
+        """Update Psi, and keep a copy of the model the round started from if a client crosses a level."""
         who = result.participants
         _, scalars = summarise_round(
             who,

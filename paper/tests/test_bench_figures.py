@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
 from sifu_paper.figures import write_figures
-from sifu_paper.plots.courses import scratch_beside
+from sifu_paper.plots.courses import matching_scratch
 from sifu_paper.plots.methods import time_limited_message
 from sifu_paper.plots.ways import draw_ways
 from sifu_paper.reading import courses_of, results_of
@@ -67,4 +67,4 @@ def test_a_method_that_diverges_is_not_judged_by_its_other_seeds() -> None:
         if (row["method"], row["preset"], row["dataset"]) == ("sifu", "paper", "cifar10") and row["seed"] != 1:
             row["accuracy_retain_after"] = row["accuracy_forget_after"] = None
     courses = [course for course in courses_of(limited) if "limit" in course.variant]
-    assert "diverged in" in time_limited_message(courses, scratch_beside(courses_of(limited)))
+    assert "diverged in" in time_limited_message(courses, matching_scratch(courses_of(limited)))

@@ -175,7 +175,7 @@ def test_distances_are_measured_and_never_above_the_honest_bound(tmp_path: Path)
 
 
 def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trajectories in threads, each with an engine of its own that is closed when it is done."""
+    """Trajectories in threads, each with its own engine that is closed when it is done."""
     from sifu_paper.engines import Lanes
 
     lanes: list[Any] = []

@@ -1,4 +1,4 @@
-"""The commit beside a result is that of the package, and says when the package was changed."""
+"""The commit next to a result is that of the package, and says when the package was changed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_ctrl_c_reaches_the_thread_that_waits_for_answers() -> None:
     interrupted = threading.Event()
     grid = MemoryGrid()
     grid.add(1, object())
-    grid.trouble[1] = lambda message: interrupted.set()  # it is pressed while nobody answers
+    grid.trouble[1] = lambda message: interrupted.set()  # it is pressed while nothing answers
     exchange = Exchange(_InterruptibleGrid(grid, interrupted), poll=0.01)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         exchange.ask({0: profile_message(1, "", 600.0)}, 600.0, read_profile)

@@ -43,10 +43,10 @@ def test_the_estimate_is_models_of_trainings_and_of_requests_at_a_time(tmp_path:
     # Ten trainings, forty requests at once: the 18.1 GB that paper/README.md speaks of.
     assert estimate(tmp_path, 1, 48, methods=methods, **options) == Room(50 * 110 * model)
     assert round(50 * 110 * model / 1e9, 1) == 18.1
-    # On a CPU one request runs at a time; by seeds in processes, each has a training of its own.
+    # On a CPU one request runs at a time; by seeds in processes, each has its own training.
     assert estimate(tmp_path, 1, 1, methods=methods, **options) == Room(11 * 110 * model)
     assert estimate(tmp_path, 3, 1, methods=methods, **options) == Room(3 * 2 * 110 * model)
-    # FedEraser's updates: ten clients of every tenth of 10,000 rounds, in a training of its own.
+    # FedEraser's updates: ten clients of every tenth of 10,000 rounds, in a separate training.
     assert estimate(tmp_path, 1, 1, methods=("fed_eraser",), datasets=("fashion_mnist",)) == Room(
         2 * 110 * model, 1000 * 10 * model
     )

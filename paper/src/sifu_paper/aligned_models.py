@@ -1,4 +1,4 @@
-"""Units of a network put into the order of another one's, by their weights alone: a merge tried beside the mean.
+"""Units of a network put into the order of another one's, by their weights alone: a merge tried next to the mean.
 
 A hidden layer computes the same whatever the order of its units, so two networks may have learnt the same in different
 orders. Weight matching (Ainsworth, Hayase and Srinivasa, 2023, algorithm 1) goes through the hidden layers, and in each

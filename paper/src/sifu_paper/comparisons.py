@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sifu_paper.plots.courses import Line, scratch_beside
+from sifu_paper.plots.courses import Line, matching_scratch
 from sifu_paper.plots.speed import SpeedUp, speed_up
 from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of
 from sifu_paper.table import Row
@@ -52,11 +52,11 @@ def titles(names: Sequence[str] | Mapping[str, object]) -> str:
 def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
     """Accuracy on the forgotten less Scratch's, where both reached the target; and how many runs there are."""
     courses = courses_of(rows)
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.line == line]
     gaps = []
     for course in runs:
-        scratch = beside(course)
+        scratch = scratch_of(course)
         if scratch is None or not (course.reached and scratch.reached):
             continue
         if course.forgotten is not None and scratch.forgotten is not None:

@@ -1,4 +1,4 @@
-"""The rows of `psi-alpha`: how far a training is from the same training without a client, beside Psi.
+"""The rows of `psi-alpha`: how far a training is from the same training without a client, against Psi.
 
 A task is one training with its hyper-parameters; its rows are measurements, and the last of them says that it is done.
 """

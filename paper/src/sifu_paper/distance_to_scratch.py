@@ -8,7 +8,7 @@ ln(p / (1 - p)) of the right class. `unlearned` and `retrained` have a row for e
 * *Forgetting quality* of the NeurIPS 2023 unlearning challenge (Triantafillou et al. 2024, "Are we making progress in
   unlearning?"): sample by sample, the largest epsilon that a threshold on the margin shows between both kinds.
 
-Neither is zero for finitely many models of the same kind: read them beside Scratch against other runs of Scratch.
+Neither is zero for finitely many models of the same kind: compare them with Scratch against other runs of Scratch.
 """
 
 from __future__ import annotations

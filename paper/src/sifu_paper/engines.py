@@ -235,7 +235,7 @@ def in_threads(
     stop: threading.Event,
     at_once: int = DEFAULT_LANES,
 ) -> list[Failure[AnyTask]]:
-    """`at_once` threads, a task at a time each; an engine is closed as soon as its task is done: nobody waits for it.
+    """`at_once` threads, a task at a time each; an engine is closed as soon as its task is done: nothing waits for it.
 
     Once `stop` is set, tasks that have not begun never do.
     """

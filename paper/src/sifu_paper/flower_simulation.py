@@ -33,7 +33,7 @@ START_ATTEMPTS = 3
 UNTIL_SAVED = 60.0
 """Seconds that a simulation has after Ctrl-C to save the rounds it has finished."""
 PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
-"""Long: the first message to a process waits until it has imported torch, and nobody here is ever lost."""
+"""Long: the first message to a process waits until it has imported torch, and no process is ever lost here."""
 
 
 def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
@@ -75,7 +75,7 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
 
 
 class _InterruptibleGrid:
-    """A grid that hands Ctrl-C on to the thread that uses it: nobody would answer that thread any more."""
+    """A grid that hands Ctrl-C on to the thread that uses it: nothing would answer that thread any more."""
 
     def __init__(self, grid: Grid, interrupted: threading.Event) -> None:
         self._grid, self._interrupted = grid, interrupted

@@ -26,7 +26,7 @@ from sifu_paper.table import Row
 from sifu_paper.work import variant_text
 
 LAST_LOOKS = 5
-"""The end of a training is the mean of so many looks at test accuracy."""
+"""The end of a training is the mean of this many looks at test accuracy."""
 WITHIN = 0.01
 """One point of test accuracy."""
 STAGE = 20
@@ -36,7 +36,7 @@ TREE_ROUNDS = 2
 MEASURED_AFTER = (1, 5, 10)
 """Requests of a sequence after which Scratch is measured; what lies between is interpolated."""
 
-NOBODY = np.zeros(0, dtype=np.int64)
+NO_CLIENTS = np.zeros(0, dtype=np.int64)
 
 Looks = list[tuple[int, float]]
 """Rounds so far and test accuracy."""
@@ -132,7 +132,7 @@ class GroupMeasurement:
         """The groups' models after each of the trial's numbers of rounds apart."""
         members = self._members(count, self._everyone)
         last = max(self.trial.rounds)
-        wanted = RoundsWanted(StopSpec(0.0, 0, last, 2**40), self._fresh.astype(np.float64), evaluated=NOBODY)
+        wanted = RoundsWanted(StopSpec(0.0, 0, last, 2**40), self._fresh.astype(np.float64), evaluated=NO_CLIENTS)
         kept: dict[int, list[Vector]] = {}
         rounds = stream_group_rounds(self.engine, [self._fresh] * count, Position(0, 0), members, wanted)
         for number, together in enumerate(rounds, start=1):
@@ -141,7 +141,7 @@ class GroupMeasurement:
         return kept
 
     def _with_groups(self, count: int, rounds: int, models: list[Vector], yardsticks: Mapping[int, Yardstick]) -> None:
-        """The first training and single requests after so many rounds apart, with every stretch that is tried."""
+        """The first training and single requests after a number of rounds apart, with every stretch that is tried."""
         trial, members = self.trial, self._members(count, self._everyone)
         stretches = _stretches(trial, rounds)
         own = self._own_training_accuracy(models, members)
@@ -185,7 +185,7 @@ class GroupMeasurement:
         self, models: Sequence[Vector], members: Sequence[ClientIndices], left: Sequence[int], stretch: float, way: str,
         rounds: int,
     ) -> Start:  # fmt: skip
-        """What common rounds begin with: the merge of the groups that nobody left, made in one of the ways."""
+        """What common rounds begin with: the merge of the groups that no client left, made in one of the ways."""
         if way == "tree":
             return self._tree([models[group] for group in left], [members[group] for group in left], stretch, rounds)
         if way == "aligned":
@@ -211,7 +211,7 @@ class GroupMeasurement:
             if len(models) > 1:
                 first = rounds + spent
                 wanted = RoundsWanted(
-                    StopSpec(0.0, 0, first + TREE_ROUNDS, 2**40), models[0].astype(np.float64), evaluated=NOBODY
+                    StopSpec(0.0, 0, first + TREE_ROUNDS, 2**40), models[0].astype(np.float64), evaluated=NO_CLIENTS
                 )
                 stream = stream_group_rounds(self.engine, models, Position(1, first), members, wanted)
                 for together in stream:
@@ -255,7 +255,7 @@ class GroupMeasurement:
             )  # fmt: skip
 
     def _built_again(self, members: ClientIndices, rounds: int, branch: int) -> tuple[Vector, int]:
-        wanted = RoundsWanted(StopSpec(0.0, 0, rounds, 2**40), self._fresh.astype(np.float64), evaluated=NOBODY)
+        wanted = RoundsWanted(StopSpec(0.0, 0, rounds, 2**40), self._fresh.astype(np.float64), evaluated=NO_CLIENTS)
         model, client_rounds = self._fresh, 0
         stream = stream_group_rounds(self.engine, [self._fresh], Position(branch, 0), [members], wanted)
         for number, (done,) in enumerate(stream, start=1):
@@ -375,12 +375,12 @@ def _place(
 
 
 def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
-    """The factors that are tried after so many rounds apart."""
+    """The factors that are tried after a number of rounds apart."""
     return trial.stretches if rounds == trial.rounds[0] else trial.stretches[:1]
 
 
 def _ways(trial: GroupTrial, rounds: int) -> list[tuple[float, str]]:
-    """How requests merge after so many rounds apart: every stretch with the mean, the first with the other merges."""
+    """How requests merge after some rounds apart: every stretch with the mean, the first with the other merges."""
     others = trial.merges[1:] if rounds == trial.rounds[0] else ()
     return [(stretch, "mean") for stretch in _stretches(trial, rounds)] + [(trial.stretches[0], way) for way in others]
 
@@ -406,7 +406,7 @@ def _last(training: Training) -> int:
 
 
 def _between(yardsticks: Mapping[int, Yardstick], request: int) -> Yardstick:
-    """What Scratch takes after so many requests, between those after which it was measured."""
+    """What Scratch takes after a number of requests, between those after which it was measured."""
     measured = sorted(yardsticks)
     values = [
         np.interp(request, measured, [getattr(yardsticks[size], name) for size in measured])

@@ -1,4 +1,4 @@
-"""An experiment in several processes: a data set and some seeds each, in a folder of its own, gathered into one table.
+"""An experiment in several processes: a data set and some seeds each, in a separate folder, gathered into one table.
 
 A part is an experiment like any other and can be interrupted and continued like one. Its rows are added to the table
 of the whole as soon as it ends; what the whole table has already is not done again.

@@ -88,7 +88,7 @@ class MetricRuns:
 
     @cached_property
     def samples(self) -> dict[str, Samples]:
-        """Samples of the forgotten, of those who stay, and of nobody."""
+        """Samples of the forgotten, of those who stay, and of no client."""
         gone = set(self.forgotten)
         inside = [k for k, client in enumerate(self.clients) if client.name in gone]
         outside = [k for k, client in enumerate(self.clients) if client.name not in gone]
@@ -240,7 +240,7 @@ def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) 
 
 
 def _some(kind: str, samples: Samples) -> Samples:
-    """At most so many samples, chosen once for all models."""
+    """At most `most` samples, chosen once for all models."""
     if samples.count <= MOST_SAMPLES:
         return samples
     rows = np.sort(keyed_generator(0, f"metrics {kind}").permutation(samples.count)[:MOST_SAMPLES])

@@ -25,9 +25,9 @@ def metric_summary(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
             runs = [run for run in here if run["method"] == row["method"] and run["request"]]
             result.append(_one(dataset, row, runs, scratch))
     note = (
-        "Sorted by KLoM on the forgotten. Scratch is held against other runs of Scratch: what it shows is what so many "
-        "models show of nothing. Every method is held against those, and a head in closed form against the head of "
-        "those who stay."
+        "Sorted by KLoM on the forgotten. Scratch is compared with other runs of Scratch, and shows what this number "
+        "of models makes of no difference at all. Every method is held against those, and a head in closed form "
+        "against the head of those who stay."
     )
     return result, note if result else ""
 

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sifu_paper.plots.courses import Course, Line, labels_of, scratch_beside
+from sifu_paper.plots.courses import Course, Line, labels_of, matching_scratch
 from sifu_paper.plots.group_cases import cases_by_rule
 from sifu_paper.plots.overview import Standing
 from sifu_paper.plots.speed import SpeedUp, same_seeds, speed_up, speed_up_of
@@ -15,7 +15,7 @@ from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_pr
 from sifu_paper.table import Row
 
 LARGE = 1000
-"""From so many clients on, SIFU on a convex task has a line of its own."""
+"""From this many clients on, SIFU on a convex task has a separate line."""
 
 
 def standings(tables: Mapping[str, Sequence[Row]]) -> list[Standing]:
@@ -67,10 +67,10 @@ def _standing(label: str, line: Line, tasks: Mapping[str, Sequence[Course]]) -> 
 
 def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
     """Accuracy on the forgotten less Scratch's where both reached the target."""
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     gaps = []
     for run in runs:
-        scratch = beside(run)
+        scratch = scratch_of(run)
         if scratch is None or not (run.reached and scratch.reached):
             continue
         if run.forgotten is not None and scratch.forgotten is not None:
@@ -79,9 +79,9 @@ def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
 
 
 def _closed_form(rows: Sequence[Row]) -> list[Standing]:
-    """A head in closed form, from the experiment that holds it beside a network; rounds only, the models differ."""
+    """A head in closed form, from the experiment that compares it with a network; rounds only, the models differ."""
     courses = courses_of(rows)
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.first["method"] == "closed_form"]
     if not runs:
         return []
@@ -92,7 +92,7 @@ def _closed_form(rows: Sequence[Row]) -> list[Standing]:
         if own and at_once == len(own):  # no round at all needs nothing to be compared with
             speeds[title_of(name)] = SpeedUp((math.inf,) * at_once, at_once, 0)
         elif own:
-            speeds[title_of(name)] = speed_up_of((run, beside(run)) for run in own)
+            speeds[title_of(name)] = speed_up_of((run, scratch_of(run)) for run in own)
     levels = Counter(row["level"] for run in runs for row in run.rows)
     return [Standing("Closed form (a head)", {}, speeds, dict(levels))]
 
@@ -115,21 +115,21 @@ def _groups(rows: Sequence[Row]) -> list[Standing]:
 def large_federations(rows: Sequence[Row]) -> list[Standing]:
     """One request of ten clients on a convex task, sigma chosen automatically, at every epsilon that was asked for."""
     courses = [course for course in courses_of(rows) if int(course.variant["clients"]) >= LARGE]
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     runs = [
         course
         for course in courses
         if course.first["method"] == "sifu"
         and course.variant["sigma_scale"] == "auto"
         and "x" not in course.variant["requests"]
-        and beside(course) is not None
+        and scratch_of(course) is not None
     ]
     speeds: dict[str, SpeedUp] = {}
     gaps: dict[str, float] = {}
     for size in sorted({int(run.variant["clients"]) for run in runs}):
         here = [run for run in runs if int(run.variant["clients"]) == size]
         title = f"{size:,} clients"
-        speeds[title] = speed_up_of((run, beside(run)) for run in here)
+        speeds[title] = speed_up_of((run, scratch_of(run)) for run in here)
         own = _gaps(here, courses)
         if own:
             gaps[title] = statistics.median(own)

@@ -41,7 +41,7 @@ def _course(rows: Sequence[Row]) -> Course:
 def trained_like(preset: str) -> str:
     """The first preset that trains as this one does: they differ in what they promise (`privacy`) alone.
 
-    Scratch of one of them is Scratch of the other. Unknown presets share theirs with nobody.
+    Scratch of one of them is Scratch of the other. Unknown presets do not share theirs.
 
     >>> trained_like("ours")
     'paper'

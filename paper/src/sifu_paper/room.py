@@ -1,7 +1,7 @@
 """The room on disk that an experiment takes while it runs: named before it starts, and refused where there is less.
 
 A run keeps `keep.models` models at most. All trainings of a data set are there when its requests begin, and every
-request that runs at the time has a run folder of its own, whose models are links to those of its training until it
+request that runs at the time has its own run folder, whose models are links to those of its training until it
 goes back and trains anew. Folders go as soon as their last row is written.
 """
 

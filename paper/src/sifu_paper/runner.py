@@ -1,6 +1,6 @@
 """Running an experiment: trainings, then trajectories, data set by data set; resumable at any instant.
 
-The table says what is done. What is missing is done; a task half done goes on from its run folder.
+The table says what is done. What is missing is done; a task half done continues from its run folder.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class Bench:
         return show
 
     def _fresh_marks(self, spec: Spec) -> MarkCheck:
-        """Accuracy with fresh marks instead of the clients' own, on an engine of its own."""
+        """Accuracy with fresh marks instead of the clients' own, on a separate engine."""
         key = (spec.seed, spec.data, spec.model)
         with self._lock:
             if key not in self._marks:
@@ -413,7 +413,7 @@ class Bench:
                     shutil.rmtree(options.out / RUNS, ignore_errors=True)
 
     def write_failures(self, result: Result) -> None:
-        """What went wrong, beside the table; nothing when nothing did."""
+        """What went wrong, in a file next to the table; nothing when nothing did."""
         path = self.options.out / FAILURES
         if result.failures:
             path.write_text(

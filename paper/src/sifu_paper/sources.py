@@ -1,4 +1,4 @@
-"""Where results lie: folders of `sifu-bench run`, or the tables that a page keeps beside it."""
+"""Where results lie: folders of `sifu-bench run`, or the tables that a page keeps next to it."""
 
 from __future__ import annotations
 

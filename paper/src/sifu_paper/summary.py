@@ -13,7 +13,7 @@ from sifu.plots.style import byte_size
 from sifu_paper.comparisons import signed
 from sifu_paper.group_trials import MERGES
 from sifu_paper.metric_summary import metric_summary
-from sifu_paper.plots.courses import Course, Line, labels_of, lines_of, scratch_beside
+from sifu_paper.plots.courses import Course, Line, labels_of, lines_of, matching_scratch
 from sifu_paper.plots.group_cases import Case, cases_of, first_trainings_of
 from sifu_paper.plots.growing import settings_of
 from sifu_paper.plots.speed import SameSeeds, same_seeds, speed_up
@@ -61,12 +61,12 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
-    """The methods that an experiment sets apart, beside Scratch on the same seeds."""
+    """The methods that an experiment sets apart, with Scratch on the same seeds."""
     own = [row for row in rows if row["method"] in experiment.set_apart]
     present = {(row["dataset"], trained_like(row["preset"])) for row in own}
     scratch = [row for row in rows if row["method"] == "scratch"]
-    beside = [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present]
-    return _requests(own + beside, labels_of(courses_of(rows)))
+    matching = [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present]
+    return _requests(own + matching, labels_of(courses_of(rows)))
 
 
 def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
@@ -204,7 +204,7 @@ def _limited(rows: Sequence[Row]) -> Summary:
         if not limited:
             continue
         notes.append(_seeds_note(dataset, same, labels))
-        beside = scratch_beside(same.courses)
+        scratch_of = matching_scratch(same.courses)
         limits = sorted({course.variant["limit"] for course in limited}, key=float)
         lines = []
         for line in lines_of(limited):
@@ -215,7 +215,7 @@ def _limited(rows: Sequence[Row]) -> Summary:
                     continue
                 for limit in limits:
                     runs = [run for run in limited if run.line == line and run.variant["limit"] == limit]
-                    row[f"{words}, {100 * float(limit):.0f} %"] = _gap_words(runs, beside, column)
+                    row[f"{words}, {100 * float(limit):.0f} %"] = _gap_words(runs, scratch_of, column)
             lines.append((_furthest(row), row))
         result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
     note = (
@@ -226,10 +226,10 @@ def _limited(rows: Sequence[Row]) -> Summary:
     return Summary(result, note + _joined_notes(notes) if result else "")
 
 
-def _gap_words(runs: Sequence[Course], beside: Any, column: str) -> str:
+def _gap_words(runs: Sequence[Course], scratch_of: Any, column: str) -> str:
     gaps = []
     for course in runs:
-        scratch = beside(course)
+        scratch = scratch_of(course)
         if scratch is not None and course.first.get(column) is not None:
             gaps.append(course.first[column] - scratch.first[column])
     if not gaps:
@@ -244,7 +244,7 @@ def _furthest(row: SummaryRow) -> tuple[bool, float]:
 
 
 def _growing(rows: Sequence[Row]) -> Summary:
-    """Automatic choices beside the best in hindsight, by size of the federation."""
+    """Automatic choices against the best in hindsight, by size of the federation."""
     result = []
     for setting in settings_of(courses_of(rows)):
         tried: int | str = setting.tried

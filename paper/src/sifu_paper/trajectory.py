@@ -1,8 +1,8 @@
 """Carrying out one task through the public API, and measuring the result.
 
-A trajectory's run folder is a copy of its training run. Each request has an id of its own and its row is written
+A trajectory's run folder is a copy of its training run. Each request has its own id and its row is written
 before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half
-done, and what had to be measured beforehand lies in a small file beside the run.
+done, and what had to be measured beforehand lies in a small file next to the run.
 """
 
 from __future__ import annotations

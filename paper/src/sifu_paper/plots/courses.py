@@ -1,4 +1,4 @@
-"""Measured trajectories as figures and tables compare them: with their totals, each beside Scratch of the same seed."""
+"""Measured trajectories as figures and tables compare them: with their totals, each with Scratch of the same seed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Line:
         ('SIFU (our rules)', 'Scratch')
         """
         if not (self.honest or self.preset in PAPER_RULES):
-            return self.label  # whose rules a preset of somebody else's goes by is not known here
+            return self.label  # whose rules another project's preset follows is not known here
         name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
         return f"{name} ({self.rules})" if self.method in ALWAYS_WITH_PRESET else name
 
@@ -171,7 +171,7 @@ def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
     return lambda line: line.rules if alike else line.preset
 
 
-def scratch_beside(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
+def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
     """Finds Scratch of the same data set, seed, training and requests, whatever the noise and the time limit."""
     scratch = {
         course.world: course

@@ -1,4 +1,4 @@
-"""Rows of the experiment `groups` as figures and tables compare them: a task with its groups, beside Scratch."""
+"""Rows of the experiment `groups` as figures and tables compare them: a task with its groups, against Scratch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Case:
     leavers: int
     length: int
     merge: str
-    """How models were merged: by their mean, or in another way that was tried beside it."""
+    """How models were merged: by their mean, or in another way that was tried as well."""
     requests: tuple[Request, ...]
 
     @property
@@ -160,8 +160,8 @@ def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Cas
         if merge not in merges:
             continue
         key = (*_setting_of(task, settings), row["leavers"], row["length"], merge)
-        beside = scratch[task, row["seed"], row["leavers"]]
-        requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
+        scratch_rounds = scratch[task, row["seed"], row["leavers"]]
+        requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], scratch_rounds))
     return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
 
 
@@ -186,14 +186,14 @@ def cases_by_rule(rows: Sequence[Row], leavers: int = 1) -> list[Case]:
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
-    """First trainings with groups beside plain ones of the same length."""
+    """First trainings with groups against plain ones of the same length."""
     plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
     differences: dict[tuple[Task, int, int, float], list[float]] = {}
     for row in rows:
         if row["method"] == "groups" and row["request"] == 0:
             settings, task = settings_of(row), task_of(row)
-            beside = plain[task, row["seed"], row["length"]]
-            differences.setdefault(_setting_of(task, settings), []).append(row["accuracy"] - beside)
+            plain_accuracy = plain[task, row["seed"], row["length"]]
+            differences.setdefault(_setting_of(task, settings), []).append(row["accuracy"] - plain_accuracy)
     return [FirstTraining(*key, tuple(values)) for key, values in differences.items()]
 
 

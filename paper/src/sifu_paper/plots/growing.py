@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sifu_paper.plots.courses import Course, scratch_beside
+from sifu_paper.plots.courses import Course, matching_scratch
 from sifu_paper.plots.speed import SpeedUp, speed_up_of
 
 AUTOMATIC = "auto"
@@ -31,18 +31,19 @@ class Setting:
 
 def settings_of(courses: Sequence[Course]) -> list[Setting]:
     """Every setting of SIFU that was run, by requests, epsilon and clients."""
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     grouped: dict[tuple[str, str, int], dict[str, list[Course]]] = {}
     for course in courses:
-        if course.first["method"] == "sifu" and beside(course) is not None:
+        if course.first["method"] == "sifu" and scratch_of(course) is not None:
             key = (course.variant["requests"], course.variant["epsilon"], int(course.variant["clients"]))
             grouped.setdefault(key, {}).setdefault(course.variant["sigma_scale"], []).append(course)
     settings = []
     for (requests, epsilon, clients), by_sigma in grouped.items():
-        speeds = {sigma: speed_up_of((run, beside(run)) for run in runs) for sigma, runs in by_sigma.items()}
+        speeds = {sigma: speed_up_of((run, scratch_of(run)) for run in runs) for sigma, runs in by_sigma.items()}
         shared = set.intersection(*({run.first["seed"] for run in runs} for runs in by_sigma.values()))
         alike = [
-            speed_up_of((run, beside(run)) for run in runs if run.first["seed"] in shared) for runs in by_sigma.values()
+            speed_up_of((run, scratch_of(run)) for run in runs if run.first["seed"] in shared)
+            for runs in by_sigma.values()
         ]
         levels = sorted({row["level"] for runs in by_sigma.values() for run in runs for row in run.rows})
         settings.append(

@@ -14,8 +14,8 @@ from sifu_paper.plots.courses import (
     Results,
     labels_of,
     lines_of,
+    matching_scratch,
     rules_or_presets,
-    scratch_beside,
     spread,
 )
 from sifu_paper.plots.panels import (
@@ -111,7 +111,7 @@ def draw_time_limited(results: Results) -> Figure:
     limited = [course for course in courses if "limit" in course.variant]
     if not limited:
         return nothing_yet("no request with a time limit has been carried out yet")
-    beside = scratch_beside(courses)
+    scratch_of = matching_scratch(courses)
     lines, datasets = lines_of(limited), results.datasets
     limits = sorted({float(course.variant["limit"]) for course in limited})
     measures = {
@@ -127,11 +127,11 @@ def draw_time_limited(results: Results) -> Figure:
             faint_zero(axes)
             for place, line in enumerate(lines):
                 matching = by_line([course for course in limited if course.first["dataset"] == dataset], line)
-                _limit_dots(axes, place, line, matching, limits, beside, column_name)
+                _limit_dots(axes, place, line, matching, limits, scratch_of, column_name)
             right = max(axes.get_xlim()[1], 0.1)
             axes.set_xlim(left=-0.03 * right / 0.4, right=right)
             axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= right])  # distances are never negative
-    figure_title(figure, time_limited_message(limited, beside))
+    figure_title(figure, time_limited_message(limited, scratch_of))
     shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
     footnote(
         figure,
@@ -284,14 +284,14 @@ def _limit_dots(
     line: Line,
     courses: Sequence[Course],
     limits: Sequence[float],
-    beside: Callable[[Course], Course | None],
+    scratch_of: Callable[[Course], Course | None],
     column: str,
 ) -> None:
     points = []
     for number, limit in enumerate(limits):
         gaps = []
         for course in courses:
-            scratch = beside(course)
+            scratch = scratch_of(course)
             if float(course.variant["limit"]) == limit and scratch is not None:
                 values = course.rows[-1][column], scratch.rows[-1][column]
                 if None not in values:
@@ -326,7 +326,7 @@ def _set_dots(
         reference(axes, mean)
 
 
-def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], Course | None]) -> str:
+def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course], Course | None]) -> str:
     """How far the most time leaves SIFU and Scratch from a full retraining on the remaining clients."""
     longest = max(float(course.variant["limit"]) for course in limited)
     compared = [
@@ -334,7 +334,7 @@ def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], C
         for course in limited
         if float(course.variant["limit"]) == longest
         and course.line.method in ("sifu", "scratch")
-        and beside(course) is not None
+        and scratch_of(course) is not None
     ]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
     lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
@@ -344,7 +344,7 @@ def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], C
         gaps = [
             abs(course.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
             for course in by_line(compared, line)
-            if _world(course) not in lost and (full := beside(course)) is not None
+            if _world(course) not in lost and (full := scratch_of(course)) is not None
         ]
         if gaps:
             by_method.setdefault(line.method, []).append((f"{100 * statistics.median(gaps):.0f}", words(line)))

@@ -61,7 +61,7 @@ def colour_of(line: Line) -> str:
 
 
 def marker_of(line: Line) -> str:
-    """A shape for each method; SIFU by our rules has one of its own."""
+    """A shape for each method; SIFU by our rules has a separate one."""
     return "X" if line.method == "sifu" and line.honest else MARKERS.get(line.method, "p")
 
 

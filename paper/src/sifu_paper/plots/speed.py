@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sifu_paper.plots.courses import Course, Line, scratch_beside
+from sifu_paper.plots.courses import Course, Line, matching_scratch
 
 FEWEST_SEEDS = 3
 """A line with fewer seeds than this in common with the others is left out rather than take theirs away."""
@@ -19,7 +19,7 @@ class SpeedUp:
 
     `ratios` are Scratch's rounds over the method's (all requests of a run together, calibration included), of the
     seeds on which both reached the target at every request; infinite where the method took no round. `runs` counts the
-    method's runs that have a run of Scratch beside them, `missed` those of them that did not reach the target.
+    method's runs that have a matching run of Scratch, `missed` those of them that did not reach the target.
     """
 
     ratios: tuple[float, ...]
@@ -98,12 +98,12 @@ def fewer_words(share: float) -> str:
 
 def speed_up(courses: Iterable[Course], everyone: Sequence[Course]) -> SpeedUp:
     """The speed-up of some runs over Scratch's among `everyone`."""
-    beside = scratch_beside(everyone)
-    return speed_up_of((course, beside(course)) for course in courses)
+    scratch_of = matching_scratch(everyone)
+    return speed_up_of((course, scratch_of(course)) for course in courses)
 
 
 def speed_up_of(pairs: Iterable[tuple[Course, Course | None]]) -> SpeedUp:
-    """The speed-up of runs over the runs of Scratch beside them."""
+    """The speed-up of runs over the matching runs of Scratch."""
     compared = [(course, scratch) for course, scratch in pairs if scratch is not None]
     ratios = [
         scratch.total / course.total if course.total else math.inf
@@ -128,7 +128,7 @@ class SameSeeds:
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
     """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
 
-    Each way of training has its own Scratch, and so seeds of its own. Scratch, the yardstick, is never set aside.
+    Each way of training has its own Scratch, and so its own seeds. Scratch, the yardstick, is never set aside.
     """
     kept: list[Course] = []
     seeds: dict[str, tuple[int, ...]] = {}
