@@ -223,7 +223,7 @@ class Truth:
 
     @cached_property
     def engine_without_gate(self) -> Engine:
-        """The same without refusals: the other world leaves out whom this one left out, and nobody else."""
+        """The same without refusals: the other world leaves out whom this one left out, and no other client."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
         return self._engine(replace(self.spec, server=server), self.data)
 
@@ -674,7 +674,7 @@ class Truth:
         return [client for client in range(count) if client not in gone]
 
     def check_files(self) -> None:
-        """Both verifiers pass, and every certificate by itself."""
+        """Both verifiers pass, and every certificate alone."""
         stamped = self.journey.authority if "timestamped" in self.journey.steps else None
         seen = [file for file in [self.journey.witness] if file.exists()]
         checked = sifu.verify_run(self.journey.folder, witnesses=seen, authority=stamped)
@@ -741,7 +741,7 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
 
 
 class Auditor:
-    """Looks at a journey while it goes on: at every request, and at every folder before it is left."""
+    """Looks at a journey while it runs: at every request, and at every folder before it is left."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings

@@ -1,7 +1,7 @@
 """A second opinion on a run folder, written from docs/store.md alone. It imports nothing of sifu.
 
 verify(folder) returns a list of problems; an empty list says that the ledger, the tables, the files and the
-certificates agree with each other and with what this program computes by itself. It cannot say that the operator
+certificates agree with each other and with what this program computes. It cannot say that the operator
 wrote down the truth. On the command line: python independent_verifier.py FOLDER...
 """
 
@@ -544,7 +544,7 @@ class Verifier:
             self.problems.append(f"{at}: its signature does not verify")
 
     def take_key(self, seq: int, payload: Row) -> None:
-        """Section 6: a new key is signed by the old one and by itself."""
+        """Section 6: a new key is signed by the old one and by the new one."""
         new = payload["run"]["public_key"]
         if self.keys:
             old = self.keys[-1][1]
@@ -653,7 +653,7 @@ class Verifier:
         return node <= self.erased_up_to and all(map(math.isinf, [row["rounding"], row["mean_shift"], *drifts]))
 
     def check_rejections(self) -> None:
-        """Section 1a: whoever was left out of a round is not in it."""
+        """Section 1a: a client that was left out of a round is not in it."""
         node_at = {(row["branch"], row["position"] - 1): n for n, row in self.nodes.items() if row["kind"] == "round"}
         names = {row["name"]: client for client, row in self.clients.items()}
         for row in self.tables["rejections"]:
@@ -696,7 +696,7 @@ class Verifier:
                 self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
 
     def check_merged_model(self, node: int, vectors: dict[int, Any], number: str) -> None:
-        """Section 1b: while the groups' models are at hand, the merge is their mean, moved on, to the last bit."""
+        """Section 1b: while the groups' models are there, the merge is their mean, moved on, to the last bit."""
         parts = sorted((row for row in self.tables["merges"] if row["node"] == node), key=lambda row: row["grp"])
         if all(part["source_node"] in vectors for part in parts):
             weights = [float(part["samples"]) for part in parts]
@@ -795,7 +795,7 @@ class Verifier:
             self.agree(f"updates/{file}: tensors", digests, clients)
 
     def check_statistics(self) -> None:
-        """Section 5a: the sum is that of the clients' statistics, the head solves its equations, and nobody forgotten
+        """Section 5a: the sum is that of clients' statistics, the head solves its equations, and no forgotten client
         is in any of them."""
         listed = {row["file"]: row for row in self.tables["statistics"]}
         self.agree("statistics/", sorted(p.name for p in (self.folder / "statistics").iterdir()), sorted(listed))
@@ -855,14 +855,14 @@ class Verifier:
                 high = np.array([*places[through[-1]]] if through else public)
                 low = np.array([*places[through[0]]] if len(through) == 2 else public if through else [], dtype=int)
                 rows, columns = np.tril_indices(len(high) if len(through) < 2 else 0)
-                beside, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
-                square[np.ix_(high, low)] = beside.reshape(high.size, low.size)
+                below, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
+                square[np.ix_(high, low)] = below.reshape(high.size, low.size)
                 square[np.ix_(low, high)] = square[np.ix_(high, low)].T
                 square[high[rows], high[columns]] = square[high[columns], high[rows]] = corner
-                rest = numbers[beside.size + corner.size : None if through else -2]
+                rest = numbers[below.size + corner.size : None if through else -2]
                 cross[high if len(through) < 2 else []] = rest.reshape(-1, outputs)
             totals = numbers[-2:] if is_sum or not (tuned == "blocks" and through) else np.zeros(2, dtype=np.int64)
-            self.agree(f"statistics/{file}: of so many samples", row["samples"], counted)
+            self.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
             numbers = np.concatenate([square[np.tril_indices(k + 1)], cross.ravel(), totals])
             if is_sum:
                 self.check(whole is None, "there are two sums")
@@ -1110,7 +1110,7 @@ class Verifier:
         active, at_hand = self.path(int(moment["tip"])), sorted(moment["models"])
         charges = {row["subject"]: row for row in self.tables["charges"] if row["noise_node"] == noise["node"]}
         left, hidden, people, highest = {}, {}, {}, 0.0
-        pays = PROTECTION[request["method"]] == "noise"
+        by_noise = PROTECTION[request["method"]] == "noise"
         for i, clients in self.subjects.items():
             owner, mine = self.owner[i], self.owner[i] is request
             if owner["request_order"] is None or owner["request_order"] > order:
@@ -1127,18 +1127,18 @@ class Verifier:
                 covered = covered or (later and (fresh or noised))
                 hidden[i][n] = 0.0 if covered else psi[n]
             here = math.inf if heuristic else hidden[i][source]
-            if mine or (pays and here > 0):
+            if mine or (by_noise and here > 0):
                 highest = max(highest, *(psi[n] for n in self.path(source)), 0.0)
-                charge = charge_of(here, sigma) if pays else None
-                if pays:
+                charge = charge_of(here, sigma) if by_noise else None
+                if by_noise:
                     row, pair = charges.get(i, {"psi": "nan", "charge": math.nan}), [here, charge]
                     self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
-                    self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
+                    self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} owes {charge} of {left[i]}")
                     spent[i] += charge
                 names = list(dict.fromkeys(self.plain(self.clients[c]["name"]) for c in clients))
                 text = "inf" if math.isinf(here) else here
                 people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
-        self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
+        self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if by_noise else [])
         self.check_rates(request)
         self.check_updates_of_request(request, active, hidden)
         self.check_statistics_of_request(request)
@@ -1148,7 +1148,7 @@ class Verifier:
             fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form") or noise["kind"] == "initial"
             start = None if fresh else active[0] if heuristic or noise["kind"] == "merge" else active[-1]
             self.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
-        if request["method"] in ("scratch", "closed_form", "groups") or not pays:
+        if request["method"] in ("scratch", "closed_form", "groups") or not by_noise:
             self.agree(f"{at}: no noise", sigma, 0.0)
 
         def fits(node: int, slack: float) -> bool:
@@ -1182,9 +1182,9 @@ class Verifier:
                 most = noise.pop("delta")
                 noise.pop("counted")
             mine = [charge_of(float(p["psi"]), sigma) for i, p in people.items() if self.owner[i] is request]
-            spent_now = max(mine) if pays else 0.0
+            spent_now = max(mine) if by_noise else 0.0
             reached = most if noise is not None else 1.0
-            if pays:
+            if by_noise:
                 reached = max(delta_of(1 / math.sqrt(spent_now), request["epsilon"]), FLOOR) if spent_now else 0.0
             body = {
                 "untouched": untouched,

@@ -111,7 +111,7 @@ def approved(folder: Path) -> Path:
     run = sifu.train(spec, run=folder)
     post(folder, "request", "strange", {"clients": "nobody"})
     with RunWriter.open(folder) as writer:
-        run.request(["client-000"], "posted", actor="rita")  # a letter, because somebody is writing
+        run.request(["client-000"], "posted", actor="rita")  # a letter, because another process is writing
         take_in(writer)
     run.request(["client-001"], "asked", actor="rita")
     run.decide("asked", "verified", actor="desk")
@@ -279,7 +279,7 @@ def uncaught(
 
 
 def alone(path: Path) -> list[str]:
-    """What is said of a certificate by itself."""
+    """What is said of a certificate alone."""
     try:
         return verify_certificate(path).problems
     except SifuError as error:

@@ -73,7 +73,7 @@ def other_values(value: Any, column: Column) -> Iterator[Any]:
         yield value + 1
         yield value - 1
         yield value + 10**6
-    elif value == float("inf"):  # what nobody knows becomes something known
+    elif value == float("inf"):  # what is not known becomes something known
         yield 0.0
         yield 1.5
     elif isinstance(value, float):

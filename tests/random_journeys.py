@@ -44,7 +44,7 @@ from timestamp_authority import make_authority, stamp
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
 """As often as they occur."""
 MASKED = "masked"
-"""Rounds in which the server sees no single update, over Flower's messages: a family of its own, where it is there."""
+"""Rounds in which the server sees no single update, over Flower's messages: its own family, if installed."""
 INPUTS, CLASSES = 5, 3
 FILED_BY = "desk"
 PEOPLE = ("Ann", "Bob")
@@ -115,7 +115,7 @@ class Journey:
 
     @property
     def can_forget_records(self) -> bool:
-        """Whoever hands an engine over says itself what clients have left, and masked clients are on nodes."""
+        """A caller that hands an engine over says what clients have left, and masked clients are on nodes."""
         return not self.hands_engine_over and self.family != MASKED
 
     def open(self) -> Run:
@@ -150,7 +150,7 @@ def without_rows(client: ClientData, rows: Collection[int], name: str) -> Client
 
 @contextmanager
 def witnessed(folder: Path) -> Iterator[None]:
-    """A witness in a file beside the run hears of every command; a restored run has a witness of its own."""
+    """A witness in a file next to the run hears of every command; a restored run has its own witness."""
     with mock.patch.dict(os.environ, {WITNESSES: f"file:{folder / 'run.witness'}"}):
         yield
 
@@ -341,7 +341,7 @@ def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
 
 
 class Observer(Protocol):
-    """Whoever looks at a journey while it goes on."""
+    """Looks at a journey while it runs."""
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
         """These requests were carried out just now."""
@@ -359,7 +359,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
     terms = random_journey_terms(dice, journey) | {"level": "none"}  # what is approved is what is carried out
     again = [name for name in left if first_name(name) in journey.gone]
-    if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with somebody else
+    if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with another client
         name = dice.choice(again)
         who = [name, *[other for other in who if other != name][: len(who) - 1]]
     if journey.can_forget_records and dice.random() < (0.3 if again else 0.4) and rows_left(journey, who[0]) > 1:
@@ -438,7 +438,7 @@ def can_be_timestamped() -> bool:
 
 
 def timestamp(journey: Journey) -> None:
-    """An authority beside the run signs that its head and its certificates were there."""
+    """An authority outside the run signs that its head and its certificates were there."""
     folder = journey.authority.parent
     if not journey.authority.exists():
         make_authority(folder)
@@ -448,7 +448,7 @@ def timestamp(journey: Journey) -> None:
 
 
 def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Observer) -> None:
-    """Back up, perhaps forget somebody more, and go on from the backup; with the certificate issued since, or not."""
+    """Back up, perhaps forget another client, continue from the backup; with the certificate issued since, or not."""
     number = len(journey.steps)
     file, back = journey.folder.with_name(f"backup-{number}.zip"), journey.folder.with_name(f"back-{number}")
     anchor = journey.open().backup(file)

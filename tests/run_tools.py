@@ -91,7 +91,7 @@ class Column:
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """The run's database with the checks off, for whoever wants to damage it."""
+    """The run's database with the checks off, for tests that damage it."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     connection.execute("PRAGMA ignore_check_constraints=ON")
     return connection
@@ -197,7 +197,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The one JSON object on stdout; anything beside it is an error."""
+        """The one JSON object on stdout; anything else is an error."""
         return json.loads(self.out)
 
 
@@ -228,7 +228,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start_cli(*arguments: object) -> subprocess.Popen[str]:
-    """`sifu ARGUMENTS` as a process of its own, still running."""
+    """`sifu ARGUMENTS` as a separate process, still running."""
     return subprocess.Popen(
         [sys.executable, "-m", "sifu.cli.main", *map(str, arguments)],
         env=environment(),
@@ -239,7 +239,7 @@ def start_cli(*arguments: object) -> subprocess.Popen[str]:
 
 
 def run_cli(*arguments: object) -> Answer:
-    """`sifu ARGUMENTS` as a process of its own, to its end."""
+    """`sifu ARGUMENTS` as a separate process, to its end."""
     process = start_cli(*arguments)
     out, err = process.communicate(timeout=300)
     return Answer(process.returncode, out, err)

@@ -19,9 +19,9 @@ from timestamp_authority import make_authority, stamp
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
 """One command of a job: the folder, and the run if an earlier step of this process opened it."""
 AUTHORITY = "authority"
-"""The folder of the timestamp authority, beside the runs."""
+"""The folder of the timestamp authority, next to the runs."""
 NOWHERE = "http://127.0.0.1:9/"
-"""An address that nobody is asked at: the authority is called directly."""
+"""An address that is never asked: the authority is called directly."""
 
 
 def prepare(base: Path, job: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def _forgetting(job: dict[str, Any], request: dict[str, Any]) -> Step:
 
 
 def _purge_once(run: sifu.Run) -> None:
-    unfinished = (run.folder / "scrub").exists()  # whoever sees a purge interrupted runs it again
+    unfinished = (run.folder / "scrub").exists()  # an operator who sees a purge interrupted runs it again
     if unfinished or not query(run.folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
         run.purge()
 
@@ -132,7 +132,7 @@ def witnesses_of(folder: Path) -> list[Path]:
 
 
 def problems_outside(folder: Path) -> list[str]:
-    """What is wrong with a finished run, held against its witness and its timestamps, and with what lies beside it."""
+    """What is wrong with a finished run, held against its witness and its timestamps, and with what lies next to it."""
     roots = folder.parent / AUTHORITY / "root.pem"
     result = verify_run(folder, witnesses=witnesses_of(folder), authority=roots if roots.exists() else None)
     problems = list(result.problems)
@@ -140,4 +140,4 @@ def problems_outside(folder: Path) -> list[str]:
         done = {f"{request}.public.json.tsr" for (request,) in query(folder, "SELECT request FROM requests")}
         there = {path.name for path in (folder / "timestamps").iterdir()}
         problems += [f"{name} is missing" for name in sorted(done - there)]
-    return problems + [f"{path.name} was left beside the run" for path in folder.parent.glob(".tmp-*")]
+    return problems + [f"{path.name} was left next to the run" for path in folder.parent.glob(".tmp-*")]

@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Share:
-    """Some of the trials of a matrix; `work` makes them in a folder of its own and says what came of it."""
+    """Some of the trials of a matrix; `work` makes them in a separate folder and says what came of it."""
 
     matrix: str
     number: int
@@ -69,8 +69,8 @@ class _Process:
 def options(description: str | None) -> argparse.Namespace:
     """The options that programs with shares have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="so many processes")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
     parser.add_argument("--log", type=Path, required=True, help="a file of JSON lines to add to, and to go on from")
     return parser.parse_args()
 

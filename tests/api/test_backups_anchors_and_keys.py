@@ -39,7 +39,7 @@ def test_an_anchor_catches_a_chain_rewritten_as_a_whole(own_trained: Path, cli: 
     head = cli("anchor", own_trained).out.strip()
     assert cli("verify", own_trained, "--anchor", head).code == 0
     rewrite_chain(own_trained)
-    assert verify_run(own_trained).problems == []  # by itself the new chain is as good as the old one
+    assert verify_run(own_trained).problems == []  # alone, the new chain is as good as the old one
     answer = cli("verify", own_trained, "--anchor", head)
     assert answer.code == 3
     assert "the chain was rewritten" in answer.err
@@ -105,7 +105,7 @@ def test_a_rotated_key_signs_from_then_on_and_every_old_certificate_holds(own_tr
 
 
 def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
-    """Somebody without the old key changes the public key by an event of their own."""
+    """The public key is changed without the old key, by an event that was made up."""
     run = sifu.open_run(own_trained)
     thief = keys.new_key()
     writer = RunWriter.open(own_trained)
@@ -309,7 +309,7 @@ BROKEN = {
     "a path outside": lambda m: relisted(m, "../../evil", b"x"),
     "an absolute path": lambda m: relisted(m, "/tmp/evil", b"x"),
     "a file of no kind of ours": lambda m: relisted(m, "models/evil.pkl", b"x"),
-    "a database of somebody else": lambda m: relisted(m, "run.db", b"SQLite format 3\0" + b"\0" * 84),
+    "a database of another program": lambda m: relisted(m, "run.db", b"SQLite format 3\0" + b"\0" * 84),
     "deep": lambda m: m.update({"manifest.json": b"[" * 100_000}),
     "a list that is none": lambda m: m.update({"manifest.json": b'{"format": "sifu-backup-1", "files": 7}'}),
     "a model changed, and the list with it": lambda m: relisted(m, next(n for n in m if n.startswith("models/")), b"x"),

@@ -45,7 +45,7 @@ FORMATS: dict[str, Callable[..., None]] = {"npz": write_npz, "table": write_csv}
 
 
 def trained(folder: Path, method: str, kind: str = "npz", **sections: Any) -> tuple[sifu.Run, Path]:
-    """A run on a file of its own, which the tests then change."""
+    """A run on its own file, which the tests then change."""
     source = folder / ("rows.npz" if kind == "npz" else "rows.csv")
     FORMATS[kind](source)
     data: dict[str, Any] = {"name": kind, "file": str(source), "partition": "given", "preprocessing": "fixed"}

@@ -1,4 +1,4 @@
-"""Engines that are not sifu's own: what they keep from round to round, nobody sees (docs/theory.md, section 12.1)."""
+"""Engines that are not sifu's own: what they keep from round to round cannot be seen (docs/theory.md, section 12.1)."""
 
 from __future__ import annotations
 

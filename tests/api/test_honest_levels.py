@@ -61,7 +61,7 @@ def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_foun
     assert run.plan([other], method="scratch").level == "exact"
     assert run.plan([decides], method="scratch").level == "exact"
     assert run.plan([decides], sigma=1.0).level == "conditional"
-    copied = run.spec.local.rate * 0.999999  # as somebody would copy it from a plan
+    copied = run.spec.local.rate * 0.999999  # as a person would copy it from a plan
     by_hand = sifu.train(small_spec(local={"steps": 3, "rate": copied}), run=tmp_path / "by-hand")
     assert by_hand.plan([decides], method="scratch").level == "conditional"
     smaller = sifu.train(small_spec(local={"steps": 3, "rate": copied / 2}), run=tmp_path / "smaller")

@@ -185,7 +185,7 @@ def test_another_feature_map_and_a_second_name_are_refused(tmp_path: Path) -> No
 
 
 def test_the_same_file_may_be_the_data_of_two_names(tmp_path: Path, cli: Command) -> None:
-    """The record knows who joined from a file; whoever it names has all of it."""
+    """The record knows who joined from a file; a client that it names has all of it."""
     clients = table_clients(3)
     np.savez(tmp_path / "all.npz", x=clients[0].x, y=clients[0].y, client=np.arange(clients[0].samples) % 2)
     np.savez(tmp_path / "more.npz", x=clients[2].x, y=clients[2].y)

@@ -154,7 +154,7 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
         premise["name"] for premise in run.certificate("refused").body["premises"] if premise["status"] == "assumed"
     ] == ["replies", "engine"]  # the engine that refuses is not sifu's own
     assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
-    # Whoever was not refused, but whose rounds others dropped, is no better off; a fresh model is.
+    # A client that was not refused, but whose rounds others dropped, is no better off; a fresh model is.
     (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)
     assert [
         premise["name"]
@@ -315,7 +315,7 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
     three_digits = float(f"{rate:.3g}")
     copied = sifu.train(small_spec(model={"kind": kind}, local={"rate": three_digits}), run=tmp_path / "copied")
     assert copied.plan([decides], method="scratch").level == "conditional"
-    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # nobody can tell how a rate was found
+    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # how a rate was found cannot be told
         given = sifu.train(small_spec(model={"kind": kind}, local={"rate": near}), run=tmp_path / f"{near}")
         said = {premise.name: premise.status for premise in given.plan([decides], method="scratch").premises}
         assert said["hyper-parameters"] in ("trusted", "assumed")
@@ -331,7 +331,7 @@ def test_noisy_scratch_with_automatic_noise_is_not_exact(own_trained: Path) -> N
     assert outcome.level == "conditional"
     (outcome,) = run.forget(["client-002"], "given", method="noisy_scratch", sigma=0.2)
     assert outcome.level == "exact"
-    # Nobody can tell a size that was copied from a plan with sigma auto.
+    # A size that was copied from a plan with sigma auto cannot be told.
     said = {premise["name"]: premise["status"] for premise in run.certificate("given").body["premises"]}
     assert said["noise size"] == "trusted"
     for form in ("auditor", "public"):
@@ -368,7 +368,7 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
 
 
 def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It once said that the noise is small beside a ratio of 1.2, because few rounds were predicted."""
+    """It once said that the noise is small next to a ratio of 1.2, because few rounds were predicted."""
     from sifu.api import advice
 
     spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))

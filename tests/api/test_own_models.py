@@ -83,7 +83,7 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
     assert any(premise.name == "regularity" and premise.status == "assumed" for premise in plan.premises)
     (first,) = run.forget(["hospital 1"], sigma=5.0)
     assert first.level == "conditional"
-    # Another process opens the folder and goes on with the same model and data.
+    # Another process opens the folder and continues with the same model and data.
     again = sifu.open_run(tmp_path / "run", model=small_cnn, clients=clients)
     (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0, unit="joint", compare_scratch=True)
     assert second.rounds == 4

@@ -113,7 +113,7 @@ WIDE = small_spec(
     local={"rate": 0.05, "steps": 6},
     stop={"target": 0.0, "max_rounds": 5},
 )
-"""Sums of so many terms that their order shows in the last bits."""
+"""Sums of enough terms that their order shows in the last bits."""
 
 
 def unequal_clients(sizes: tuple[int, ...] = (21, 30, 64, 17, 26)) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -157,7 +157,7 @@ def test_a_layout_by_the_largest_client_is_a_contradiction(tmp_path: Path, monke
 
 
 def test_what_cannot_be_recomputed_is_said(tmp_path: Path) -> None:
-    """Nobody can build an engine without the client where one was handed over."""
+    """An engine without the client cannot be built where one was handed over."""
     spec = sifu.Spec.from_mapping(small_spec(local={"rate": 0.05, "steps": 3}))
     engine, _ = federation.engine_from_spec(spec, federation.clients_from_spec(spec))
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)

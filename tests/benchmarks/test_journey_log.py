@@ -1,4 +1,4 @@
-"""A log of random journeys: whoever is killed loses what was in flight, and nothing counts twice."""
+"""A log of random journeys: a killed process loses what was in flight, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_masked_runs_wait_for_a_machine_with_flower(tmp_path: Path, monkeypatch:
 
 def test_a_traceback_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("nobody left")
+        raise ZeroDivisionError("no client left")
 
     monkeypatch.setattr(journey_log, "audit_journey", broken)
     (violation,) = journey_log.one_journey(0, ["linear"]).findings.violations

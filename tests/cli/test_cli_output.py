@@ -106,7 +106,7 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
 
 @pytest.mark.long
 def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The authority that test_timestamps makes answers there; here nobody is asked.
+    # The authority that test_timestamps makes answers there; here it is not asked.
     monkeypatch.setattr("sifu.api.run.timestamp_authority", lambda: "http://127.0.0.1:9/")
     monkeypatch.setattr("sifu.api.run.fetch_timestamps", lambda writer, address: (["mine.public.json"], [], ""))
     spec = tmp_path / "spec.toml"

@@ -1,4 +1,4 @@
-"""Commands beside a writer that is at work, and Ctrl-C: second writers are refused, readers answer, nothing is lost."""
+"""Commands during a writer's work, and Ctrl-C: second writers are refused, readers answer, nothing is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def long_spec(tmp_path: Path) -> Path:
 
 
 def wait_for_rounds(folder: Path, process: subprocess.Popen[str], at_least: int, branch: int = 0) -> int:
-    """Wait until so many rounds of a branch are in the database; returns how many there are."""
+    """Wait until this many rounds of a branch are in the database; returns how many there are."""
     for _ in range(6000):
         if (folder / "run.db").exists():
             try:
@@ -73,7 +73,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path, long_spec: Path) -> None:
     saved = query(folder, "SELECT COUNT(*) FROM nodes")[0][0]
     assert saved >= seen
     assert verify_run(folder).problems == []
-    # The same command goes on and finishes.
+    # The same command continues and finishes.
     answer = run_cli("train", long_spec, "--run", folder, "--format", "json")
     assert answer.code == 0, answer.err
     assert answer.json["phase"] == "ready"

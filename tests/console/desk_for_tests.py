@@ -37,20 +37,20 @@ class DeskForTests:
     app: Any
 
     def browser(self, name: str) -> Browser:
-        """Somebody's browser, logged in."""
+        """A person's browser, logged in."""
         client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=True)
         answer = client.post("/login", data={"token": self.secrets[name]})
         assert answer.status_code == 200, answer.text
         return Browser(client)
 
     def program(self, name: str) -> Any:
-        """A program with somebody's token."""
+        """A program with a person's token."""
         client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
         client.headers["Authorization"] = f"Bearer {self.secrets[name]}"
         return client
 
     def stranger(self) -> Any:
-        """Somebody without a token."""
+        """A visitor without a token."""
         return starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
 
     def approve(self, name: str, key: str, number: int) -> Any:

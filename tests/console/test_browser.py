@@ -41,7 +41,7 @@ PATIENCE = 120_000
 
 @dataclass(frozen=True)
 class Served:
-    """A console in a process of its own: its address, its folder and everybody's token."""
+    """A console in a separate process: its address, its folder and every person's token."""
 
     address: str
     folder: Path
@@ -82,7 +82,7 @@ def log_in(browser: Any, address: str, secret: str, **options: Any) -> Any:
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(f"{address}/login")
-    page.wait_for_function("document.activeElement.id === 'token'")  # the field takes the focus by itself
+    page.wait_for_function("document.activeElement.id === 'token'")  # the field takes the focus
     page.keyboard.type(secret)  # everything works by keyboard
     page.keyboard.press("Enter")
     page.wait_for_selector(".me")
@@ -147,7 +147,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         eve.goto(f"{run}/trail")
         eve.wait_for_selector("text=request approved")
 
-        # A page of another site cannot act for somebody who is logged in.
+        # A page of another site cannot act for a person who is logged in.
         hostile = tmp_path / "hostile.html"
         hostile.write_text(
             f"<form method=post action='{run}/requests'><input name=clients value=client-005></form>"
@@ -163,7 +163,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_killed_console_loses_nothing(served: Served) -> None:
-    """Killed right after it began to carry a request out: the work goes on by itself and is certified."""
+    """Killed right after it began to carry a request out: the work continues and is certified."""
     address, folder, secrets = served.address, served.folder, served.secrets
     run = sifu.open_run(folder / "north")
     for name in ("ann", "bob"):

@@ -181,7 +181,7 @@ def test_everybody_may_do_what_their_role_allows_and_nothing_else(
         form = method == "POST" and not path.startswith("/api/")
         sent = {"data": body} if form else {"json": body} if method == "POST" else {}
         answer = program.request(method, path.replace("SOUTH", south), **sent)
-        # What is allowed may still be senseless (400, a report that nobody wrote yet); a refusal is 403, or 404 where
+        # What is allowed may still be senseless (400, a report not yet written); a refusal is 403, or 404 where
         # even the existence of something is not for everybody.
         refused = answer.status_code in (401, 403) or (answer.status_code == 404 and not path.endswith("/report"))
         assert refused == (name not in allowed), (name, method, path, answer.status_code, answer.text[:200])
@@ -214,7 +214,7 @@ def test_nobody_gets_in_without_a_token_that_works(desk: Any, cli: Any) -> None:
 
 
 def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(desk: Any) -> None:
-    """Cookie and form of somebody who logged out; and run names that are paths."""
+    """Cookie and form of a person who logged out; and run names that are paths."""
     north, otto = desk.key("north"), desk.browser("otto")
     cookie = otto.client.cookies["sifu_session"]
     csrf = re.search(r'name="csrf" value="([^"]+)"', otto.get("/").text)
@@ -559,7 +559,7 @@ def test_webhooks_tell_each_thing_once_also_after_a_restart(desk: Any, monkeypat
     webhooks = Webhooks(at_desk, ["https://tickets.example/hook"], send)
     assert webhooks.tell() == 0  # what was there before is old news
     north.request(["client-001"], "a", deadline_days=2)
-    assert webhooks.tell() == 0  # nobody takes it
+    assert webhooks.tell() == 0  # nothing takes it
     down = False
     assert webhooks.tell() == 2
     assert {(row["event"], row["request"]) for row in told} == {("received", "a"), ("due soon", "a")}
@@ -652,7 +652,7 @@ def test_what_the_console_cannot_carry_out_it_says_how_to(desk: Any, monkeypatch
 
 
 def test_many_who_look_at_a_run_at_work_share_one_look(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run at work writes all the time; whoever looks within a second gets what the first one read."""
+    """A run at work writes all the time; a second look within a second gets what the first one read."""
     from sifu.console import live
 
     looks = 0

@@ -193,7 +193,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "console"
 
 
 def nginx_command(folder: Path, outside: int, port: int) -> list[str]:
-    """The documented configuration with this machine's ports and a certificate of its own."""
+    """The documented configuration with this machine's ports and its own certificate."""
     changes = {
         "listen 443": f"listen 127.0.0.1:{outside}",
         "127.0.0.1:8765": f"127.0.0.1:{port}",

@@ -145,7 +145,7 @@ def test_swapped_dropped_and_repeated_events_are_noticed(index: int, data: st.Da
 
 @given(st.integers(0, 4))
 def test_renumbering_does_not_hide_a_dropped_event(index: int) -> None:
-    """Whoever drops an event and numbers the rest again has broken the hashes instead."""
+    """Dropping an event and numbering the rest again has broken the hashes instead."""
     events = ledger()
     del events[index]
     assert complaints([replace(event, seq=seq) for seq, event in enumerate(events, start=1)])

@@ -1,4 +1,4 @@
-"""The rounding of an added noise, for whoever asks after it."""
+"""The rounding of an added noise, for those who ask later."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _no_data_of_this_machine(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real subsets beside the repository (or SIFU_DATA); tests that need it skip without."""
+    """The folder of real subsets next to the repository (or SIFU_DATA); tests that need it skip without."""
     for place in (os.environ.get("SIFU_DATA"), Path(__file__).resolve().parents[3] / "shared" / "data"):
         if place and (Path(place) / "mnist.npz").is_file():
             return Path(place)

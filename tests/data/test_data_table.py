@@ -66,7 +66,7 @@ def test_one_file_a_client(tmp_path: Path) -> None:
 
 
 def test_the_coding_of_one_client_does_not_depend_on_another(tmp_path: Path) -> None:
-    """The same rows have the same features whoever else is there: nobody leaves a trace in the coding."""
+    """The same rows have the same features with any other clients: no client leaves a trace in the coding."""
     whole = read_table(write_csv(tmp_path / "a.csv", ROWS), CODING)
     without = read_table(write_csv(tmp_path / "b.csv", [row for row in ROWS if row[0] != "south"]), CODING)
     np.testing.assert_array_equal(without.x_train, whole.x_train[[0, 2]])

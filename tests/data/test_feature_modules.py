@@ -268,7 +268,7 @@ def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
 
 
 class _ChangesLater(torch.nn.Module):
-    """Counts its calls, and turns its outputs round once so many are behind it."""
+    """Counts its calls, and turns its outputs round after a number of them."""
 
     def __init__(self, good_calls: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Frozen features: the module is applied to each sample by itself, and certificates of a head on them are proven."""
+"""Frozen features: the module is applied to each sample alone, and certificates of a head on them are proven."""
 
 from __future__ import annotations
 

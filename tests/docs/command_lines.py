@@ -1,4 +1,4 @@
-"""Runs command lines one after another; each of `sifu` in a process of its own that is forked after all imports.
+"""Runs command lines one after another; each of `sifu` in a separate process that is forked after all imports.
 
     python tests/docs/command_lines.py COMMANDS.json
 

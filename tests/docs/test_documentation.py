@@ -27,7 +27,7 @@ def commands(page: str) -> list[str]:
 
 @pytest.fixture
 def shell(tmp_path: Path):
-    """Runs one command in a folder of its own, with the `sifu` of this interpreter."""
+    """Runs one command in a separate folder, with the `sifu` of this interpreter."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
 
     def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:

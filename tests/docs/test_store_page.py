@@ -1,4 +1,4 @@
-"""docs/store.md is complete: whoever writes a verifier from it meets nothing that it does not name."""
+"""docs/store.md is complete: the author of a verifier meets nothing that it does not name."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The job: train, three requests, a joint one, a strict purge; as it says, also cl
 groups that are built again, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation
 or SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the
 last one of a command: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO,
-or half of its bytes are written. What is then on disk is verified, the job goes on until it ends, and the run is
+or half of its bytes are written. What is then on disk is verified, the job continues until it ends, and the run is
 verified and compared with the uninterrupted one.
 
 Everything is imported once; every attempt is a fork. An attempt begins with the disk as it was before the command that
@@ -234,7 +234,7 @@ def _without_salts(log: bytes) -> bytes:
 
 
 def differences(path: Path, uninterrupted: Path) -> list[str]:
-    """In what a run differs from the one nothing happened to; what is wrong with it by itself."""
+    """In what a run differs from the one nothing happened to; what is wrong with it alone."""
     wrong = []
     expected, recorded = scalars(uninterrupted), scalars(path)
     wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]
@@ -244,7 +244,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
 
 
 def at_once(folder: Path) -> list[str]:
-    """What is wrong before anything goes on: nothing, except a permanent erasure that is not finished."""
+    """What is wrong before anything continues: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
     problems = verify_run(folder, witnesses=witnesses_of(folder)).problems

@@ -8,7 +8,7 @@ counts as a failure:
 * code run: a process, an import, a compilation, or a file written outside the folders given (an audit hook watches);
 * a certificate or database that verifies although what it says was changed.
 
-Prints one JSON object per target; a failing input is saved beside the corpus. Exit code 1 if there was any.
+Prints one JSON object per target; a failing input is saved next to the corpus. Exit code 1 if there was any.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SpecFile(Target):
 
 
 class CertificateFile(Target):
-    """A signed certificate in a file of its own."""
+    """A signed certificate in a separate file."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         super().__init__(folder, run)

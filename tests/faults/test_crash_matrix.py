@@ -1,4 +1,4 @@
-"""A fault at any point of a run leaves a run that goes on and records what the uninterrupted one does."""
+"""A fault at any point of a run leaves a run that continues and records what the uninterrupted one does."""
 
 from __future__ import annotations
 

@@ -90,6 +90,16 @@ def source_texts() -> Iterable[str]:
             yield path.read_text(encoding="utf-8")
 
 
+ELSEWHERE = 90
+"""How often words of the dialect may stand in tests, benchmarks and the paper's package together: as names of clients
+that do not exist, in tests of real Flower nodes, and in this file."""
+
+
+def texts_elsewhere() -> Iterable[str]:
+    for folder in ("tests", "benchmarks", "paper/src", "paper/tests"):
+        yield from (path.read_text(encoding="utf-8") for path in sorted((ROOT / folder).rglob("*.py")))
+
+
 def document(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -123,6 +133,11 @@ def test_the_dialect_only_gets_rarer_in_source_and_references(word: str) -> None
     assert dialect_counts(source_texts())[word] <= IN_SOURCE[word], advice
     references = dialect_counts([document(THEORY), document("docs/store.md")])
     assert references[word] <= IN_REFERENCES[word], advice
+
+
+def test_the_dialect_stays_rare_in_tests_and_benchmarks() -> None:
+    counts = dialect_counts(texts_elsewhere())
+    assert sum(counts.values()) <= ELSEWHERE, f"{counts}: rewrite the sentences as you would say them to a colleague"
 
 
 def test_control_a_sentence_of_the_dialect_is_seen_over_a_line_break() -> None:

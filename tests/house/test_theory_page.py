@@ -124,7 +124,7 @@ def test_control_a_wrong_citation_is_caught() -> None:
 def test_the_page_cites_its_own_sections() -> None:
     for group in re.findall(rf"(?<!paper's )\bsections? ({NUMBER}(?:(?:, | and | to ){NUMBER})*)", page()):
         for number in re.findall(NUMBER, group):
-            # Sections of other works stand beside their author.
+            # Sections of other works stand next to their author.
             assert number in sections() or f"Higham 2002, section {number}" in page(), number
 
 

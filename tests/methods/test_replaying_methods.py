@@ -35,7 +35,7 @@ Model = np.ndarray  # three weights and a bias
 
 
 def tiny_clients() -> Clients:
-    """Five clients of different sizes, each with a line of its own."""
+    """Five clients of different sizes, each with its own line."""
     chosen = np.random.default_rng(7)
     clients = {}
     for number in range(5):

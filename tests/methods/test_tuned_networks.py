@@ -54,7 +54,7 @@ def spec_of(**sections: Any) -> dict[str, Any]:
 
 
 def clients_of(count: int = CLIENTS) -> list[ClientData]:
-    """Of different sizes, each with a generator of its own."""
+    """Of different sizes, each with its own generator."""
     clients = []
     for number in range(count):
         generator = np.random.default_rng(number)
@@ -120,7 +120,7 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     (outcome,) = open_own(own).forget(leavers, "gone")
     assert (outcome.level, outcome.cost.rounds, outcome.cost.bytes_sent) == ("exact", 0, 0)
     check(own)
-    # A federation in which they never were, of fewer clients and with a trunk of its own for every group.
+    # A federation in which they never were, of fewer clients and with a separate trunk for every group.
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), leavers))
     hit = groups_of(own, leavers)
@@ -203,7 +203,7 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_
         rows = {file: row for file, row in reader.statistics().items() if not row.is_sum}
         solve = next(event.content["solve"] for event in reversed(reader.events()) if "solve" in event.content)
         fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
-    # Its rows and columns alone are sent; what is at hand stays as it is.
+    # Its rows and columns alone are sent; what is there stays as it is.
     came = {file: row for file, row in rows.items() if file not in before}
     assert all(rows[file] == before[file] for file in before)
     assert came
@@ -466,8 +466,8 @@ def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -
     assert {name.split("/")[0] for name in model.networks} == {str(g) for g in range(GROUPS)} - {
         str(g) for g in groups_of(tmp_path / "run", ["client-003"])
     }
-    beside = file.with_name("model.safetensors.networks")
-    beside.write_bytes(beside.read_bytes()[:-4] + b"\1\2\3\4")
+    networks = file.with_name("model.safetensors.networks")
+    networks.write_bytes(networks.read_bytes()[:-4] + b"\1\2\3\4")
     with pytest.raises(InputError, match="export it again"):
         sifu.load_model(file, module="public_trunk:make")
 

@@ -100,7 +100,7 @@ def test_a_named_method_is_planned_alone(trained: dict[str, Path]) -> None:
         ("groups", "conditional", "groups"),
         ("groups", "exact", "groups"),
         ("closed form", "conditional", "closed_form"),
-        ("linear", "exact", "sifu"),  # back to the initial model, which nobody touched
+        ("linear", "exact", "sifu"),  # back to the initial model, which no client touched
     ],
 )
 def test_what_auto_takes(trained: dict[str, Path], name: str, least: Any, method: str) -> None:
@@ -141,7 +141,7 @@ def test_nothing_reaches_the_level(tmp_path: Path) -> None:
     with pytest.raises(NotCertifiableError, match="'proven' is the least accepted"):
         run.forget(["client-003"], sigma=0.5, level="proven")
     assert "no way reaches" in run.plan(["client-003"], sigma=0.5, level="proven").auto.reason  # type: ignore[union-attr]
-    assert run.plan(["client-003"], level="proven").level == "exact", "without a sigma of its own there is Scratch"
+    assert run.plan(["client-003"], level="proven").level == "exact", "without a given sigma there is Scratch"
     assert run.request_records() == []
 
 
@@ -215,7 +215,7 @@ def test_control_a_choice_against_the_rule_is_caught(chosen_run: Path, tmp_path:
 def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> None:
     run = sifu.open_run(trained["groups"])
     clients = [f"client-{number:03}" for number in range(run.spec.data.clients)]
-    # The key of the groups is drawn anew: a client may be alone in its group, and then nobody builds it again.
+    # The key of the groups is drawn anew: a client may be alone in its group, and then no client builds it again.
     client = next(c for c in clients if run.plan([c], method="groups").rebuild_client_rounds)
     answer = cli("plan", trained["groups"], "--client", client, "--all")
     assert answer.code == 0

@@ -13,7 +13,7 @@ import sifu
 
 @pytest.fixture(scope="session")
 def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained, nobody forgotten."""
+    """Trained, no client forgotten."""
     folder = tmp_path_factory.mktemp("runs") / "plain"
     sifu.train(SMALL, run=folder)
     return folder
@@ -21,7 +21,7 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One request of each kind: SIFU with Scratch beside it, joint, Scratch itself, a cut branch, one waiting."""
+    """One request of each kind: SIFU with Scratch for comparison, joint, Scratch itself, a cut branch, one waiting."""
     folder = tmp_path_factory.mktemp("runs") / "busy"
     run = sifu.train(SMALL, run=folder)
     run.forget(["client-000"], request="first", sigma=20.0, compare_scratch=True)

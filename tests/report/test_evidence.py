@@ -157,7 +157,7 @@ def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: st
 
 
 def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
-    """An envelope around any statement, as somebody with this key makes it."""
+    """An envelope around any statement, as a holder of this key makes it."""
     envelope = Envelope(canonical_json(statement), "application/vnd.in-toto+json", {})
     envelope.sign(CryptoSigner(key))
     return json.dumps(envelope.to_dict()).encode()

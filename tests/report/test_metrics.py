@@ -22,7 +22,7 @@ from sifu.run.run_view import ACTIVE
 
 
 def recorded(run: Path) -> list[tuple[int, float]]:
-    """What the database says, by a query of its own."""
+    """What the database says, by a separate query."""
     with sqlite3.connect(run / "run.db") as connection:
         return connection.execute(
             "SELECT node, accuracy FROM evaluations WHERE subset = ? ORDER BY node", (ACTIVE,)

@@ -1,4 +1,4 @@
-"""Approval of requests: kept by the ledger, on the command line, beside a running process, and by verification."""
+"""Approval of requests: kept by the ledger, on the command line, during another process's work, and by verification."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
     run.request(["client-003"], "a", actor="rita")
     run.request(["client-004"], "b", actor="rita")
     run.decide("b", "approved", actor="ann")
-    assert [outcome.request for outcome in run.forget()] == ["b"]  # the one in front waits, and holds nobody up
+    assert [outcome.request for outcome in run.forget()] == ["b"]  # the one in front waits, and holds no other up
     assert run.request_record("a").status.approvals_missing == 1
     run.decide("a", "refused", "not theirs", actor="ann")
     assert run.request_record("a").status.approvals_missing == 0
@@ -108,7 +108,7 @@ def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> No
 def test_without_approval_nothing_changes(own_trained: Path) -> None:
     run = sifu.open_run(own_trained)
     run.request(["client-003"], "a", actor="rita")
-    run.decide("a", "approved", actor="ann")  # recorded, though nobody asked for it
+    run.decide("a", "approved", actor="ann")  # recorded, though it was not required
     assert [outcome.request for outcome in run.forget()] == ["a"]
     assert run.verify().problems == []
     assert verify_independently(own_trained) == []
@@ -211,14 +211,14 @@ def test_a_hostile_decision_is_refused_and_recorded(two: Path, name: str) -> Non
 
 
 def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> None:
-    """A request beside a server does not start by itself; two letters later it does, without anybody's command."""
+    """A request posted to a running server does not start at once; two letters later it does, without a command."""
     run = sifu.open_run(two)
     spec = run.spec
     engine = engine_from_spec(spec, clients_from_spec(spec))[0]
     told: list[str] = []
 
     def people(sentence: str) -> None:
-        """What happens beside the server: it filed nothing itself, and everything is posted."""
+        """What happens outside the server: it filed nothing itself, and everything is posted."""
         told.append(sentence)
         if "waiting" in sentence and not letters(two):
             run.decide("a", "approved", actor=["ann", "bob"][min(1, len(told) - 1)])
@@ -271,7 +271,7 @@ def test_terms_changed_after_the_approval_are_not_carried_out(approved: Path, tm
 
 
 def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
-    """The terms as somebody saw them are not those of the request; also when the approval is signed with the key."""
+    """The terms as an approver saw them are not those of the request; also when the approval is signed with the key."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita", epsilon=7.5)
     seen = replace(run.request_record("a").status.terms, epsilon=5.0).digest("a")

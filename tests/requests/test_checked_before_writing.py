@@ -33,7 +33,7 @@ CHANGED: dict[str, Callable[[Path], None]] = {
         f, "CREATE TRIGGER later AFTER INSERT ON events BEGIN UPDATE requests SET status = 'withdrawn'; END"
     ),
 }
-"""What somebody who may write to the folder did, all of it closed and checkpointed."""
+"""What a person who may write to the folder did, all of it closed and checkpointed."""
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "request": lambda f: sifu.open_run(f).request(["client-007"], "new"),
@@ -48,7 +48,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Every byte of the folder, and what lies beside it; the lock and SQLite's own two files hold no record."""
+    """Every byte of the folder, and what lies next to it; the lock and SQLite's own two files hold no record."""
     passing = ("lock", "run.db-wal", "run.db-shm")
     paths = [path for path in folder.parent.rglob("*") if path.is_file() and path.name not in passing]
     return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}

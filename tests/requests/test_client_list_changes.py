@@ -1,4 +1,4 @@
-"""The operator's list of clients: no change is lost, whoever else is at work and wherever a process died."""
+"""The operator's list of clients: no change is lost, whatever else is at work and wherever a process died."""
 
 from __future__ import annotations
 

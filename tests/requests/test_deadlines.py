@@ -33,7 +33,7 @@ def test_a_deadline_has_the_whole_of_its_day() -> None:
     deadline = datetime.datetime(2026, 11, 16, 9, 30, tzinfo=datetime.UTC)
     for hour, day, left in ((0, 16, 0), (23, 16, 0), (0, 17, -1), (23, 15, 1)):
         assert deadlines._days_left(deadline, datetime.datetime(2026, 11, day, hour, 59, tzinfo=datetime.UTC)) == left
-    # Days are those of UTC, whoever asks from wherever.
+    # Days are those of UTC, wherever the request comes from.
     east = datetime.timezone(datetime.timedelta(hours=10))
     assert deadlines._days_left(deadline, datetime.datetime(2026, 11, 17, 5, 0, tzinfo=east)) == 0
 

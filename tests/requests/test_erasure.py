@@ -55,7 +55,7 @@ def holding(folder: Path, patterns: list[bytes]) -> list[str]:
 
 
 def touched(folder: Path) -> list[int]:
-    """Models at hand that are not the initial one: with everyone taking part, F has a part in each."""
+    """Models on disk that are not the initial one: with everyone taking part, F has a part in each."""
     return [node for (node,) in query(folder, "SELECT node FROM models WHERE node > 0")]
 
 
@@ -109,7 +109,7 @@ def test_paper_retention_keeps_and_a_purge_erases(kept: Path, cli: Command) -> N
     again = cli("purge", kept, "--format", "json")
     assert again.json["models"] == []
     assert run.verify().problems == []
-    # And the run goes on.
+    # And the run continues.
     run.forget(["client-005"], "later", sigma=0.5)
     assert run.verify().problems == []
     assert verify(kept) == []

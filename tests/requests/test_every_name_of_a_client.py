@@ -1,4 +1,4 @@
-"""A client whose records were forgotten goes on under another name; a later request is about all of its names."""
+"""A client whose records were forgotten continues under another name; a later request is about all of its names."""
 
 from __future__ import annotations
 

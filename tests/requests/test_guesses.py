@@ -76,7 +76,7 @@ def figures(folder: Path) -> set[str]:
 
 
 def worked_out(folder: Path) -> set[str]:
-    """What an adversary makes of a federation of its own: also the digests of statistics and models without salts."""
+    """What an adversary makes of its own federation: also the digests of statistics and models without salts."""
     held = figures(folder)
     with RunReader(folder) as reader:
         for node in reader.models():

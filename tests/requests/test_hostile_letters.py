@@ -1,4 +1,4 @@
-"""A letter from a stranger is refused and recorded: it never stops whoever opens it, and trouble never eats it.
+"""A letter from a stranger is refused and recorded: it never stops its reader, and trouble never eats it.
 
 A letter that ended the writer with an unexplained error would lie there still, and end every later one.
 """
@@ -83,7 +83,7 @@ def test_a_hostile_letter_is_refused_and_recorded(own_trained: Path, name: str) 
 
 
 def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
-    """A pipe waited for ever, a link to /dev/zero filled the memory, and a folder ended whoever took letters in."""
+    """A pipe waited for ever, a link to /dev/zero filled the memory, and a folder ended the process."""
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
     (inbox / "request.folder.json").mkdir()
@@ -105,7 +105,7 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
 
 
 def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) -> None:
-    """Between the look at a file and its opening somebody may exchange it."""
+    """Between the look at a file and its opening it may be exchanged."""
     from sifu.store import inbox as inbox_module
 
     (own_trained / "request.a.json").symlink_to("/dev/zero")
@@ -125,7 +125,7 @@ def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
 
 
 def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files, a failing disk, another account's letter: none of it is the fault of whoever asks."""
+    """Too many open files, a failing disk, another account's letter: none of it is the fault of the person who asks."""
     from sifu.store import inbox as inbox_module
 
     post(own_trained, "request", "a", TERMS)
@@ -224,7 +224,7 @@ def test_trouble_with_the_disk_does_not_refuse_a_letter(
 def test_a_commit_that_fails_and_is_there_all_the_same_has_its_files(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the sync of a commit fails, nobody knows whether it will be there after a crash. Its files must be."""
+    """When the sync of a commit fails, it is not known whether it will be there after a crash. Its files must be."""
 
     @contextlib.contextmanager
     def failing_after(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:

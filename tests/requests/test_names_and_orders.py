@@ -108,7 +108,7 @@ def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> No
     """Updates that a request drops are deleted by their names."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=tmp_path / "run")
     victim = tmp_path / "victim.txt"
-    victim.write_text("somebody else's")
+    victim.write_text("another program's")
     (file,) = query(run.folder, "SELECT file FROM updates ORDER BY file LIMIT 1")[0]
     name = f"../../{victim.name}"
 
@@ -122,7 +122,7 @@ def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> No
     assert "which is not that of its node and part" in problems(run.folder)
     with pytest.raises(RunDamagedError, match="file of updates"):
         sifu.open_run(run.folder).forget(["client-000"], method="scratch")
-    assert victim.read_text() == "somebody else's"
+    assert victim.read_text() == "another program's"
 
 
 def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
 def test_a_request_has_the_order_in_which_it_was_carried_out(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise covers whoever asked at its order or before: one of order 9 would hide requests that come after it."""
+    """Noise covers clients that asked at its order or before: one of order 9 would hide requests that come after it."""
     run = sifu.open_run(own_trained)
     for check in ("sifu.api.run_requests.check_integrity", "sifu.store.writer.check_record"):
         monkeypatch.setattr(check, lambda reader: None)  # which would stop the forger here
@@ -252,7 +252,7 @@ def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: P
 
 
 def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator who signs for noise and adds none: the models at hand lie too close to each other."""
+    """An operator who signs for noise and adds none: the models on disk lie too close to each other."""
     import sifu.methods.sifu as method
 
     assert hasattr(method, "noised_model")

@@ -1,4 +1,4 @@
-"""A key is one key: whoever checks a signature and whoever looks the key up must read the same one."""
+"""A key is one key: the check of a signature and the search for the key must read the same one."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
 
 
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
-    """A certificate does not say which records it is about: until somebody says it, the client takes no part."""
+    """A certificate does not say which records it is about: until they are named, the client takes no part."""
     clients = table_clients(4)
     run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     run.backup(tmp_path / "backup")
@@ -342,7 +342,7 @@ def test_records_that_would_end_the_bound_on_rounding_are_refused_before_anythin
         with pytest.raises(NotCertifiableError, match=r"c1 has a steeper loss.*nothing was changed.*of at most 0\.\d"):
             ask(["c1"], records=[1, 2, 3], method="scratch")  # type: ignore[operator]
     assert state(tmp_path / "run") == before
-    # One that waits stays withdrawable, and is in nobody's way.
+    # One that waits stays withdrawable, and is in no other's way.
     waiting = run.request(["c1"], records=[1, 2, 3], method="scratch")
     again = sifu.open_run(tmp_path / "run", clients=clients)
     with pytest.raises(NotCertifiableError, match="steeper"):

@@ -50,7 +50,7 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     with pytest.raises(InputError, match=decision):
         run.forget(["client-003"], "a")
     before = dump(own_trained)
-    # Nobody is told that it is in the ledger and waits.
+    # No message says that it is in the ledger and waits.
     assert f"was {decision}" in cli("request", own_trained, "--clients", "client-003", "--id", "a").err
     assert run.decide("a", decision, "again") == "unchanged"  # idempotent
     assert dump(own_trained) == before
@@ -203,7 +203,7 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]
-    # Whoever found the run in use left a letter; status names it, and the next writer takes it in.
+    # A process that met the run in use left a letter; status names it, and the next writer takes it in.
     run = sifu.open_run(own_trained)
     status = run.status()
     assert {request.request for request in status.requests} | {letter.id for letter in status.inbox} == set(answers)

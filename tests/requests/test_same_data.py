@@ -1,4 +1,4 @@
-"""A run goes on with the data it was made with: other data, and the same rows in another order, are refused."""
+"""A run continues with the data it was made with: other data, and the same rows in another order, are refused."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     assert fine(again)
     again.forget(["c2"])
     assert fine(again)
-    assert again.verify().notes == []  # the salt of whoever was forgotten is not missing
+    assert again.verify().notes == []  # the salt of a forgotten client is not missing
 
 
 @pytest.mark.parametrize("kind", ["rounds", "ridge"])

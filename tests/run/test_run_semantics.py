@@ -55,7 +55,7 @@ def test_a_fixed_sigma_keeps_at_most_one_model_a_client(tmp_path: Path, sigma: f
     )
     run = sifu.train(spec, run=tmp_path / "run")
     assert len(kept_nodes(run.folder) - {0}) <= 12
-    # And the one a client needs is among them: nobody has to go back further than the budget says.
+    # And the one a client needs is among them: no client has to go back further than the budget says.
     for number in range(12):
         plan = run.plan([f"client-{number:03d}"])
         assert plan.source_node == plan.wanted_node

@@ -102,7 +102,7 @@ def main() -> None:
             kills += 1
         else:
             raise SystemExit("too many attempts")
-    # And one run each that is killed at a given call, for every so many calls.
+    # And one run each that is killed at a given call, at regular distances.
     last = min(calls, job.get("last_call", calls))
     for call in range(job.get("first_call", 1), last + 1, job["every_call"]) if job["every_call"] else ():
         folder = base / f"call-{call}"

@@ -1,4 +1,4 @@
-"""A full disk: a sentence, the last good state, and the same command goes on later."""
+"""A full disk: a sentence, the last good state, and the same command continues later."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Corruption = Callable[[Reply], list[Reply]]
 
 
 class Evil:
-    """Looks like an array until somebody touches it."""
+    """Looks like an array until it is touched."""
 
     def __array__(self, *_: Any) -> Any:
         raise AssertionError("code of a client ran")
@@ -242,7 +242,7 @@ def test_a_run_with_a_hostile_client_is_recorded_and_verifies(tmp_path: Path, ru
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)
     rows = query(tmp_path / "run", "SELECT round, client, reason, left_out FROM rejections WHERE reason = ?", (reason,))
     left_out = name not in STRAY
-    if name != "a forgotten client":  # nobody is forgotten yet: client 0 is asked too, and its reply comes twice
+    if name != "a forgotten client":  # no client is forgotten yet: client 0 is asked too, and its reply comes twice
         assert [row[0] for row in rows] == list(range(2, 8))
         assert {row[3] for row in rows} == {int(left_out)}
     (outcome,) = run.forget(["client-000"], "first", sigma=0.5)

@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a command: one clear line, nothing lost, and the same command goes on later."""
+"""A disk that fails in the middle of a command: one clear line, nothing lost, and the same command continues later."""
 
 from __future__ import annotations
 

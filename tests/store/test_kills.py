@@ -1,4 +1,4 @@
-"""A kill at any instant leaves a run that goes on as if nothing had happened."""
+"""A kill at any instant leaves a run that continues as if nothing had happened."""
 
 from __future__ import annotations
 

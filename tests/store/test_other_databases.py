@@ -93,7 +93,7 @@ def test_nothing_is_built_on_records_changed_by_hand(own_trained: Path, change: 
 
 
 def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
-    """`models` and `certificates` may be somebody's own folders: without our marker they are not ours to clear."""
+    """`models` and `certificates` may be another program's folders: without our marker they are not ours to clear."""
     for name in ("models", "certificates"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         (tmp_path / "mine" / name / "precious").write_text("mine")
@@ -126,7 +126,7 @@ def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:
 def test_a_run_whose_database_is_gone_is_never_trained_over(
     own_run: Path, tmp_path: Path, cli: Command, command: str
 ) -> None:
-    """What is left may be all there is of its certificates and models; nobody is told to remove it."""
+    """What is left may be all there is of its certificates and models; no message says to remove it."""
     (own_run / "run.db").unlink()
     before = files_of(own_run)
     if command == "train":

@@ -1,4 +1,4 @@
-"""Many threads read participations at once: each gets all of them, and nobody waits forever for a turn."""
+"""Many threads read participations at once: each gets all of them, and none waits forever for a turn."""
 
 from __future__ import annotations
 

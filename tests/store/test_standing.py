@@ -96,7 +96,7 @@ def test_nothing_of_the_forgotten_stays(trained: Path, tmp_path: Path, retention
 
 
 def test_an_erasure_that_was_cut_short_takes_the_standing_along(trained: Path, tmp_path: Path) -> None:
-    """Killed between the event of a strict request and its last steps: whoever opens the run next finishes them."""
+    """Killed between the event of a strict request and its last steps: the next to open the run finishes them."""
     folder = copy_run(trained, tmp_path / "run")
     kept = (folder / STANDING_FILE).read_bytes()
     sifu.open_run(folder).forget(["client-003"], sigma=0.3, retention="strict")

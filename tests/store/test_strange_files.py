@@ -68,7 +68,7 @@ PLACES = [
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_not_a_regular_file_is_named_and_nothing_is_done(own_trained: Path, tmp_path: Path, place: str) -> None:
     victim = tmp_path / "victim"
-    victim.write_text("somebody else's")
+    victim.write_text("another program's")
     path = own_trained / place
     for make in (a_pipe, a_link, a_link_to_nothing, an_endless_link, a_folder):
         if make is a_folder and place in ("report", "inbox"):
@@ -80,7 +80,7 @@ def test_what_is_not_a_regular_file_is_named_and_nothing_is_done(own_trained: Pa
         assert verify_run(own_trained).problems == [f"folder: {place} is not a {kind}, or is a link to one"]
         with pytest.raises(RunDamagedError, match="changed by hand"):
             RunWriter.open(own_trained)
-        assert victim.read_text() == "somebody else's"
+        assert victim.read_text() == "another program's"
         if path.is_dir() and not path.is_symlink():
             (path / "inside").unlink()
             path.rmdir()
@@ -96,7 +96,7 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
     """Files named like ours would be deleted there, and certificates written."""
     elsewhere = (own_trained / name).rename(tmp_path / "elsewhere")
     (own_trained / name).symlink_to(elsewhere)
-    (elsewhere / "123.safetensors").write_text("somebody else's")
+    (elsewhere / "123.safetensors").write_text("another program's")
     assert f"folder: {name} is not a folder, or is a link to one" in verify_run(own_trained).problems
     with pytest.raises(RunDamagedError, match="changed by hand"):
         sifu.open_run(own_trained).forget(["client-000"])
@@ -104,7 +104,7 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
 
 
 def test_what_is_no_letter_keeps_nobody_busy(own_trained: Path) -> None:
-    """A file that is never taken in must not look as if somebody had written: training would stop for it for ever."""
+    """A file that is never taken in must not look as if a request had come: training would stop for it for ever."""
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / "note.json").write_text("{}")
     assert not any_letters(own_trained)
@@ -119,7 +119,7 @@ def test_plans_do_not_wait_for_a_pipe(own_trained: Path) -> None:
 
 
 def test_a_file_that_was_there_first_gets_nothing_of_ours(own_trained: Path, tmp_path: Path) -> None:
-    """Beside a backup or an export lies a temporary file of a known name; somebody made it first and holds it open."""
+    """A backup or an export has a temporary file of a known name; another process made it first and holds it open."""
     for name in ("b.zip", "b.zip.db", "m.safetensors"):
         (tmp_path / f".tmp-{name}").write_text("mine")
         (tmp_path / f".tmp-{name}").chmod(0o666)
@@ -131,10 +131,10 @@ def test_a_file_that_was_there_first_gets_nothing_of_ours(own_trained: Path, tmp
         assert file.read() == b"mine"
         file.close()
     victim = tmp_path / "victim"
-    victim.write_text("somebody else's")
+    victim.write_text("another program's")
     (tmp_path / ".tmp-c.zip").symlink_to(victim)
     run.backup(tmp_path / "c.zip")
-    assert victim.read_text() == "somebody else's"
+    assert victim.read_text() == "another program's"
     for name in ("b.zip", "c.zip", "m.safetensors"):
         assert stat.S_IMODE((tmp_path / name).lstat().st_mode) == 0o600
 
@@ -163,11 +163,11 @@ def test_files_are_private_under_any_umask(tmp_path: Path, mask: int) -> None:
 
 def test_writing_takes_the_place_of_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
-    victim.write_text("somebody else's")
+    victim.write_text("another program's")
     for name in ("file", ".tmp-file"):
         (tmp_path / name).symlink_to(victim)
     write_atomically(tmp_path / "file", b"ours")
-    assert victim.read_text() == "somebody else's"
+    assert victim.read_text() == "another program's"
     assert (tmp_path / "file").read_bytes() == b"ours"
     assert not (tmp_path / "file").is_symlink()
     with pytest.raises(FileExistsError):
@@ -176,7 +176,7 @@ def test_writing_takes_the_place_of_a_link(tmp_path: Path) -> None:
 
 def test_a_backup_holds_nothing_from_elsewhere(own_trained: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("somebody else's")
+    secret.write_text("another program's")
     (own_trained / "models" / "77.safetensors").symlink_to(secret)
     with pytest.raises((RunDamagedError, InputError)):
         sifu.open_run(own_trained).backup(tmp_path / "b.zip")

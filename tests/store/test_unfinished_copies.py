@@ -113,7 +113,7 @@ def test_a_restore_killed_at_every_step_leaves_no_key(
             restore(backup, target)
         there = [f"{name}/operator.key" for name in ("second", "whole")]
         seen += len(holding_the_key(place, key)) > len(there)
-        # A writer of a run beside it, whatever its name, takes it away.
+        # A writer of a run next to it, whatever its name, takes it away.
         RunWriter.open(place / "whole").close()
         finished = [f"{target.name}/operator.key"] if target.exists() else []
         assert holding_the_key(place, key) == sorted(there + finished), number
@@ -169,7 +169,7 @@ def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, comma
 
 
 def test_a_copy_that_a_process_is_at_work_on_stays(own_trained: Path, tmp_path: Path) -> None:
-    """A restoration beside a run that is being written to is not disturbed; nor is a file of somebody else."""
+    """A restoration next to a run that is being written to is not disturbed; nor is another program's file."""
     sifu.open_run(own_trained).backup(tmp_path / "b.zip")
     (tmp_path / ".tmp-sifu-mine").write_text("mine")
     (tmp_path / ".tmp-other").write_text("mine")
@@ -182,7 +182,7 @@ def test_a_copy_that_a_process_is_at_work_on_stays(own_trained: Path, tmp_path: 
 
 
 def test_a_stranger_s_note_deletes_nothing(own_trained: Path, tmp_path: Path) -> None:
-    """The file `copying` of a folder from somebody else can name nothing but an unfinished copy."""
+    """The file `copying` of a folder from a stranger can name nothing but an unfinished copy."""
     precious = tmp_path / "elsewhere" / ".tmp-precious"
     precious.parent.mkdir()
     precious.write_text("mine")

@@ -75,7 +75,7 @@ OPERATIONS = st.lists(
 
 
 def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, tuple[Floats, Floats]]]:
-    """Joins, leaves and lost records, in this order: the running sum, a float64 one beside it, and what is left."""
+    """Joins, leaves and lost records, in this order: the running sum, a float64 sum as well, and what is left."""
     held: dict[int, tuple[Floats, Floats]] = {}
     sums, floats = Statistics.empty(FIXED), np.zeros((FIXED.width, FIXED.width))
     for kind, client, seed in operations:

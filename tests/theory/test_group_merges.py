@@ -68,7 +68,7 @@ def test_groups_without_samples_count_alike() -> None:
 
 
 def test_groups_left_is_the_mean_over_random_leavers() -> None:
-    """Groups not hit by q leavers, each in a group of its own choice: 40,000 draws, three standard errors."""
+    """Groups not hit by q leavers, each in a random group: 40,000 draws, three standard errors."""
     rng = np.random.default_rng(5)
     hit = rng.integers(0, 10, size=(40_000, 5))
     left = 10 - np.array([len(set(row)) for row in hit.tolist()])

@@ -74,9 +74,9 @@ def test_nobody_left_is_told_by_the_counts() -> None:
     assert set_increment_exact(counts, np.zeros((1, 1)), 3, 2.0, 0.5, 1) == pytest.approx(1.0)
     huge = np.array([2**40])  # w_W rounds to 1 in float32, one sample is left all the same
     assert client_increments(huge, np.array([1.0]), 2**40 + 1, 2.0, 1.0)[0] == pytest.approx(2.0**40)
-    nobody = np.zeros(0, dtype=np.int64)
-    assert set_increment_bound(nobody, np.zeros(0), 5, 2.0, 1.0) == 0.0
-    assert set_increment_exact(nobody, np.zeros((0, 0)), 5, 2.0, 1.0, 1) == 0.0
+    no_clients = np.zeros(0, dtype=np.int64)
+    assert set_increment_bound(no_clients, np.zeros(0), 5, 2.0, 1.0) == 0.0
+    assert set_increment_exact(no_clients, np.zeros((0, 0)), 5, 2.0, 1.0, 1) == 0.0
 
 
 def test_rounds_of_one_client_in_one_call() -> None:

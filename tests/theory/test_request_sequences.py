@@ -1,6 +1,6 @@
 """Sequences of requests, replayed in both worlds with the same noise (docs/theory.md, section 8.2).
 
-A simulated operator trains, is asked, rolls back, adds noise and goes on, exactly by `choose_node`, `charge`,
+A simulated operator trains, is asked, rolls back, adds noise and continues, exactly by `choose_node`, `charge`,
 `is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request is
 looked at again: unless an earlier such edge lies on the path to its source, the mechanism's shift is the true
 distance of the two worlds at that source. The sum of (distance / sigma)^2 must stay within what was charged, and
@@ -139,7 +139,7 @@ class Operator:
         edge = len(self.steps)
         for audit, price in zip(self.audits, choice.charges, strict=True):
             audit.charges.append(price)
-            if not source_path & set(audit.edges):  # not post-processing of an edge of its own time
+            if not source_path & set(audit.edges):  # not post-processing of an edge of its time
                 shift = float(
                     np.linalg.norm(real[choice.depth] - self.models(frozenset(audit.subject.clients))[choice.depth])
                 )
@@ -339,7 +339,7 @@ EARLIER_EDGE_SEED = 0
 
 
 def test_control_an_edge_before_the_request_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise added for somebody else before f asked is in both worlds alike: it hides nothing of f."""
+    """Noise added for another client before f asked is in both worlds alike: it hides nothing of f."""
     monkeypatch.setattr(
         rollback, "is_covered", lambda path, depth, subject: any(edge <= depth for edge, _ in path.noise_depths)
     )
@@ -442,7 +442,7 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
 
 
 def test_a_client_without_samples_changes_nothing() -> None:
-    """docs/theory.md, section 3.3: nobody with samples left; a participant may hold none, alone or jointly."""
+    """docs/theory.md, section 3.3: no client with samples left; a participant may hold none, alone or jointly."""
     regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([regularity, regularity])
     taken = part([1, 2], samples=0)

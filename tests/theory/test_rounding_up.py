@@ -57,7 +57,7 @@ def test_norm_is_tight_and_keeps_what_is_not_finite() -> None:
 
 
 def test_control_a_float32_norm_under_reports() -> None:
-    """docs/theory.md, section 6.2: beside one large entry a running float32 sum loses every small one."""
+    """docs/theory.md, section 6.2: next to one large entry a running float32 sum loses every small one."""
     vector = np.full(4_000_000, 1e-2, dtype=np.float32)
     vector[0] = 1000.0
     running = float(np.cumsum(vector * vector, dtype=np.float32)[-1])
@@ -256,12 +256,12 @@ def test_contraction_is_exactly_one_where_proven() -> None:
     assert regularity.absent(1.0) == regularity.absent(0.3) == 1.0
     assert regularity.absent(2.4) == 1.0  # g alpha = 0.96
     assert regularity.absent(2.6) > 1.0
-    assert regularity.without(np.array([15.0]), np.ones(1), np.array([0.4]), 2.6)[0] == 1.0  # nobody left
+    assert regularity.without(np.array([15.0]), np.ones(1), np.array([0.4]), 2.6)[0] == 1.0  # no client left
     assert RoundRegularity.of(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)).absent(2.6) == 1.0
 
 
 def test_infinite_growth_is_never_read_as_none() -> None:
-    """inf - inf must not become NaN: L of a round with an unbounded client is infinite, for whoever is left out.
+    """inf - inf must not become NaN: L of a round with an unbounded client is infinite, for any client left out.
 
     Leaving out the only unbounded client would allow a finite L; larger is safe, NaN is not.
     """

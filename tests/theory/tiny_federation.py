@@ -1,4 +1,4 @@
-"""An independent federation in plain numpy float64, small enough to run every counterfactual beside the truth.
+"""An independent federation in plain numpy float64, small enough to run every counterfactual next to the truth.
 
 Nothing here is taken from `sifu` but the data types it is checked against. All worlds run at once: row 0 of
 `models` is the real one, row k the world in which the set `removed[k - 1]` was never there. Schedule, batches

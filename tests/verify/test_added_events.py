@@ -1,4 +1,4 @@
-"""Whoever may write to the folder adds an event, well chained and with its rows: only what sifu itself writes is taken.
+"""A writer to the folder adds an event, well chained and with its rows: only what sifu itself writes is taken.
 
 No signature covers events after the last certificate, so verification must know what each kind of event may do.
 The second half holds the key too, and lies in what a certificate rests on but does not show.

@@ -1,6 +1,6 @@
 """A certificate without its run, as a client holds it: signed by the operator's key, and still false.
 
-Whoever holds the key can sign anything. What a certificate says follows from its terms, its method and its premises, so
+The holder of the key can sign anything. What a certificate says follows from its terms, its method and its premises, so
 a client without the run can tell that it does not hang together; what cannot be told is said by `sifu client-audit`.
 """
 
@@ -52,7 +52,7 @@ def premise(name: str, **values: str) -> Change:
 
 
 FALSE: dict[str, tuple[str, Change]] = {
-    "an attacker who finds nobody": (
+    "an attacker who finds no client": (
         "attacker_true_positive_rate_at_1_percent", lambda b: b | {"attacker_true_positive_rate_at_1_percent": 0.01}
     ),
     "a promise in its own words": ("guarantee", lambda b: b | {"guarantee": "Everything is forgotten."}),
@@ -98,7 +98,7 @@ FALSE: dict[str, tuple[str, Change]] = {
     "a heuristic that promises": ("protection", lambda b: b | {"method": "fine_tuning"}),
     "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),
     "a word in place of true": ("untouched", lambda b: b | {"untouched": "no"}),
-    "a field of its own": ("note", lambda b: b | {"note": "audited by the authority"}),
+    "a field that was added": ("note", lambda b: b | {"note": "audited by the authority"}),
     "a field less": ("start", lambda b: {k: v for k, v in b.items() if k != "start"}),
     "clients as one text": ("clients says", lambda b: b | {"clients": "client-000 and client-0001"}),
     "clients of no name": ("clients says", lambda b: b | {"clients": [1]}),
@@ -190,7 +190,7 @@ def test_what_is_no_certificate_is_a_sentence(
 
 @pytest.mark.parametrize("digits", [400, 5000])
 def test_a_number_of_many_digits_is_a_sentence(run_with_requests: Path, tmp_path: Path, digits: int) -> None:
-    """No canonical JSON holds such a number, so nobody can have signed it."""
+    """No canonical JSON holds such a number, so it cannot have been signed."""
     content = certificate_path(run_with_requests, "strictly", "public").read_text()
     changed = re.sub(r'"sigma": [^,]+', '"sigma": ' + "7" * digits, content)
     assert changed != content

@@ -42,7 +42,7 @@ def test_a_jump_is_refused_before_anything_is_written(
         assert answer.code == 5
         assert "clock: " in answer.err
     assert query(own_trained, "SELECT COUNT(*) FROM events") == events
-    # A run that rested for so long, or whose ledger was ahead, goes on when the operator says that the clock is right.
+    # A run that rested for so long, or whose ledger was ahead, continues when the operator says the clock is right.
     assert cli("sign", own_trained, "--clock").code == 0
     sifu.open_run(own_trained).request(["client-002"], "later")
 
@@ -59,7 +59,7 @@ def test_a_ledger_that_is_dated_ahead_is_a_finding_until_the_clock_is_set(
     assert any(problem.startswith("clock: ") for problem in verify_run(own_trained).problems)
     with pytest.raises(RunDamagedError, match="clock: "):
         run.forget(["client-000"], "during-the-jump", sigma=0.5)
-    # By the wall clock nobody knows when it was received, so it is overdue and does not hide for 300 days.
+    # By the wall clock it is not known when it was received, so it is overdue and does not hide for 300 days.
     (waiting,) = sifu.pending_requests(own_trained)
     assert waiting.overdue
     with RunReader(own_trained) as reader:

@@ -33,7 +33,7 @@ def test_rebuilding_an_honest_chain_changes_nothing(own_run: Path) -> None:
 
 
 def test_a_forged_commitment_to_sealed_figures_is_named_together_with_the_missing_signature(own_run: Path) -> None:
-    """The signature tells somebody without the key from a slip, so it is looked at before the sealed figures are."""
+    """The signature tells a person without the key from a slip, so it is looked at before the sealed figures are."""
 
     def edit(kind: str, content: dict[str, Any]) -> None:
         if kind == "request done":
@@ -167,7 +167,7 @@ def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: 
     ],
 )
 def test_even_the_key_does_not_make_a_false_statement_recompute(own_run: Path, name: str, value: Any) -> None:
-    """Whoever holds the key signs a statement that the recorded scalars do not give: caught all the same."""
+    """The holder of the key signs a statement that the recorded scalars do not give: caught all the same."""
     public = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
     content = json.loads(certificate_path(own_run, "strictly", "auditor").read_text())
     text = json.dumps(sign(own_run, content["body"] | {name: value}, public), indent=1, sort_keys=True)
@@ -203,7 +203,7 @@ def test_the_key_does_not_let_a_model_survive_strict_retention(own_run: Path) ->
     assert str(kept) in text
 
 
-# -- what no check of the folder alone can catch; stated here so that nobody believes otherwise ------------------
+# -- what no check of the folder alone can catch; stated here so that no reader believes otherwise ------------------
 
 
 def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> None:

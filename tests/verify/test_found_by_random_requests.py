@@ -69,7 +69,7 @@ def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None
     assert outcome.delta_at_most > 1e-5
     assert run.verify().problems == []
     assert verify(run.folder) == []
-    for name in ("large", "small"):  # a smaller one is found in the certificate by itself
+    for name in ("large", "small"):  # a smaller one is found in the certificate alone
         path = run.folder / "certificates" / f"{name}.public.json"
         assert sifu.verify_certificate(path).problems == []
         certificate = json.loads(path.read_text())

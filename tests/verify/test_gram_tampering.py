@@ -1,4 +1,4 @@
-"""Gram matrices sharpen joint requests; whoever changes or removes one is noticed."""
+"""Gram matrices sharpen joint requests; a change or a removal is noticed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
 }
 # Each: what differs from SMALL, then requests (first client, how many, terms).
 RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = {
-    "convex, an earlier subject pays again": (
+    "convex, an earlier subject is charged again": (
         {},
         [(0, 2, {"sigma": 1.2}), (2, 1, {"sigma": 0.4}), (3, 3, {"unit": "joint", "sigma": 2.5})],
     ),
@@ -184,7 +184,7 @@ CHANGES = [
 
 
 def test_the_second_opinion_notices_changes(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "convex, an earlier subject pays again")
+    folder = make_run(tmp_path / "run", "convex, an earlier subject is charged again")
     for number, change in enumerate(CHANGES):
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(folder, copy)

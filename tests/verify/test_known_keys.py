@@ -53,7 +53,7 @@ def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str 
         assert "key: " in answer.err
         assert "sifu key accept" in " ".join(answer.err.split())
     assert state(used) == before
-    # Negative control: who never used the run cannot know, and who accepts it deliberately goes on.
+    # Negative control: who never used the run cannot know, and who accepts it deliberately may continue.
     assert cli("key", "accept", used, "00" * 32).code == 2
     assert cli("key", "accept", used, public).code == 0
     assert verify_run(used).problems == []
@@ -185,7 +185,7 @@ def test_a_witness_is_read_before_anything_is_added(
     answer = cli("forget", older, "--clients", "client-001")
     assert answer.code == 5
     assert "an older state was put back" in " ".join(answer.err.split())
-    # The other copy went on in another way while nobody was told.
+    # The other copy went on in another way without a message.
     monkeypatch.delenv(witnesses.WITNESSES)
     sifu.open_run(other).request(["client-002"], "theirs")
     sifu.open_run(other).request(["client-003"], "theirs-too")

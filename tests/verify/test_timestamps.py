@@ -93,23 +93,23 @@ def test_heads_and_certificates_are_stamped_and_verified(
     assert cli("verify", own_trained, "--authority", authority.roots).code == 0
     # Other people's tools say the same.
     certificate = own_trained / "certificates" / "mine.public.json"
-    beside = own_trained / "timestamps" / "mine.public.json.tsr"
-    command = ["openssl", "ts", "-verify", "-in", beside, "-data", certificate, "-CAfile", authority.roots]
+    reply = own_trained / "timestamps" / "mine.public.json.tsr"
+    command = ["openssl", "ts", "-verify", "-in", reply, "-data", certificate, "-CAfile", authority.roots]
     checked = subprocess.run(
         [*command, "-untrusted", authority.folder / "tsa.pem"], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
-    # A client holds the certificate with its timestamp beside it.
+    # A client holds the certificate with its timestamp next to it.
     mine = tmp_path / "mine.json"
     shutil.copy(certificate, mine)
     assert any("no mine.json.tsr" in problem for problem in verify_certificate(mine, None, authority.roots).problems)
-    shutil.copy(beside, f"{mine}.tsr")
+    shutil.copy(reply, f"{mine}.tsr")
     assert verify_certificate(mine, None, authority.roots).problems == []
     assert cli("verify", mine, "--authority", authority.roots).code == 0
-    # So does whoever is handed the evidence.
+    # So does anyone who is handed the evidence.
     write_evidence(own_trained, "mine", tmp_path / "evidence.zip")
     with zipfile.ZipFile(tmp_path / "evidence.zip") as archive:
-        assert archive.read("evidence-mine/mine.public.json.tsr") == beside.read_bytes()
+        assert archive.read("evidence-mine/mine.public.json.tsr") == reply.read_bytes()
     # They are part of a backup.
     run.backup(tmp_path / "b.zip")
     restore(tmp_path / "b.zip", tmp_path / "back")

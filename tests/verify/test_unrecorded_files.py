@@ -1,4 +1,4 @@
-"""What a killed change leaves is told from what somebody put there; an erasure not finished is never passed over."""
+"""What a killed change leaves is told from what a person put there; an erasure not finished is never passed over."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
 
 
 def test_a_strict_request_tries_again_when_it_is_done(kept: Path) -> None:
-    """Somebody read the run at the very moment: the end of the retraining finishes what its beginning could not."""
+    """The run was read at the very moment: the end of the retraining finishes what its beginning could not."""
     real, calls = writer.scrub_database, []
 
     def first_in_vain(connection: Any) -> bool:

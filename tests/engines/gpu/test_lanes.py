@@ -55,7 +55,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float, updates_every: int = 0) -> None:
-    """Lanes of one group against each federation by itself."""
+    """Lanes of one group against each federation alone."""
     engines = lane_engines(federations, data, DEVICE)
     active = np.arange(len(federations[0].clients))[1:]
     start = [federation.initial_model(0).astype(np.float64) for federation in federations]
@@ -248,7 +248,7 @@ def test_the_collector_rests_until_the_last_capture_is_done() -> None:
     try:
         with without_collector():
             pass
-        assert not gc.isenabled()  # whoever had turned it off still finds it off
+        assert not gc.isenabled()  # a caller that had turned it off still finds it off
     finally:
         gc.enable()
 

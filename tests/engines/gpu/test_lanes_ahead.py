@@ -1,4 +1,4 @@
-"""Rounds run ahead of whoever takes them change nothing: not a bit, not an error, not who may stop when."""
+"""Rounds run ahead of their consumer change nothing: not a bit, not an error, not who may stop when."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def seen(done: StreamedRound) -> tuple[Any, ...]:
 
 
 def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]:
-    """All rounds of all lanes, each taken by a thread of its own; engines are closed."""
+    """All rounds of all lanes, each taken by a separate thread; engines are closed."""
     taken: list[Any] = [None] * len(engines)
 
     def take(place: int) -> None:
@@ -204,7 +204,7 @@ def test_closing_in_the_middle_ends_the_group(make_federation: Any) -> None:
 
 
 def test_an_error_of_the_device_reaches_whoever_waits(make_federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the rounds that were run before it; the group goes on with the next stream."""
+    """After the rounds that were run before it; the group continues with the next stream."""
     federation, data = make_federation(LINEAR, clients=3)
     (engine,) = lane_engines([federation], [data], DEVICE)
     group = engine._group

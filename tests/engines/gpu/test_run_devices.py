@@ -1,4 +1,4 @@
-"""A whole run as a lane by itself: what `--device cuda` does to `sifu train` and `sifu forget`."""
+"""A whole run as a single lane: what `--device cuda` does to `sifu train` and `sifu forget`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled pass makes the same bits as the Python it was compiled from, and nobody needs it."""
+"""A compiled pass makes the same bits as the Python it was compiled from, and nothing needs it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):
     parameters = module.layout.unflatten(module.run_round(start, Position(0, 0), ALL).model)
     assert np.abs(parameters["weight"].T - expected["weight"]).max() < 1e-14
     assert np.abs(parameters["bias"] - expected["bias"]).max() < 1e-14
-    assert not module.facts.smooth_model  # nobody proves what a user's module is
+    assert not module.facts.smooth_model  # what a user's module is cannot be proven
 
 
 @pytest.mark.parametrize("kind", ["logistic", "least_squares"])

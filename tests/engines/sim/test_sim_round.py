@@ -114,8 +114,8 @@ def test_an_empty_round_leaves_the_model_as_it_was(make_federation):
             assert (result.drifts.size, result.samples.size, result.mean_shift, result.rounding) == (0, 0, 0.0, 0.0)
             assert result.gram.shape == (0, 0)
     assert 20 < empty < 40  # (0.95)^5 = 0.77 of 40
-    nobody = make_federation().run_round(start, Position(0, 0), np.array([], dtype=np.int64))
-    assert nobody.participants.size == 0
+    empty = make_federation().run_round(start, Position(0, 0), np.array([], dtype=np.int64))
+    assert empty.participants.size == 0
 
 
 def test_fixed_participation_takes_the_count_or_whoever_is_left(make_federation):
