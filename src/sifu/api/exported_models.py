@@ -231,7 +231,7 @@ LARGEST_MODEL = 4 << 30
 
 
 def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> LoadedModel:
-    """A model that `sifu export` wrote, by its description; its digest must be the one that the description names.
+    """The model at `path` that `sifu export` wrote, by its description, which names its digest.
 
     A module of the user's, or features through one, needs its name, `module="package.file:function"`: the module is a
     program, and no description is reason enough to run one. Weights and text of a module for features must be those of

@@ -94,7 +94,7 @@ class LoadedModel(nn.Module):
         return self.kind in (*LINEAR_KINDS, RIDGE, "mlp") and features not in IMAGE_FEATURES
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of raw samples, one row each.
+        """The scores of raw samples `x`, one row each.
 
         Bytes are scaled as the clients' were, other numbers are taken as they are. Images may have their channels
         first, or where the data file has them. Rows of a table are those that `inputs_of` reads from a file.
@@ -117,22 +117,25 @@ class LoadedModel(nn.Module):
         return scores.flatten(1)
 
     def scores(self, x: Any) -> Array:
-        """The scores of raw samples as an array; see `forward`."""
+        """The scores of raw samples `x` as an array; see `forward`."""
         samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         with torch.no_grad():
             parts = [self(batch).numpy() for batch in torch.split(samples, self._batch)] if len(samples) else []
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
 
     def predict(self, x: Any) -> Array:
-        """Class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each label."""
+        """What it says of raw samples `x`, see `forward`.
+
+        Class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each label.
+        """
         return self._decided(self.scores(x))
 
     def predict_file(self, path: str | Path) -> list[Any]:
-        """What it says of the rows of an npz, CSV or Parquet file: words where the spec named the classes."""
+        """What it says of rows of the npz, CSV or Parquet file at `path`: words where the spec named the classes."""
         return self._named(self.predict(self.inputs_of(path)[0]))
 
     def predict_rows(self, path: str | Path) -> list[PredictedRow]:
-        """What it says of the rows of an npz, CSV or Parquet file, with identities and scores."""
+        """What it says of the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
         x, identities = self.inputs_of(path)
         scores = self.scores(x)
         names = self._score_names(scores.shape[1])
@@ -143,7 +146,7 @@ class LoadedModel(nn.Module):
         ]
 
     def inputs_of(self, path: str | Path) -> tuple[Array, list[str]]:
-        """The samples of a file as `forward` takes them, and their identities where its table has them."""
+        """The samples of the file at `path` as `forward` takes them, and their identities where its table has them."""
         path = Path(path)
         if path.suffix.lower() != ".npz":
             if self.description["table"] is None:

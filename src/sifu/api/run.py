@@ -68,7 +68,10 @@ class Run(RunRequests):
     """A run folder and, where training is needed, the engine that goes with it."""
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
-        """Continue the first training until its stop rule holds; nothing to do if it already does."""
+        """Continue the first training until its stop rule holds; nothing to do if it already does.
+
+        `progress` is called after every round, here and in `rebuild` and `join`.
+        """
         engine = self.engine()
         with self.writer() as writer:
             if writer.phase == "training":
@@ -80,7 +83,7 @@ class Run(RunRequests):
         return self
 
     def rebuild(self, progress: ProgressCallback | None = None) -> int:
-        """Build the groups again whose models requests erased; returns how many there were."""
+        """Build groups again whose models requests erased; returns how many there were. For `progress` see `train`."""
         engine = self.engine()
         with self.writer() as writer:
             check_integrity(writer)
@@ -96,7 +99,7 @@ class Run(RunRequests):
         Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a .npz `file` with x
         and y, and the client's `name` unless an array client in it names several. The run remembers where the file
         lies. Each newcomer sends its statistics once. Returns their names; after an interruption the same call
-        continues.
+        continues. For `progress` see `train`.
         """
         spec = self.spec
         if spec.model.kind != RIDGE:
@@ -166,8 +169,9 @@ class Run(RunRequests):
     ) -> Verification:
         """Recompute every claim of the run from its recorded scalars, offline.
 
-        An `anchor`, and the checkpoints in files that `witnesses` kept, must be in the chain; timestamps must be signed
-        by the `authority` whose certificates a PEM file holds.
+        The ledger must be signed with `public_key` where one is given. An `anchor`, and the checkpoints in files that
+        `witnesses` kept, must be in the chain; timestamps must be signed by the `authority` whose certificates a PEM
+        file holds.
         """
         return verify_run(self.folder, public_key, anchor, witnesses, authority)
 
@@ -283,7 +287,7 @@ class Run(RunRequests):
         return OperatorKeys(named, keys.is_encrypted(self.folder))
 
     def rotate_key(self, brought: str | Path | None = None) -> str:
-        """Put a new operator's key (or the one in a PEM file) in place of the old; returns the new public key."""
+        """Replace the operator's key by a new one or the one `brought` in a PEM file; returns the new public key."""
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
 

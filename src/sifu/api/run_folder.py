@@ -75,7 +75,10 @@ class RunFolder:
         return RunReader(self.folder, constants=self._constants)
 
     def writer(self, *, vouching: bool = False) -> RunWriter:
-        """The run for writing, for a with block: no other process can write meanwhile."""
+        """The run for writing, for a with block: no other process can write meanwhile.
+
+        `vouching` opens one whose last events were written without the operator's key, to sign them.
+        """
         return RunWriter.open(self.folder, self._constants, vouching=vouching)
 
     @contextmanager
@@ -126,7 +129,7 @@ class RunFolder:
         return self._engine
 
     def measure_held_out(self, writer: RunWriter) -> None:
-        """Note how well the current model does on the held-out rows of those who stay, where there are any.
+        """Note by `writer` how well the current model does on the held-out rows of those who stay, where there are any.
 
         Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
         """
@@ -237,9 +240,10 @@ class RunFolder:
         return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
-        """Build the engine with what a client has left without some records, and refuse one that could not go on.
+        """Build the engine with what a client has left without the records of `terms`; refuse one that could not go on.
 
-        Done before anything is rolled back: afterwards the client could no longer join again, nor the request end.
+        `reader` tells who the client is. Done before anything is rolled back: afterwards the client cannot join
+        again, nor the request end.
         """
         remainder = remainder_after(reader, terms.clients[0], terms.records)
         if self._prepared is not None and self._prepared[0] == remainder:

@@ -78,10 +78,10 @@ class RunRequests(RunFolder):
     """What can be asked of a run, and what became of it."""
 
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
-        """What a request would do: node, noise, rounds, level. Changes nothing.
+        """What a request for `clients` would do: node, noise, rounds, level. Changes nothing.
 
-        Terms that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes, and
-        its `ways` describe the alternatives: level, rounds with an interval, traffic, time, what an attacker gains,
+        `terms` that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes,
+        and its `ways` describe the alternatives: level, rounds with an interval, traffic, time, what an attacker gains,
         what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
@@ -116,7 +116,11 @@ class RunRequests(RunFolder):
         actor: str | None = None,
         **terms: Unpack[TermsGiven],
     ) -> str:
-        """Put a request into the ledger; the same id with the same terms again changes nothing."""
+        """Put a request for `clients` into the ledger; returns its id.
+
+        The same id in `request` with the same terms again changes nothing. `deadline_days` from now it is overdue.
+        `actor` is who asks, by default the name of this account. `terms` that are not given come from the run's spec.
+        """
         try:
             writer = self.writer()
         except RunBusyError:
@@ -139,7 +143,10 @@ class RunRequests(RunFolder):
         return name
 
     def request_signed(self, statement: dict[str, Any]) -> str:
-        """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
+        """Take in the `statement` that a client signed with its node's key (`sifu clients sign`); returns its id.
+
+        What does not count is refused and recorded.
+        """
         request = id_of_signed(statement)
         try:
             writer = self.writer()
@@ -165,7 +172,7 @@ class RunRequests(RunFolder):
     def decide(
         self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
     ) -> Decided:
-        """Record that a waiting request was verified, approved, refused or withdrawn.
+        """Record that a waiting `request` was verified, approved, refused or withdrawn, by `actor` and with a `reason`.
 
         An approval records the digest of the request's terms and counts for these alone. With `terms`, the digest that
         was looked at (`RequestStatus.terms_digest`), the decision is refused if the request has other terms.
@@ -197,7 +204,7 @@ class RunRequests(RunFolder):
         Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
         `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
         refused and nothing is changed. `compare_scratch` also trains Scratch for each request, to
-        compare the number of rounds.
+        compare the number of rounds. `progress` is called after every round.
         """
         level = terms.get("level")
         if level is not None and level not in LEVELS:
@@ -298,7 +305,7 @@ class RunRequests(RunFolder):
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 
     def request_status(self, request: str) -> str:
-        """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
+        """Of a `request`: `received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
         with self.reader() as reader:
             return next((row.status for row in reader.requests() if row.request == request), POSTED)
 
@@ -321,7 +328,7 @@ class RunRequests(RunFolder):
             return public_record(reader, datetime.datetime.now(datetime.UTC))
 
     def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
-        """A signed certificate, as recorded."""
+        """The signed certificate of a `request`, as recorded, in the `form` for the public or for an auditor."""
         with self.reader() as reader:
             text = reader.certificates().get((request, form))
         if text is None:
@@ -329,7 +336,7 @@ class RunRequests(RunFolder):
         return Certificate(form, **json.loads(text))
 
     def attestation(self, request: str) -> dict[str, Any]:
-        """The public certificate as an in-toto statement in a DSSE envelope, signed with the operator's key."""
+        """A `request`'s public certificate as an in-toto statement in a DSSE envelope, signed by the operator."""
         from sifu.api.key_rotation import attest
 
         with self.reader() as reader:

@@ -55,8 +55,8 @@ def open_run(
 ) -> Run:
     """The existing run in `folder`. `model` and `clients` are needed to continue one that was made from Python.
 
-    `engine` is used instead of building one; it must be of the same model, clients and training. `device` and
-    `precision` are those of `train`.
+    `engine` is used instead of building one; it must be of the same model, clients and training. `data_folder`,
+    `device` and `precision` are those of `train`.
     """
     check_choice(device, precision)
     if isinstance(clients, Iterable):
@@ -101,7 +101,9 @@ def train(
     function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
     arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
     names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
-    spec, with which it must agree.
+    spec, with which it must agree. `data_folder` holds real data sets (by default SIFU_DATA or the user's cache), and
+    `download` allows those that are missing to be fetched. `progress` is called after every round, `data_progress` with
+    the bytes fetched and in all.
     `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32,
     tf32x3, or bfloat16 where groups tune them.
     """

@@ -80,6 +80,7 @@ def audit_client(
 ) -> ClientAudit:
     """Check a certificate and two released models from the client's side.
 
+    `certificate`, `before` and `after` are files; `public_key` is the operator's published key, which must have signed.
     `witnesses` are files of checkpoints that this client's node or others kept: heads that contradict each other, or
     the certificate, are a fork.
 

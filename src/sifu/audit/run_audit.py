@@ -48,8 +48,9 @@ def audit_run(
     """Replay a run with and without its forgotten clients, attack its releases, and compare with what was certified.
 
     Needs every client's data, so it works for simulated federations. For a run made from Python, hand over the `Run`
-    with its engine, and `clients` with names, x and y for the attacks that look at samples. `noised` tells the
-    noise of an edge (by default from the record).
+    with its engine, and `clients` with names, x and y for the attacks that look at samples. `options` say which attacks
+    and how many draws, `data_folder` where real data sets lie. `noised` tells the noise of an edge (by default from the
+    record). `progress` is called with what is done, how much of it, and of how much.
     """
     options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)

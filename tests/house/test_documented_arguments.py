@@ -1,0 +1,42 @@
+"""Every argument of the public functions and of the methods of their classes is named in its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import sifu
+
+CLASSES = (sifu.Run, sifu.LoadedModel, sifu.ServerLoop)
+INHERITED = "torch"
+
+
+def public_functions() -> dict[str, object]:
+    """Functions that `import sifu` offers, and public methods that are ours."""
+    functions = {name: getattr(sifu, name) for name in sifu.__all__ if inspect.isfunction(getattr(sifu, name))}
+    for owner in CLASSES:
+        for name, method in inspect.getmembers(owner, inspect.isfunction):
+            if not name.startswith("_") and not method.__module__.startswith(INHERITED):
+                functions[f"{owner.__name__}.{name}"] = method
+    return functions
+
+
+def undocumented(function: object) -> list[str]:
+    """Arguments of a function that its docstring does not name."""
+    text = inspect.getdoc(function) or ""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
+    return [name for name in names if not re.search(rf"\b{name}\b", text)]
+
+
+@pytest.mark.parametrize("name", sorted(public_functions()))
+def test_every_argument_is_named_in_the_docstring(name: str) -> None:
+    assert undocumented(public_functions()[name]) == []
+
+
+def test_control_an_argument_without_a_word_is_seen() -> None:
+    def train(spec: str, rounds: int) -> None:
+        """Train by a `spec`."""
+
+    assert undocumented(train) == ["rounds"]
