@@ -42,7 +42,8 @@ CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "no
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
-SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt"}
+SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt", "local_rates"}
+RATES_SET_BY = ("run created", "rolled back", "purged")
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
@@ -286,7 +287,10 @@ class Verifier:
             said, recorded = payload.get("run", {}), payload.get("rows", {})
             fixed = {"facts", "spec", "asked", "layout", "tuned_layout", "versions", "run"} & said.keys()
             fixed -= set() if event["seq"] > 1 else said.keys()
-            fixed |= {"local_rates"} & said.keys() if event["kind"] != "rolled back" else set()
+            fixed |= {"local_rates"} & said.keys()
+            if "local_rates" in payload:
+                self.check(event["kind"] in RATES_SET_BY, f"{at}: sets local rates")
+                put("run", {"key": "local_rates", "value": canonical(payload["local_rates"])})
             self.check(not fixed, f"{at}: changes {sorted(fixed)}")
             moves = recorded and event["kind"] != "group rounds"
             self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if moves else None)
@@ -1232,7 +1236,8 @@ class Verifier:
             )
             able = "sealed" in first and not self.spec["keep"]["gram_clients"] and "reported" not in self.run
             able = able and self.spec["privacy"]["noise"] != "seeded" and exact
-            able = able and json.loads(self.run["asked"])["local"]["rate"] != "auto"
+            in_the_open = self.spec["local"]["rate"] != "auto" == json.loads(self.run["asked"])["local"]["rate"]
+            able = able and not in_the_open
             self.agree(f"{at}: figures erased", said.get("figures_erased", False), able and "kept_rows" in said)
             if said.get("figures_erased"):
                 cut = [row for n, row in self.nodes.items() if n <= said["kept_rows"]["last"] and n not in active]
@@ -1241,6 +1246,8 @@ class Verifier:
                 gone = {c for i in moment["known"] for c in self.subjects[i]}
                 back += [c for c in gone if self.clients[c]["smoothness"] is not None]
                 self.check(not back, f"{at}: figures of {back} are there again")
+                rates = [first for first in self.rates if first <= said["kept_rows"]["last"]]
+                self.check(len(rates) <= 1, f"{at}: local rates of {rates} are there again")
             self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
             self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
 
@@ -1356,16 +1363,25 @@ class Verifier:
         joined = sum(event["kind"] == "client joined" for event in self.tables["events"])
         return range(len(self.clients) - joined)
 
+    def set_the_rate(self, request: Row) -> Any:
+        """Those from whom the local rate was found at which training went on after the request."""
+        since = self.rate_since(request["noise_node"])
+        began = [row for row in self.requests.values() if since and row["noise_node"] == since]
+        return self.there_since(began[0]) if began else self.founders()
+
     def found_anew(self, request: Row) -> bool:
         """Whether the request found an automatic local rate anew (section 4)."""
-        unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values())
+        measured = [row for c, row in self.clients.items() if c not in self.erased]
+        unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
         begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
         ours = self.facts.get("engine", "").startswith(("the data of its participants", "its participants, padded"))
         if not begins_afresh or not ours or self.spec["groups"]["count"] or unknown:
             return False
-        first = self.automatic(self.founders())
-        automatic = json.loads(self.run["asked"])["local"]["rate"] == "auto"
-        return automatic and abs(first / self.facts["local_rate"] - 1) <= 2 * RELATIVE
+        eta = self.rates.get(self.rate_since(request["noise_node"]), self.facts["local_rate"])
+        if json.loads(self.run["asked"])["local"]["rate"] != "auto" or eta == 0:
+            return eta == 0  # section 6d: a purge erased it
+        anew = self.automatic(self.set_the_rate(request))
+        return abs((1.0 if math.isinf(anew) else anew) / eta - 1) <= 2 * RELATIVE
 
     def automatic(self, clients: Any) -> float:
         largest = min(self.largest_rates(clients).values())
@@ -1376,15 +1392,18 @@ class Verifier:
     def check_rates(self, request: Row) -> None:
         """Section 4: where training begins afresh, an automatic rate is that of those who stay."""
         moment, node = self.rolled[request["request"]], request["noise_node"]
-        said = moment["payload"]["run"].get("local_rates")
+        said, at = moment["payload"].get("local_rates"), f"request {request['request']}: local rates"
         if not self.found_anew(request):
-            self.agree(f"request {request['request']}: local rates", said, None)
+            self.agree(at, (said, node in self.rates), (None, False))
             return
-        earlier = {str(first): rate for first, rate in self.rates.items() if first < node}
         anew = self.automatic(self.there_since(request))
-        self.agree(
-            f"request {request['request']}: local rates", said, earlier | {str(node): 1.0 if math.isinf(anew) else anew}
-        )
+        rate = 1.0 if math.isinf(anew) else anew
+        if self.is_erased(moment):  # section 6d: of rates that were cut off nothing is left, if it erased figures
+            gone = node <= self.erased_up_to and bool(self.rates) and node < min(self.rates)
+            self.agree(at, self.rates.get(node), None if gone else rate)
+            return
+        earlier = {str(first): value for first, value in self.rates.items() if first < node}
+        self.agree(at, said, earlier | {str(node): rate})
 
     def there_since(self, request: Row) -> list[int]:
         """The clients that there were, and that neither this request nor one before it forgot."""
@@ -1402,9 +1421,7 @@ class Verifier:
         if self.found_anew(request):
             return False
         names, since = self.names_of(request), self.rate_since(request["noise_node"])
-        began = [row for row in self.requests.values() if since and row["noise_node"] == since]
-        there = self.there_since(began[0]) if began else self.founders()
-        rates = self.largest_rates([client for client in there if client in measured])
+        rates = self.largest_rates([client for client in self.set_the_rate(request) if client in measured])
         largest, eta = min(rates.values()), self.rates.get(since, self.facts["local_rate"])
         halved = self.spec["model"]["kind"] in ("least_squares", "python")
         copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))

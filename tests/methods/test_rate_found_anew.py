@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import sifu
-from forged_runs import rebuild_chain
+from forged_runs import execute, rebuild_chain
 from independent_verifier import verify
 from run_tools import query
 from sifu.audit import audit_run
 from sifu.core.engine import Position
+from sifu.core.ledger import canonical_json
 from sifu.data import ClientData
 from sifu.errors import NotCertifiableError
 from sifu.run.clients_and_engine import engine_from_spec
@@ -103,7 +104,7 @@ def test_the_next_requests_are_held_against_the_rate_that_was_found_anew(tmp_pat
     (outcome,) = run.forget([steepest], "afresh", method="scratch")
     assert outcome.level == "exact"
     assert np.array_equal(model_of(run), trained_without({"c2", others[0], steepest}, 3))
-    assert len(json.loads(dict(query(run.folder, "SELECT key, value FROM run"))["local_rates"])) == 2
+    assert len(json.loads(dict(query(run.folder, "SELECT key, value FROM run"))["local_rates"])) == 3
     assert run.verify().problems == []
     assert verify(run.folder) == []
     for request in ("first", "by-noise", "afresh"):
@@ -153,10 +154,13 @@ def test_both_verifiers_recompute_the_rate_from_the_smoothness_of_those_who_stay
 
     def edit(kind: str, content: dict[str, Any]) -> None:
         if kind == "rolled back":
-            rates = content["run"]["local_rates"]
-            content["run"]["local_rates"] = {node: rate * factor for node, rate in rates.items()}
+            rates = content["local_rates"]
+            content["local_rates"] = {node: rate * factor if int(node) else rate for node, rate in rates.items()}
+            forged.append(canonical_json(content["local_rates"]).decode())
 
+    forged: list[str] = []
     rebuild_chain(run.folder, edit)
+    execute(run.folder, f"UPDATE run SET value = '{forged[0]}' WHERE key = 'local_rates'")
     assert any("local_rates is recorded as" in problem for problem in run.verify().problems)
     assert any("local rates" in problem for problem in verify(run.folder))
 

@@ -19,6 +19,7 @@ import sifu
 from folder_values import places_that_differ, values_by_place
 from forged_runs import execute, rebuild_chain
 from sifu.core.closed_form_engine import recorded_fixed_point
+from sifu.core.ledger import canonical_json
 from sifu.data import ClientData
 from sifu.requests.what_remains import COUNTS, KEPT_FIGURES, RANDOM
 from sifu.store.files import model_bytes
@@ -36,6 +37,7 @@ ROUNDS: dict[str, Any] = {
     "local": {"rate": 0.2, "steps": 2},
     "stop": {"max_rounds": 4, "target": 0.0},
 }
+AUTOMATIC = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
 NETWORK = ROUNDS | {
     "model": {"kind": "mlp", "outputs": 3},
     "regularity": {"kind": "assumed", "factor": 1.05},
@@ -47,7 +49,7 @@ DIGITS = 6
 """A figure of as many digits tells one guess from the others."""
 
 
-def federation(guessed: int) -> list[ClientData]:
+def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
     """Everyone's data, with the adversary's guess of one record of the client that leaves; up to 2, of its label."""
     generator = np.random.default_rng(5)
     clients = []
@@ -57,7 +59,7 @@ def federation(guessed: int) -> list[ClientData]:
         if number == GONE:
             y[ROW] = guessed % 3
             x[ROW] += np.random.default_rng(guessed // 3).normal(size=4) * (guessed > 2)
-        clients.append(ClientData(f"c{number}", x, y))
+        clients.append(ClientData(f"c{number}", x * (1.5 if number == steepest else 1.0), y))
     return clients
 
 
@@ -180,7 +182,7 @@ def is_random(place: str) -> bool:
     return any(fnmatchcase(place, pattern) for pattern in RANDOM)
 
 
-@pytest.mark.parametrize("spec", [ROUNDS, NETWORK], ids=["linear", "network"])
+@pytest.mark.parametrize("spec", [ROUNDS, AUTOMATIC, NETWORK], ids=["linear", "automatic rate", "network"])
 def test_a_purged_run_in_rounds_confirms_no_guess_of_a_record(tmp_path: Path, spec: dict[str, Any]) -> None:
     """The positive control: before the client is forgotten, the right guess alone is confirmed, also by bytes."""
     run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
@@ -198,12 +200,13 @@ CASES = [
     (RIDGE, {}),
     (ROUNDS, {"method": "scratch"}),
     (ROUNDS, {"method": "scratch", "records": [ROW]}),
+    (AUTOMATIC, {"method": "scratch"}),
     (NETWORK, {"method": "scratch"}),
     (ROUNDS | {"groups": {"count": 2, "rounds": 2}}, {"method": "groups"}),
 ]
 
 
-@pytest.mark.parametrize(("spec", "terms"), CASES, ids=["ridge", "linear", "records", "network", "groups"])
+@pytest.mark.parametrize(("spec", "terms"), CASES, ids=["ridge", "linear", "records", "automatic", "network", "groups"])
 @pytest.mark.parametrize("other", [0, 7], ids=["label", "features"])
 def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +220,57 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     assert {place for place in differ if not is_random(place)} == set()
     assert runs[0].purge().figures == COUNTS
     assert runs[1].verify().problems == independent_verifier.verify(runs[1].folder) == []
+
+
+@pytest.mark.parametrize("steepest", [GONE, 0])
+def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: int) -> None:
+    """Two worlds that differ in the record alone; the next requests find the rate anew from what is left."""
+    runs, rates = [], []
+    for number in (7, TRUTH):
+        run = sifu.train(AUTOMATIC, run=tmp_path / f"{number}", clients=federation(number, steepest))
+        rates.append(run.spec.local.rate)
+        for client in (f"c{GONE}", "c0"):
+            run = sifu.open_run(run.folder, clients=federation(number, steepest))
+            (outcome,) = run.forget([client], method="scratch", retention="strict")
+            assert outcome.level == "exact"
+            assert run.purge().figures == COUNTS
+        assert run.verify().problems == independent_verifier.verify(run.folder) == []
+        runs.append(run)
+    assert (rates[0] != rates[1]) == (steepest == GONE)  # the control: the rate told of the record before
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place)} == set()
+    assert in_bytes(runs[0].folder, set(map(repr, rates))) == set()
+
+
+def test_rates_that_a_purge_left_are_checked_against_those_who_stay(tmp_path: Path) -> None:
+    """And one that it erased is noticed if it is back, also with the operator's key."""
+    for number, edit in enumerate((lambda rates: {"0": 0.25} | rates, lambda rates: dict.fromkeys(rates, 0.25))):
+        run = purged(AUTOMATIC, tmp_path / f"{number}", method="scratch")
+
+        def change(kind: str, content: dict[str, Any], edit: Any = edit) -> None:
+            if kind == "purged":
+                content["local_rates"] = edit(content["local_rates"])
+
+        with run.reader() as reader:
+            rates = canonical_json(edit({str(node): rate for node, rate in reader.local_rates.items()})).decode()
+        execute(run.folder, f"UPDATE run SET value = '{rates}' WHERE key = 'local_rates'")
+        rebuild_chain(run.folder, change)
+        assert any("local rates of" in problem or "local_rates is" in problem for problem in run.verify().problems)
+        assert any("local rates" in problem for problem in independent_verifier.verify(run.folder))
+
+
+def test_a_purge_that_erases_no_figures_keeps_every_rate_in_listed_places(tmp_path: Path) -> None:
+    run = purged(AUTOMATIC, tmp_path / "run", method="scratch")
+    rate = run.spec.local.rate
+    run.forget(["c0"], method="sifu", sigma=0.05)
+    assert run.purge().figures == (*KEPT_FIGURES, *COUNTS)
+    assert run.spec.local.rate == rate
+    places = {place for place, values in values_by_place(run.folder).items() if rate in values}
+    assert {place.rpartition(".")[0] for place in places} >= {"run.local_rates", "sealed.content.local_rates"}
+    assert {place for place in places if not listed(place, tuple(figure.place for figure in KEPT_FIGURES))} == set()
+    assert run.verify().problems == independent_verifier.verify(run.folder) == []
+    run.forget(["c1"], method="scratch")
+    assert run.verify().problems == independent_verifier.verify(run.folder) == []
 
 
 def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Path) -> None:

@@ -282,13 +282,13 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     """Those who left and whose loss is steeper than the local rate is for, by number: they would end the bound on
     rounding of an engine that has their data. Said only where the rate was found anew without them."""
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if rate == reader.first_facts["local_rate"] or not isinstance(rate, float):
+    if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
     clients = reader.clients()
     return {
         client: f"client {clients[client].name!r} left, and the local rate was found anew without it"
         for client in left
-        if rate * (clients[client].smoothness or 0.0) > 2.0
+        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None: a purge erased it
     }
 
 

@@ -28,7 +28,10 @@ SEALED = "sealed"
 """The key of a payload that commits to what the event measured on clients' data."""
 FIGURES_SALT = "figures_salt"
 """The sealed key of the salt in the event's digests of rows and clients; without it they tell nothing."""
-SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT)
+LOCAL_RATES = "local_rates"
+"""The sealed key, and that of the run table, of automatic local rates, each under the fresh model that training at it
+began from."""
+SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES)
 """What is never in a payload itself: figures that a guess of a client's data can be held against."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine, evaluate_present
-from sifu.core.ledger import finite_or_text
+from sifu.core.ledger import LOCAL_RATES, finite_or_text
 from sifu.core.randomness import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
@@ -22,7 +22,6 @@ from sifu.store.client_accuracy import remove_standing
 from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, ModelRow, NewModel, NewRows
-from sifu.store.reader import LOCAL_RATES
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
@@ -163,10 +162,11 @@ class RollBack:
         return (
             merges
             | auto
+            | rates
             | {
                 "request": self.request,
                 "actor": actor_name(),
-                "run": {"tip": str(self.noise_node), "phase": "retraining"} | rates,
+                "run": {"tip": str(self.noise_node), "phase": "retraining"},
                 "choice": {
                     "method": plan.terms.method,
                     "request_order": plan.order,

@@ -17,7 +17,7 @@ from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.regularities import Regularities
@@ -108,12 +108,14 @@ class RunView:
 
         Only the embedded engine can be built again at another rate, and models of groups were trained at the first.
         """
-        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT)
+        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT) and self.spec.model.kind != RIDGE
         if not built_here or self.reader.asked["local"]["rate"] != "auto" or self.spec.groups.count > 0:
             return False
         rates = self.regularities.certified_rates
-        first = None if rates is None else automatic_rate(rates[: self.founders], self.spec.model.kind)
-        return first is not None and math.isclose(first, self._first_rate, rel_tol=1e-9)
+        if rates is None or self.facts.local_rate == 0.0:  # a purge erased it: an exact request had found another
+            return rates is not None
+        automatic = automatic_rate(rates[self._set_the_rate], self.spec.model.kind) or 1.0
+        return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
 
     def rate_without(self, gone: Collection[int]) -> float:
         """The local rate that `auto` takes without those who are `gone`; where no loss has a slope, any will do."""
@@ -124,8 +126,8 @@ class RunView:
     @cached_property
     def _set_the_rate(self) -> ClientIndices:
         """Those whose data an automatic local rate of this path was found from."""
-        begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=None)
-        if begins is None:
+        begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=0)
+        if begins == 0:
             return np.arange(self.founders)
         order_of = {request.request: request.request_order or 0 for request in self.requests}
         request = next(request for request in self.requests if request.noise_node == begins)

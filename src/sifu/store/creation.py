@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.layout import ModelLayout
+from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.checkpoints import HEAD_FILE
@@ -83,6 +84,8 @@ def first_values(
 ) -> dict[str, Any]:
     """What the first event says of the run; `salt` is that of the digest of clients."""
     recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
+    if first_rate(given_spec, facts):
+        recorded_facts["local_rate"], spec = 0.0, {**spec, "local": {**spec["local"], "rate": "auto"}}
     values = {
         "run": secrets.token_hex(8),
         "asked": dict(given_spec),
@@ -101,6 +104,12 @@ def first_values(
     if tuned_layout is not None:
         values[TUNED_LAYOUT] = _described(tuned_layout)
     return values
+
+
+def first_rate(given_spec: Mapping[str, Any], facts: TrainingFacts) -> dict[str, Any]:
+    """An automatic local rate, under its key; it follows from everyone's data, so it is sealed, not in the open."""
+    automatic = given_spec["local"]["rate"] == "auto" and facts.local_rate > 0.0
+    return {LOCAL_RATES: {"0": facts.local_rate}} if automatic else {}
 
 
 def _described(layout: ModelLayout) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def keeps_figures(first: Mapping[str, Any], requests: Collection[Mapping[str, An
         return "the run was made when digests of rounds had no salt"
     if spec["privacy"]["noise"] == "seeded":
         return "the salts of erased models follow from the seed (privacy.noise = seeded)"
-    if first["run"]["asked"].get("local", {}).get("rate", "auto") == "auto":
-        return "an automatic local rate, which is recorded, was found from everyone's data (give local.rate a number)"
+    if first["run"]["asked"].get("local", {}).get("rate", "auto") == "auto" != spec["local"]["rate"]:
+        return "the run was made when automatic local rates, found from everyone's data, were recorded in the open"
     if spec["keep"]["gram_clients"]:
         return "the run keeps Gram matrices (keep.gram_clients)"
     if "reported" in run:
@@ -114,6 +114,8 @@ def figures_that_came_back(reader: RunReader, tip: int, last: int, forgotten: Co
         if row.distance != 0.0 or not is_erased(row, taking_part.between(row.node.node, row.node.node))
     ]:
         yield f"rounds of nodes {rounds[:5]}"
+    if len(rates := sorted(begins for begins in reader.local_rates if begins <= last)) > 1:
+        yield f"local rates of nodes {rates[:-1]}"
     clients = reader.read_clients()
     if restored := [client for client in sorted(forgotten) if clients[client].smoothness is not None]:
         yield f"clients {restored[:5]}"

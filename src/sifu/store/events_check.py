@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.ledger import Event
+from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import KEYS, Tables, changes
-from sifu.store.reader import GROUP_KEY, JOINED, LOCAL_RATES, TUNED_LAYOUT, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, TUNED_LAYOUT, RunReader
 from sifu.store.statistics_files import FILE_NAME, STATISTICS_NAME
 
 
@@ -163,6 +163,7 @@ EFFECTS = (
     "evaluations",
     "rejections",
     "certificates",
+    LOCAL_RATES,
 )
 """Keys of a payload that change something other than the table `run`."""
 
@@ -185,7 +186,7 @@ class May:
 
 
 KINDS: Mapping[str, May] = {
-    "run created": May(_CREATED_WITH, ("rows", "models"), "training"),
+    "run created": May(_CREATED_WITH, ("rows", "models", LOCAL_RATES), "training"),
     "rounds": May(
         ("tip",),
         (
@@ -210,7 +211,7 @@ KINDS: Mapping[str, May] = {
     "request refused": May(),
     "request withdrawn": May(),
     "rolled back": May(
-        ("tip", "phase", LOCAL_RATES),
+        ("tip", "phase", LOCAL_RATES),  # of runs made before it was sealed
         (
             "rows",
             "models",
@@ -221,6 +222,7 @@ KINDS: Mapping[str, May] = {
             "dropped_statistics",
             "merges",
             "evaluations",
+            LOCAL_RATES,
         ),
         "retraining",
     ),
@@ -233,7 +235,7 @@ KINDS: Mapping[str, May] = {
     "clock set": May(),
     "timestamp missing": May(),
     "restored": May((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
-    "purged": May(("client_count", "clients_digest"), ("dropped_models", "dropped_updates")),
+    "purged": May(("client_count", "clients_digest"), ("dropped_models", "dropped_updates", LOCAL_RATES)),
     JOINED: May(("reported", "client_count", "clients_digest")),
     "client refused": May(("admitted",)),
     "clients admitted": May(("admitted", "reported")),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import LOCAL_RATES, canonical_json
 from sifu.core.request_terms import RequestTerms
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.theory.facts import ClientProfile
@@ -178,6 +178,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     """The row changes of one event."""
     for key, value in payload.get("run", {}).items():
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
+    if LOCAL_RATES in payload:
+        yield Change("run", (LOCAL_RATES,), {"value": canonical_json(payload[LOCAL_RATES]).decode()})
     for node in payload.get("dropped_models", []):
         yield Change("models", (node,), None)
     psi_max = payload.get("psi_max", {})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import Event
+from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
@@ -35,8 +35,6 @@ GROUP_KEY = "group_key"
 """The key of the run table that holds the key of the hash that puts clients into groups."""
 TUNED_LAYOUT = "tuned_layout"
 """The key that holds names and shapes of what groups tune, where they tune a network."""
-LOCAL_RATES = "local_rates"
-"""The key that holds the local rates that were found anew, each under the fresh model that training began from."""
 Row = TypeVar(
     "Row",
     ModelRow,
@@ -147,11 +145,11 @@ class RunReader(HistoryReader):
 
     @property
     def local_rates(self) -> dict[int, float]:
-        """The local rates that were found anew, by the node of the fresh model that training began from."""
+        """Automatic local rates, by the node of the fresh model that training at each began from."""
         return {int(node): float(rate) for node, rate in json.loads(self.value(LOCAL_RATES, "{}")).items()}
 
     def local_rate_at(self, node: int) -> float | None:
-        """The local rate of a node's training; None if it is the one that the run was made with."""
+        """The automatic local rate of a node's training; None if a number was given, or if a purge erased it."""
         rates = self.local_rates
         first = max((begins for begins in rates if begins <= node), default=None)
         return None if first is None else rates[first]

@@ -18,7 +18,7 @@ from typing import Any
 
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import FIGURES_SALT, GENESIS, NONCE_BYTES, Event, seal
+from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
@@ -33,7 +33,16 @@ from sifu.store.checkpoints import (
 )
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, TIMESTAMPS, stamp_at_the_end, time_after, timestamp_authority, utc_now
-from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
+from sifu.store.creation import (
+    CREATING,
+    FOLDERS,
+    STAGING,
+    check_free,
+    clear_unfinished,
+    finish_creation,
+    first_rate,
+    first_values,
+)
 from sifu.store.database import (
     DATABASE,
     create_database,
@@ -142,7 +151,8 @@ class RunWriter(RunReader):
             writer = cls(folder, create_database(staging), lock)
             salt = secrets.token_hex(NONCE_BYTES)
             values = first_values(given_spec, spec, layout, clients, facts, versions, public_key, tuned_layout, salt)
-            writer._begin(values, layout, clients, initial_model, sample_digests, salt)
+            sealed = {FIGURES_SALT: salt} | first_rate(given_spec, facts)
+            writer._begin(values, layout, clients, initial_model, sample_digests, sealed)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
@@ -165,7 +175,7 @@ class RunWriter(RunReader):
         clients: Sequence[ClientProfile],
         initial_model: Vector,
         sample_digests: Sequence[str],
-        salt: str,
+        sealed: dict[str, Any],
     ) -> None:
         """Record the first event in a database that is still empty."""
         salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
@@ -176,7 +186,7 @@ class RunWriter(RunReader):
             insert_clients(self.connection, enumerate(clients))
             self._record(
                 "run created",
-                {"run": values, FIGURES_SALT: salt} | ({"sample_digests": salted} if salted else {}) | consent,
+                {"run": values} | sealed | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
                 [NewModel(0, initial_model, kept=True)],
                 layout,
@@ -429,13 +439,16 @@ class RunWriter(RunReader):
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Erase the figures that a purge erases, and tie what is left of rows and clients to its own event."""
+        rates = self.local_rates
         if payload.get(FIGURES_ERASED):
+            rates = {node: rate for node, rate in rates.items() if node == max(rates)}
             forgotten = [client for row in self.subjects() for client in row.clients]
             erase_figures(self.connection, [row.node.node for row in self.path()], forgotten)
         self.reread()
         rows = self.node_rows(0, 2**62)
         digest = rows_digest(rows, self.participation(), self.grams(), _salt_in(payload))
-        return {"kept_rows": {"last": rows[-1].node.node, "digest": digest}, "run": self._clients_now(payload)}
+        kept = {"kept_rows": {"last": rows[-1].node.node, "digest": digest}, "run": self._clients_now(payload)}
+        return kept | ({LOCAL_RATES: {str(node): rate for node, rate in rates.items()}} if rates else {})
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
         path = files.model_path(self.folder, model.node)

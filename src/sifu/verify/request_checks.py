@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sifu.choices import LEVELS
-from sifu.core.ledger import FIGURES_SALT, SEALED, finite_or_text
+from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.premises import level_of
 from sifu.core.request_terms import AUTO
@@ -17,7 +17,7 @@ from sifu.requests.certification import RecordedRequest, nodes_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
-from sifu.store.reader import LOCAL_RATES, RunReader
+from sifu.store.reader import RunReader
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificate_checks import check_statements
 from sifu.verify.head_checks import check_statistics_erased
@@ -194,11 +194,16 @@ def _check_rate(
     request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """An automatic local rate must have been found anew from those who stay where training began afresh."""
-    rates = json.loads(before.run_value(LOCAL_RATES, "{}"))
-    said = content["run"].get(LOCAL_RATES, rates)
+    node, rates = str(request.noise_node), json.loads(before.run_value(LOCAL_RATES, "{}"))
+    said = content.get(LOCAL_RATES, content["run"].get(LOCAL_RATES, rates))
     anew = recorded.method.info.starts_from == "fresh" and recorded.view.finds_rate_anew(request.terms)
+    if SEALED in content and FIGURES_SALT not in content:
+        # A purge erased what it said, and its rate if training began afresh since.
+        kept = {str(begins): rate for begins, rate in recorded.view.reader.local_rates.items()}
+        rates, said = {}, {node: kept[node]} if node in kept else {}
+        anew = anew and not (kept and int(node) < min(map(int, kept)))
     if anew:
-        rates[str(request.noise_node)] = recorded.view.rate_without(recorded.gone)
+        rates[node] = recorded.view.rate_without(recorded.gone)
     if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
         yield f"request {request.request}: {LOCAL_RATES} is recorded as {said}, recomputed {rates}"
 
