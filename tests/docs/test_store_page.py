@@ -13,7 +13,7 @@ import pytest
 
 from run_tools import query
 from sifu.core.certificate import COMMON_FIELDS, FIELDS
-from sifu.core.premises.sentences import SENTENCES
+from sifu.core.premise_sentences import SENTENCES
 from sifu.store.events_check import EFFECTS, KINDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"

@@ -11,9 +11,9 @@ import sifu
 from run_tools import Command
 from sifu.api import verify_certificate
 from sifu.core import guarantee
+from sifu.core import premise_sentences as sentences
 from sifu.core.guarantee import words_of
-from sifu.core.premises import sentences
-from sifu.core.premises.conditions import Premise
+from sifu.core.premises import Premise
 
 AFTERTHOUGHT = " as before."
 

@@ -41,6 +41,7 @@ from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
 from sifu.core.spec.sections import GroupsSpec, LocalSpec
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import SifuError
+from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
@@ -165,7 +166,7 @@ def _bytes_a_round(view: RunView) -> float:
 def _scratch_level(spec: Spec, view: RunView) -> Level:
     """What a certificate of Scratch would say for the most expensive client."""
     terms = RequestTerms((most_expensive(view),), spec.privacy.epsilon, spec.privacy.delta, method="scratch")
-    premises = method_named("scratch").premises(view, view.leaving(terms.clients), [], 0, terms)
+    premises = method_named("scratch").premises(Claim(view, view.leaving(terms.clients), [], 0, terms))
     return level_of(premises, exact=True, fresh=True)
 
 
@@ -206,7 +207,7 @@ def _closed_form_advice(
             view = RunView(reader)
             privacy, method = spec.privacy, method_named(CLOSED_FORM)
             terms = RequestTerms((view.clients[0].name,), privacy.epsilon, privacy.delta, method=CLOSED_FORM)
-            level = level_of(method.premises(view, [0], [], view.path.tip, terms), exact=True)
+            level = level_of(method.premises(Claim(view, [0], [], view.path.tip, terms)), exact=True)
             lifting = keys_that_lift(view.facts.preprocessing, counted=view.facts.shape_from_labels)
             plan = method.plan(view, terms)
             accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
@@ -298,7 +299,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     worst, typical = ratio(float(psi.max())), ratio(float(np.median(psi)))
     method = method_named("sifu")
     plan = method.plan(view, terms)
-    premises = method.premises(view, view.leaving(terms.clients), view.exposures(plan.subjects), tip, terms)
+    premises = method.premises(Claim(view, view.leaving(terms.clients), view.exposures(plan.subjects), tip, terms))
     level = level_of(premises, exact=False)
     small = worst <= LARGEST_NOISE_TO_SIGNAL
     worthwhile = small and level != "none"

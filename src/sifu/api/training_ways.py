@@ -29,6 +29,7 @@ from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpe
 from sifu.core.wording import HeldOutFigures
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
+from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.planning.learning_curve import FirstTraining
 from sifu.run.clients_and_engine import (
@@ -218,7 +219,7 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     rate = Participation.parse(spec.server.participation).rate
     count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
-    level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
+    level = level_of(method_named("groups").premises(Claim(view, [0], [], 0, terms)), exact=True)
     least, most = COSTS
     possible, why = (
         True,

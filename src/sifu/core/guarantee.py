@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from sifu.choices import Level, Retention, Scope, Unit
 from sifu.core.method_info import CLOSED_FORM, Protection
-from sifu.core.premises.sentences import sentence
+from sifu.core.premise_sentences import sentence
 
 WORDING = 2
-"""Raise it with every change to a sentence of this file or of `premises/sentences.py`."""
+"""Raise it with every change to a sentence of this file or of `premise_sentences.py`."""
 
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 

@@ -36,10 +36,20 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 
 
-def noised_premises(
-    view: RunView, clients: Sequence[int], exposures: Sequence[Exposure], depth: int, terms: RequestTerms
-) -> tuple[Premise, ...]:
+@dataclass(frozen=True)
+class Claim:
+    """That `clients` are hidden under `terms` in the model at `depth`; `exposures` have their Psi along the path."""
+
+    view: RunView
+    clients: Sequence[int]
+    exposures: Sequence[Exposure]
+    depth: int
+    terms: RequestTerms
+
+
+def noised_premises(claim: Claim) -> tuple[Premise, ...]:
     """Every premise of a noised release (docs/theory.md, section 12.1)."""
+    view, clients, terms = claim.view, claim.clients, claim.terms
     # Said only where it matters: a merge may lie on the way to the model gone back to.
     grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(clients) else ()
     return grouping + collect_premises(
@@ -49,9 +59,9 @@ def noised_premises(
         calibration=terms.calibration,
         epsilon=terms.epsilon,
         noise=view.spec.privacy.noise,
-        largest_psi=largest_psi_on_the_way(exposures, depth),
+        largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
         rate_source=view.rate_source(clients),
-        left_out=view.replies_left_out(depth),
+        left_out=view.replies_left_out(claim.depth),
         history=view.record_history,
     )
 
@@ -115,21 +125,15 @@ class Method(Protocol):
         """What the request would do; changes nothing."""
         ...
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
-        """What a certificate for `clients` rests on, with noise at `depth`; the level follows from it.
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
+        """What a certificate of this claim rests on; the level follows from it.
 
         Those of any noised release, unless the method is a heuristic.
         """
         if self.info.certifies:
-            return noised_premises(view, clients, exposures, depth, terms)
-        return (heuristic_premise(self.info.name), *before_training_premises(view.facts, view.rate_source(clients)))
+            return noised_premises(claim)
+        before = before_training_premises(claim.view.facts, claim.view.rate_source(claim.clients))
+        return (heuristic_premise(self.info.name), *before)
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
         """What noise in training promises the subjects; None for methods that do not rest on it."""
@@ -167,7 +171,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         psi=0.0,
         psi_star=0.0,
         charges=(),
-        premises=method.premises(view, view.leaving(terms.clients), exposures, depth or 0, terms),
+        premises=method.premises(Claim(view, view.leaving(terms.clients), exposures, depth or 0, terms)),
         level="none",
         predicted_rounds=None,
         scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),

@@ -15,12 +15,12 @@ from typing import ClassVar
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, closed_form_premises, record_premises, tuning_premises
 from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
 from sifu.run.group_state import REBUILT, is_hit, members_now, models_at_hand, own_statistics, trunks_at_hand
 from sifu.run.run_view import RunView
-from sifu.theory.rollback import Exposure
 
 
 class ClosedForm(Scratch):
@@ -92,16 +92,10 @@ class ClosedForm(Scratch):
             )
         return f"the {staying} clients that stay send their statistics again: one round, no training"
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
-        tuned = tuning_premises(view.spec, depends=view.groups_depend_on(clients)) if view.spec.is_tuned else ()
+        view = claim.view
+        tuned = tuning_premises(view.spec, depends=view.groups_depend_on(claim.clients)) if view.spec.is_tuned else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:

@@ -19,11 +19,11 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, training_noise_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
-from sifu.methods.base import Method, Start, plan_in_place
+from sifu.methods.base import Claim, Method, Start, plan_in_place
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise, composed_ratio, promise_of
-from sifu.theory.rollback import Exposure, Subject
+from sifu.theory.rollback import Subject
 
 
 class Dp(Method):
@@ -70,23 +70,17 @@ class Dp(Method):
         mine = np.array(list(own.values()), dtype=np.int64)
         return composed_ratio(mine, sums[:, 0], sums[:, 1].astype(float), sums[:, 2], view.facts.noise), len(own)
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Those of noise in training; the loss need not be regular."""
-        subjects = [exposure.subject for exposure in exposures if set(exposure.subject.clients) <= set(clients)]
+        view, clients = claim.view, set(claim.clients)
+        subjects = [exposure.subject for exposure in claim.exposures if clients.issuperset(exposure.subject.clients)]
         return training_noise_premises(
             view.facts,
-            self.training_noise(view, subjects, terms),
-            epsilon=terms.epsilon,
-            rate_source=view.rate_source(clients),
-            replayed=view.path.unbounded_from <= depth,
-            left_out=view.replies_left_out(depth),
+            self.training_noise(view, subjects, claim.terms),
+            epsilon=claim.terms.epsilon,
+            rate_source=view.rate_source(claim.clients),
+            replayed=view.path.unbounded_from <= claim.depth,
+            left_out=view.replies_left_out(claim.depth),
             history=view.record_history,
         )
 

@@ -17,7 +17,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, group_premises, groups_record_premises, level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
-from sifu.methods.base import Method, Start, plan_from
+from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import (
@@ -32,7 +32,6 @@ from sifu.run.group_state import (
 )
 from sifu.run.run_view import RunView
 from sifu.theory.merging import expected_groups_left
-from sifu.theory.rollback import Exposure
 
 
 class Groups(Method):
@@ -89,20 +88,13 @@ class Groups(Method):
         leaving, members = set(view.leaving(terms.clients)), members_now(view)
         return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
-        groups = view.spec.groups
+        view, groups = claim.view, claim.view.spec.groups
         return (
             *groups_record_premises(view.record_history),
-            *group_premises(groups.count, groups.rounds, groups.stretch, depends=view.groups_depend_on(clients)),
-            *before_training_premises(view.facts, view.rate_source(clients)),
+            *group_premises(groups.count, groups.rounds, groups.stretch, depends=view.groups_depend_on(claim.clients)),
+            *before_training_premises(view.facts, view.rate_source(claim.clients)),
         )
 
     def bytes_kept(self, view: RunView) -> int:

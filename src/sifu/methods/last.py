@@ -19,7 +19,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import NotCertifiableError
-from sifu.methods.base import Method, Start, noised_model, plan_in_place
+from sifu.methods.base import Claim, Method, Start, noised_model, plan_in_place
 from sifu.planning.noise_choice import on_ladder
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
@@ -43,7 +43,7 @@ class Last(Method):
                 "or a client's influence is not bounded. Nothing was changed. Use method sifu, which goes back, or "
                 "scratch; where the earlier requests have scope latest, their budgets are not used up"
             )
-        premises = self.premises(view, view.leaving(terms.clients), exposures, tip, terms)
+        premises = self.premises(Claim(view, view.leaving(terms.clients), exposures, tip, terms))
         untouched = needed == 0.0 and not view.were_refused(terms.clients, tip)
         certified = level_of(premises, exact=untouched) != "none"
         noise_std = on_ladder(needed) if certified else needed

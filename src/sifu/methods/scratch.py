@@ -9,7 +9,6 @@ sigma auto the forgotten clients' influence decides the size, which shows in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,13 +16,12 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, chosen_noise_premise, level_of, record_premises
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, noised_model, plan_from
+from sifu.methods.base import Claim, Method, Start, noised_model, plan_from
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.rollback import Exposure
 
 
 class Scratch(Method):
@@ -46,19 +44,13 @@ class Scratch(Method):
             untouched=True,
         )
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one's data touched the fresh model, so only what came before training matters to its level.
 
         An automatic rate is found anew for those who stay, whichever client leaves, so it tells nothing of who left.
         """
-        source = "anew" if view.finds_rate_anew(terms) else view.rate_source(clients)
+        view = claim.view
+        source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.clients)
         return (*record_premises(view.record_history), *before_training_premises(view.facts, source))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
@@ -77,19 +69,9 @@ class NoisyScratch(Scratch):
         star = hidden_sensitivity(noise_std, terms.multiplier)
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
 
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
+    def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Those of Scratch, and who decided the size of the noise."""
-        return (
-            chosen_noise_premise(terms.sigma == "auto"),
-            *super().premises(view, clients, exposures, depth, terms),
-        )
+        return (chosen_noise_premise(claim.terms.sigma == "auto"), *super().premises(claim))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch plus N(0, sigma^2 I)."""

@@ -14,7 +14,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, noised_model, plan_from, planned_charges
+from sifu.methods.base import Claim, Method, Start, noised_model, plan_from, planned_charges
 from sifu.planning.budgets import budget_lines, outlook
 from sifu.planning.forecast import Forecast, Prediction, predicted_rounds
 from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
@@ -36,7 +36,7 @@ class Sifu(Method):
         earlier = view.exposures(view.earlier_subjects())
         exposures = [*new, *earlier]
         forecast = Forecast(view, terms)
-        anywhere = self.premises(view, clients, exposures, view.path.tip, terms)
+        anywhere = self.premises(Claim(view, clients, exposures, view.path.tip, terms))
         options = noise_options(view, exposures, order, forecast, anywhere)
         choice = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else NoiseChoice(terms.sigma)
         node = choose_node(exposures, view.kept, choice.noise_std, order)

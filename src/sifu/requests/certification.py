@@ -20,6 +20,7 @@ from sifu.core.ledger import NONCE_BYTES, Event
 from sifu.core.method_info import CLOSED_FORM, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
+from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.run_view import RunView, evaluation_row
@@ -153,13 +154,8 @@ class RecordedRequest:
 
     def premises(self) -> tuple[Premise, ...]:
         """What the certificate rests on."""
-        return self.method.premises(
-            self.view,
-            self.view.leaving(self.request.clients),
-            [*self.new_exposures, *self.earlier_exposures],
-            self.source_depth,
-            self.terms,
-        )
+        leaving, exposures = self.view.leaving(self.request.clients), [*self.new_exposures, *self.earlier_exposures]
+        return self.method.premises(Claim(self.view, leaving, exposures, self.source_depth, self.terms))
 
     @cached_property
     def untouched(self) -> bool:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
-from sifu.core.spec import run_spec as parsing
-from sifu.core.spec import run_spec as ranges
 from sifu.core.spec.sections import (
     IMAGE_FEATURES,
     LINEAR_KINDS,
@@ -316,22 +314,22 @@ class Spec:
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
         """From plain values; unknown keys, wrong types and values out of range are refused by name."""
-        spec: Spec = parsing.parse(Spec, mapping)
-        ranges.demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
-        ranges.check_data(spec.data)
-        ranges.demand(0 <= spec.model.outputs <= 10**6, "model.outputs", spec.model.outputs, "in 0 to 1000000")
-        ranges.check_local(spec.local)
-        ranges.check_server(spec.server)
-        ranges.check_stop(spec.stop)
-        ranges.check_groups(spec.groups, spec.model, spec.server, spec.stop, spec.features)
-        ranges.check_tuning(spec.features, spec.groups, spec.local, spec.ridge)
-        ranges.check_privacy(spec.privacy)
+        spec: Spec = parse(Spec, mapping)
+        demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
+        check_data(spec.data)
+        demand(0 <= spec.model.outputs <= 10**6, "model.outputs", spec.model.outputs, "in 0 to 1000000")
+        check_local(spec.local)
+        check_server(spec.server)
+        check_stop(spec.stop)
+        check_groups(spec.groups, spec.model, spec.server, spec.stop, spec.features)
+        check_tuning(spec.features, spec.groups, spec.local, spec.ridge)
+        check_privacy(spec.privacy)
         factor = spec.regularity.factor
-        ranges.demand(0 < factor <= 1e6, "regularity.factor", factor, "in (0, 1e6]")
-        ranges.check_keep(spec.keep)
-        ranges.check_features(spec.features, spec.model, spec.data)
+        demand(0 < factor <= 1e6, "regularity.factor", factor, "in (0, 1e6]")
+        check_keep(spec.keep)
+        check_features(spec.features, spec.model, spec.data)
         if spec.model.kind == RIDGE:
-            ranges.check_ridge(spec.ridge, spec.model, spec.server, spec.keep)
+            check_ridge(spec.ridge, spec.model, spec.server, spec.keep)
         return spec
 
 
