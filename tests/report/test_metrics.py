@@ -16,8 +16,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, small_spec
 from sifu.errors import InputError
-from sifu.report.metrics import MetricsLog, write_metrics
-from sifu.report.metrics.log import MlflowLog, crc32c
+from sifu.report.metrics_log import MetricsLog, MlflowLog, crc32c, write_metrics
 from sifu.run.run_view import ACTIVE
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from sifu.cli.options import Format
 from sifu.core.ledger import plain_values
-from sifu.report.metrics import MetricsLog
+from sifu.report.metrics_log import MetricsLog
 from sifu.run.training import expected_rounds
 
 

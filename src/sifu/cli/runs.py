@@ -48,7 +48,7 @@ def metrics(
 
     from sifu.cli.output import print_json, tell
     from sifu.errors import InputError
-    from sifu.report.metrics import COLUMNS, rows_after, write_metrics
+    from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
     from sifu.store.known_keys import check_known_key
     from sifu.store.reader import RunReader
 
@@ -157,7 +157,7 @@ def train(
     from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
     from sifu.cli.output import RoundsProgress
-    from sifu.report.metrics import MetricsLog
+    from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
     merged = load_spec(spec, settings or [])

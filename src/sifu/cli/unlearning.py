@@ -171,7 +171,7 @@ def forget(
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.cli.output import RoundsProgress
-    from sifu.report.metrics import MetricsLog
+    from sifu.report.metrics_log import MetricsLog
 
     _add_records(terms, clients, records, run)
     of_new_requests = [name for name in terms if name != "level"]

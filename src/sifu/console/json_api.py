@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -76,27 +77,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "compare_ways": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
     "verify": {"properties": {}},
 }
-OPERATIONS: list[tuple[str, str, str, str, str]] = [
-    ("get", "/runs", "list_runs", "Every run with what it does now.", "200"),
-    ("get", "/pending", "pending", "What waits in all runs, overdue first.", "200"),
-    ("get", "/runs/{run}", "show_run", "One run now, the curve of its accuracy, its last verification.", "200"),
-    ("get", "/runs/{run}/requests", "list_requests", "The requests of a run, and those in its inbox.", "200"),
-    ("post", "/runs/{run}/requests", "file_request", "File a request; idempotent by its id.", "201"),
-    ("get", "/runs/{run}/requests/{number}", "show_request", "One request with every step of its life.", "200"),
-    ("get", "/runs/{run}/requests/{number}/certificate", "certificate", "Its public certificate.", "200"),
-    ("get", "/runs/{run}/requests/{number}/evidence", "evidence", "Its evidence, a zip file.", "200"),
-    ("post", "/runs/{run}/decisions", "decide", "Approve, verify, refuse or withdraw a request.", "200"),
-    ("post", "/runs/{run}/carry-out", "carry_out", "Start to carry a request out.", "202"),
-    (
-        "post",
-        "/runs/{run}/plan",
-        "compare_ways",
-        "What every method would do for some clients; changes nothing.",
-        "200",
-    ),
-    ("post", "/runs/{run}/verify", "verify", "Start to verify a run.", "202"),
-]
-"""Method, path, operation, what it does, and the status when it works."""
+WHY_NOT = {"application/json": {"schema": {"type": "object", "properties": {"error": TEXT}}}}
 ERRORS = {
     "400": "What was sent cannot be used; the sentence says why.",
     "401": "No token, or one that does not work.",
@@ -107,48 +88,13 @@ ERRORS = {
 }
 
 
-def openapi_document() -> dict[str, Any]:
-    """The whole document."""
-    paths: dict[str, dict[str, Any]] = {}
-    for method, path, operation, words, success in OPERATIONS:
-        parameters = [
-            {"name": name, "in": "path", "required": True, "schema": WHOLE if name == "number" else TEXT}
-            for name in ("run", "number")
-            if f"{{{name}}}" in path
-        ]
-        kind = "application/zip" if operation == "evidence" else "application/json"
-        shape = TEXT | {"format": "binary"} if operation == "evidence" else {"type": "object"}
-        entry: dict[str, Any] = {
-            "operationId": operation,
-            "summary": words,
-            "parameters": parameters,
-            "responses": {success: {"description": "Done.", "content": {kind: {"schema": shape}}}}
-            | {code: {"description": why, "content": _error()} for code, why in ERRORS.items()},
-        }
-        if operation in BODIES:
-            schema = {"type": "object", "additionalProperties": False} | BODIES[operation]
-            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths.setdefault(path, {})[method] = entry
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "sifu console", "version": __version__},
-        "servers": [{"url": "/api/v1"}],
-        "security": [{"token": []}],
-        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
-        "paths": paths,
-    }
-
-
-def _error() -> dict[str, Any]:
-    return {"application/json": {"schema": {"type": "object", "properties": {"error": TEXT}}}}
-
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def answering(handler: Handler) -> Handler:
     """Errors become a JSON object with a sentence and the right status."""
 
+    @functools.wraps(handler)
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
@@ -156,7 +102,6 @@ def answering(handler: Handler) -> Handler:
             headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotKnownError) else None
             return JSONResponse({"error": str(error)}, status_code(error), headers)
 
-    answer.__name__ = handler.__name__
     return answer
 
 
@@ -184,7 +129,7 @@ def _runs(desk: Desk, who: Token) -> list[dict[str, Any]]:
 
 @answering
 async def show_run(request: Request) -> Response:
-    """One run now, with the curve of its accuracy and its last verification."""
+    """One run now, the curve of its accuracy, its last verification."""
     who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
     live = await work(desk.live, who, key)
     run = desk.find(who, key)
@@ -217,7 +162,7 @@ async def show_request(request: Request) -> Response:
 
 @answering
 async def file_request(request: Request) -> Response:
-    """File a request; the same id with the same terms again changes nothing."""
+    """File a request; idempotent by its id."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     content = await read_json(request, visitor)
     unknown = set(content) - {"request", "clients", "deadline_days", "terms"}
@@ -254,7 +199,7 @@ async def decide(request: Request) -> Response:
 
 @answering
 async def carry_out(request: Request) -> Response:
-    """Start to carry out a request; its state shows how far it is."""
+    """Start to carry a request out."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     content = await read_json(request, visitor)
     job = await work(desk.carry_out, visitor.token, key, str(content.get("request", "")))
@@ -275,7 +220,7 @@ async def compare_ways(request: Request) -> Response:
 
 @answering
 async def verify(request: Request) -> Response:
-    """Start to verify a run; its last verification shows what was found."""
+    """Start to verify a run."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     await read_json(request, visitor)
     return _json({"job": asdict(await work(desk.verify, visitor.token, key))}, 202)
@@ -283,14 +228,14 @@ async def verify(request: Request) -> Response:
 
 @answering
 async def certificate(request: Request) -> Response:
-    """The public certificate of a request."""
+    """Its public certificate."""
     who, desk = visitor_of(request).token, console_of(request).desk
     return _json(await work(desk.certificate, who, request.path_params["run"], request.path_params["number"]))
 
 
 @answering
 async def evidence(request: Request) -> Response:
-    """The evidence of a request as a zip file."""
+    """Its evidence, a zip file."""
     who, desk = visitor_of(request).token, console_of(request).desk
     name, content = await work(desk.evidence, who, request.path_params["run"], request.path_params["number"])
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -313,6 +258,56 @@ async def metrics(request: Request) -> Response:
     return Response(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+OPERATIONS: list[tuple[str, str, Handler, int]] = [
+    ("get", "/runs", list_runs, 200),
+    ("get", "/pending", pending, 200),
+    ("get", "/runs/{run}", show_run, 200),
+    ("get", "/runs/{run}/requests", list_requests, 200),
+    ("post", "/runs/{run}/requests", file_request, 201),
+    ("get", "/runs/{run}/requests/{number}", show_request, 200),
+    ("get", "/runs/{run}/requests/{number}/certificate", certificate, 200),
+    ("get", "/runs/{run}/requests/{number}/evidence", evidence, 200),
+    ("post", "/runs/{run}/decisions", decide, 200),
+    ("post", "/runs/{run}/carry-out", carry_out, 202),
+    ("post", "/runs/{run}/plan", compare_ways, 200),
+    ("post", "/runs/{run}/verify", verify, 202),
+]
+"""Method, path, what answers and says what it does, and the status when it works."""
+
+
+def openapi_document() -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, handler, success in OPERATIONS:
+        operation = handler.__name__
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": WHOLE if name == "number" else TEXT}
+            for name in ("run", "number")
+            if f"{{{name}}}" in path
+        ]
+        kind = "application/zip" if operation == "evidence" else "application/json"
+        shape = TEXT | {"format": "binary"} if operation == "evidence" else {"type": "object"}
+        entry: dict[str, Any] = {
+            "operationId": operation,
+            "summary": handler.__doc__,
+            "parameters": parameters,
+            "responses": {str(success): {"description": "Done.", "content": {kind: {"schema": shape}}}}
+            | {code: {"description": why, "content": WHY_NOT} for code, why in ERRORS.items()},
+        }
+        if operation in BODIES:
+            schema = {"type": "object", "additionalProperties": False} | BODIES[operation]
+            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths.setdefault(path, {})[method] = entry
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "sifu console", "version": __version__},
+        "servers": [{"url": "/api/v1"}],
+        "security": [{"token": []}],
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "paths": paths,
+    }
+
+
 async def openapi(request: Request) -> Response:
     """This API in words for machines; tells nothing of any run."""
     return JSONResponse(openapi_document())
@@ -321,17 +316,9 @@ async def openapi(request: Request) -> Response:
 API = "/api/v1"
 ROUTES = [
     Route(f"{API}/openapi.json", openapi),
-    Route(f"{API}/runs", list_runs),
-    Route(f"{API}/pending", pending),
-    Route(f"{API}/runs/{{run}}", show_run),
-    Route(f"{API}/runs/{{run}}/requests", list_requests, methods=["GET"]),
-    Route(f"{API}/runs/{{run}}/requests", file_request, methods=["POST"]),
-    Route(f"{API}/runs/{{run}}/requests/{{number:int}}", show_request),
-    Route(f"{API}/runs/{{run}}/requests/{{number:int}}/certificate", certificate),
-    Route(f"{API}/runs/{{run}}/requests/{{number:int}}/evidence", evidence),
-    Route(f"{API}/runs/{{run}}/decisions", decide, methods=["POST"]),
-    Route(f"{API}/runs/{{run}}/carry-out", carry_out, methods=["POST"]),
-    Route(f"{API}/runs/{{run}}/plan", compare_ways, methods=["POST"]),
-    Route(f"{API}/runs/{{run}}/verify", verify, methods=["POST"]),
+    *(
+        Route(API + path.replace("{number}", "{number:int}"), handler, methods=[method.upper()])
+        for method, path, handler, _ in OPERATIONS
+    ),
     Route("/metrics", metrics),
 ]

@@ -1,4 +1,7 @@
-"""Metrics of a run: a line for each evaluation in CSV, JSON lines, events for TensorBoard, or MLflow."""
+"""Metrics of a run for other tools: a line for each evaluation in CSV, JSON lines, events for TensorBoard, or MLflow.
+
+Everything is read from the ledger, so a file never disagrees with it, and what was missed is added at the next look.
+"""
 
 from __future__ import annotations
 
