@@ -387,8 +387,10 @@ class Heads:
     def __init__(self, parts: Sequence[Tensor], blocks: Blocks, images: Images, run: Run) -> None:
         targets = Targets("classification", images.classes)
         self.blocks, self.images, self.run, self.targets = blocks, images, run, targets
-        self.fixed = FixedPoint(features=blocks.features, outputs=images.classes, norm=NORM, target_norm=targets.norm)
-        scaled = torch.cat([shortened(part, blocks.part_norm(NORM)) for part in parts], dim=1)
+        self.fixed = FixedPoint(
+            features=blocks.features, outputs=images.classes, norm=blocks.norm(NORM), target_norm=targets.norm
+        )
+        scaled = torch.cat([shortened(part, NORM) for part in parts], dim=1)
         self.phi = scaled.cpu().numpy()[: images.train] if run.check else None
         self.rows = torch.cat(
             [torch.round(torch.ldexp(scaled, torch.tensor(float(self.fixed.feature_bits)))), scaled[:, :1] * 0], dim=1
@@ -440,8 +442,8 @@ class Heads:
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0.0)
         rotated = vectors.T @ cross
-        mean_square = float(gram.diagonal().sum()) / self.fixed.width
-        noise = 64.0 * np.finfo(np.float64).eps * self.fixed.width * energy
+        mean_square = float(gram.diagonal().sum()) / len(gram)  # of the features that are left
+        noise = 64.0 * np.finfo(np.float64).eps * len(gram) * energy
         best, chosen = math.inf, GRID[-1]
         for tried in reversed(GRID):
             ridge = tried * mean_square

@@ -816,11 +816,13 @@ class Verifier:
         shapes, ridge = json.loads(self.run["layout"])["shapes"], self.spec["ridge"]
         (k, outputs), a, b = shapes[0], ridge["feature_bits"], ridge["target_bits"]
         reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
-        norms = f"norm={float(self.spec['features']['norm'])!r} target_norm={reach[ridge['task']]!r}"
+        tuned, places = self.spec["features"].get("tune", "none"), self.block_places(k)
+        parts = {"none": 1, "merge": 2, "blocks": 1 + self.spec["groups"]["count"]}[tuned]
+        norm = float(self.spec["features"]["norm"]) * math.sqrt(parts)
+        norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
         bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
         heading = f"sifu statistics 1 {bits} {norms}\n".encode()
         words, whole, samples_of = {}, None, {}
-        tuned, places = self.spec["features"].get("tune", "none"), self.block_places(k)
         nodes = {trunk for row in listed.values() for trunk in json.loads(row["trunks"]) if trunk in self.groups}
         of_groups = {self.groups[node]["grp"] for node in nodes}
         lists = {row["trunks"] for row in listed.values()} if tuned != "blocks" else {""}
@@ -897,6 +899,16 @@ class Verifier:
         gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * a)
         cross = np.ldexp(numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs).astype(float), -a - b)
         energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
+        tensors = tensors_of((self.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
+        head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
+        # Section 5b: a head has only the features whose network is there, and the constant.
+        through = {self.groups[trunk]["grp"] for trunk in json.loads(row["trunks"])}
+        lost = {place for group, own in places.items() if group not in through for place in own}
+        if tuned == "merge" and not through:
+            lost = set(range(k // 2, k))
+        self.check(not head[sorted(lost)].any(), "the current head has weights of features without a network")
+        kept = [place for place in range(k + 1) if place not in lost]
+        gram, cross, head, k = gram[np.ix_(kept, kept)], cross[kept], head[kept], len(kept) - 1
         chosen = solve["relative_penalty"] * float(np.trace(gram)) / (k + 1)
         if ridge["regularisation"] == "auto":
             values, vectors = np.linalg.eigh(gram)
@@ -914,8 +926,6 @@ class Verifier:
             self.check(good, f"r = {solve['relative_penalty']} is not what cross-validation chooses")
         else:
             self.agree("r", solve["relative_penalty"], ridge["regularisation"])
-        tensors = tensors_of((self.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
-        head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
         residual = np.linalg.norm(cross - gram @ head - chosen * head) / np.linalg.norm(cross)
         self.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
 

@@ -32,8 +32,8 @@ from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, read_part, read_statistics
 from sifu.store.writer import RunWriter
-from sifu.theory.closed_form import Statistics, fit_head, total
-from sifu.theory.closed_form.blocks import Part, is_struck, parts_through, strike, words_of_part
+from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form.blocks import Part, head_at, is_struck, parts_through, strike, words_of_part
 from sifu.theory.merging import group_of
 
 CLIENTS, GROUPS = 7, 3
@@ -126,7 +126,8 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     hit = groups_of(own, leavers)
     expected = strike(whole_sum(never), blocks_of(never), hit)
     assert whole_sum(own) == expected
-    assert np.array_equal(released(own), fit_head(expected, 0.01).weights.ravel())
+    places = blocks_of(own).left(set(range(GROUPS)) - hit)
+    assert np.array_equal(released(own), head_at(expected, places, 0.01).weights.ravel())
     assert np.any(whole_sum(never).gram != expected.gram)  # a hit group has a network in the other world, too
 
 
@@ -151,9 +152,15 @@ def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path
     check(own)
     weights = released(own).reshape(blocks.features + 1, 3)
     assert not np.any(weights[blocks.frozen : -1])
-    frozen = tmp_path / "frozen"
-    sifu.train(spec_of(), run=frozen, clients=without(clients_of(), gone))
-    assert whole_sum(own) == strike(whole_sum(frozen), blocks, range(GROUPS))
+    never = tmp_path / "never"
+    sifu.train(spec_of(), run=never, clients=without(clients_of(), gone))
+    assert whole_sum(own) == strike(whole_sum(never), blocks, range(GROUPS))
+    # The head of a network that was never tuned, with the same rule for lambda: bit for bit.
+    frozen = spec_of(features={"tune": "none", "block": 200})
+    del frozen["groups"]
+    sifu.train(frozen, run=tmp_path / "frozen", clients=without(clients_of(), gone))
+    public = released(tmp_path / "frozen").reshape(blocks.frozen + 1, 3)
+    assert np.array_equal(weights[[*range(blocks.frozen), -1]], public)
 
 
 def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own: Path) -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, fit_head, statistics_of, total
-from sifu.theory.closed_form.blocks import Blocks, is_struck, projection, strike
+from sifu.theory.closed_form.blocks import Blocks, head_at, is_struck, projection, strike
 from sifu.theory.merging import members_by_group
 
 INPUTS, WIDTH, GROUPS, NORM = 5, 8, 3, 10.0
 BLOCKS = Blocks(frozen=WIDTH, block=4, count=GROUPS)
-FIXED = FixedPoint(features=BLOCKS.features, outputs=2, norm=NORM)
+FIXED = FixedPoint(features=BLOCKS.features, outputs=2, norm=BLOCKS.norm(NORM))
 KEY = bytes(32)
 PUBLIC = np.random.default_rng(0).normal(size=(INPUTS, WIDTH))
 Federation = Mapping[int, tuple[Floats, Floats]]
@@ -57,7 +57,7 @@ def trunks_of(data: Federation, *, leave_out: Collection[int] = ()) -> dict[int,
 
 def part(x: Floats, trunk: Floats, project: Floats | None) -> Floats:
     rows = np.tanh(x @ trunk) if project is None else np.tanh(x @ trunk) @ project
-    return rows * (BLOCKS.part_norm(NORM) / np.linalg.norm(rows, axis=1, keepdims=True))
+    return rows * (NORM / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
 def sent(data: Federation, client: int, trunks: Mapping[int, Floats], project: Floats) -> Statistics:
@@ -89,7 +89,8 @@ def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int
     never = total(FIXED, [sent(others, client, apart, PROJECT) for client in others])
     assert left == never
     assert left.digest() == never.digest()
-    assert fit_head(left, 0.1).digest() == fit_head(never, 0.1).digest()
+    places = BLOCKS.left(apart)
+    assert head_at(left, places, 0.1).digest() == head_at(never, places, 0.1).digest()
     assert all(is_struck(left, BLOCKS, group) == (group not in apart) for group in range(GROUPS))
 
 
@@ -97,9 +98,17 @@ def test_all_groups_hit_leaves_the_head_of_the_frozen_trunk() -> None:
     data = federation(3)
     trunks = trunks_of(data)
     whole = total(FIXED, [sent(data, client, trunks, PROJECT) for client in data])
-    head = fit_head(strike(whole, BLOCKS, range(GROUPS)), 0.1)
-    assert not np.any(head.weights[WIDTH:-1])
-    assert np.any(head.weights[:WIDTH])
+    frozen = FixedPoint(features=WIDTH, outputs=2, norm=NORM)
+    apart = total(frozen, [statistics_of(frozen, part(x, PUBLIC, None), t) for x, t in data.values()])
+    for relative in (0.1, None):
+        alone = fit_head(apart, relative)
+        head = head_at(strike(whole, BLOCKS, range(GROUPS)), BLOCKS.left([]), relative)
+        assert np.array_equal(head.weights[[*range(WIDTH), -1]], alone.weights)
+        assert not np.any(head.weights[WIDTH:-1])
+        # The negative controls: one group that is left, and lambda by the number of all features.
+        assert not np.array_equal(head_at(whole, BLOCKS.left([0]), relative).weights[:WIDTH], alone.weights[:-1])
+    struck = fit_head(strike(whole, BLOCKS, range(GROUPS)), 0.1)
+    assert not np.allclose(struck.weights[:WIDTH], fit_head(apart, 0.1).weights[:-1])
 
 
 def two_worlds(seed: int = 5) -> tuple[Federation, Federation, set[int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
 
 from sifu.core.engine import Engine, Position, Rejection
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
+from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
 from sifu.theory.closed_form.blocks import Blocks
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
@@ -25,11 +28,12 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """How the statistics of a run are written, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
-    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, target_norm)
+    norm = recorded_blocks(spec, layout).norm(spec.features.norm) if spec.is_tuned else spec.features.norm
+    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, norm, target_norm)
 
 
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Where the blocks of groups lie in the features of a run whose groups tune a network.
+    """Where the blocks of groups lie in the features of a run whose groups tune a network; a merge is one block.
 
     A block is as wide as the spec says, or as the network's output where that is not wider.
 
@@ -38,11 +42,20 @@ def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
     >>> recorded_blocks(spec, head[0]), recorded_blocks(spec, head[1])
     (Blocks(frozen=10, block=4, count=2), Blocks(frozen=3, block=3, count=2))
     """
-    features, count, block = layout.shapes[0][0], spec.groups.count, spec.features.block
+    features, block, is_merge = layout.shapes[0][0], spec.features.block, spec.features.tune == "merge"
+    count = 1 if is_merge else spec.groups.count
     frozen = features - count * block
-    if 0 < block < frozen:
+    if 0 < block < frozen and not is_merge:
         return Blocks(frozen, block, count)
     return Blocks(features // (count + 1), features // (count + 1), count)
+
+
+def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
+    """The places of the features that a head is solved on where these groups have a network, and of the constant."""
+    if not spec.is_tuned:
+        return np.arange(layout.shapes[0][0] + 1)
+    blocks = recorded_blocks(spec, layout)
+    return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, recorded_blocks
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, places_of_head, recorded_blocks
 from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
@@ -30,8 +30,8 @@ from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
 from sifu.store.projection import GroupModelRow
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
-from sifu.theory.closed_form import Statistics, fit_head, total
-from sifu.theory.closed_form.blocks import Blocks, Part
+from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form.blocks import Blocks, Part, head_at
 from sifu.theory.closed_form.sums import words_at
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,8 @@ class RecordedSolve(RecordedTraining):
             )
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # the same clients are still missing
-        head = fit_head(statistics, engine.relative_penalty)
+        places = places_of_head(self.view.spec, self.writer.layout, networks.keys())
+        head = head_at(statistics, places, engine.relative_penalty)
         vector = head.weights.ravel()
         if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
             gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)

@@ -366,4 +366,5 @@ def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) 
         raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
     if not content.startswith(heading) or (len(content) - len(heading)) % 8:
         raise RunDamagedError(f"the statistics file {row.file} is not in [{fixed.describe()}]")
-    return np.frombuffer(content[len(heading) : -files.SALT_BYTES], dtype="<i8").astype(np.int64)
+    count = (len(content) - len(heading) - files.SALT_BYTES) // 8
+    return np.frombuffer(content, "<i8", count, len(heading)).astype(np.int64, copy=False)

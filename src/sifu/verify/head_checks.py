@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import places_of_head, recorded_blocks, recorded_fixed_point
 from sifu.core.spec import RIDGE
 from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
@@ -21,7 +21,7 @@ from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Statistics, total
-from sifu.theory.closed_form.blocks import Blocks, is_struck
+from sifu.theory.closed_form.blocks import Blocks, at_places, is_struck
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
 SCORES_AGREE = 1e-6
@@ -167,6 +167,13 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
+    groups = reader.group_models()
+    there = {groups[node].grp for node in row.trunks if node in groups}
+    places = places_of_head(view.spec, reader.layout, there)
+    weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
+    if np.any(np.delete(weights, places, axis=0)):
+        yield "statistics: the current head has weights of features whose network is not there"
+    statistics, weights = at_places(statistics, places), weights[places]
     if rule == "auto":
         scores = gcv_scores(statistics)
         best = float(np.min(scores))
@@ -175,7 +182,6 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
             yield f"statistics: r = {relative!r} is not what cross-validation of the sum chooses"
     elif relative != rule:
         yield f"statistics: r = {relative!r} is recorded, the spec says {rule!r}"
-    weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
     residual = residual_of(statistics, relative, weights)
     if not residual <= RESIDUAL:
         yield f"statistics: the current head leaves a residual of {residual:.3g} in the equations of its sum"

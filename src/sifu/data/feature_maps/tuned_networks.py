@@ -186,9 +186,9 @@ class TunedFeatures(FeatureMap):
         wide = block if 0 < block < width else width
         self.blocks = Blocks(width, wide, count) if tune == "blocks" else Blocks(width, width, 1)
         self.tune = tune
-        self.kind, self.features, self.norm = public.kind, self.blocks.features, public.norm
+        self.kind, self.features, self.norm = public.kind, self.blocks.features, self.blocks.norm(public.norm)
         self.network = TunedNetwork(public.module, width, outputs, trainable)
-        self._public = replace(public, norm=self.blocks.part_norm(public.norm))
+        self._public = public
         self._plan = {
             "tune": tune,
             "block": self.blocks.block,

@@ -1,9 +1,10 @@
 """Features of networks that groups tuned apart: where each group's block lies, and striking it out of the statistics.
 
 A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: those of the public trunk, then a block of each group's
-tuned trunk, projected by a public P (docs/theory.md, section 15.5). Every part has the same length, so a sample has at
-most the agreed norm whichever parts there are. A block whose group has no trunk (any more) is zero in every row of
-Phi^, and so are its rows and columns of G and its rows of H: striking a block makes it so, bit for bit.
+tuned trunk, projected by a public P (docs/theory.md, section 15.5). Every part has the length c, whichever parts there
+are, so without any group the features are those of the public trunk alone. A block whose group has no trunk (any more)
+is zero in every row of Phi^, and so are its rows and columns of G and its rows of H: striking a block makes it so, bit
+for bit. The head is solved on the features that are left.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form.fixed_point import FixedPoint
+from sifu.theory.closed_form.ridge import Head, fit_head
 from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.participation import base_key, scores
 
@@ -53,13 +55,22 @@ class Blocks:
         start = self.frozen + group * self.block
         return slice(start, start + self.block)
 
-    def part_norm(self, norm: float) -> float:
-        """The length of each of the S + 1 parts of a sample whose length is at most `norm`, whichever parts there are.
+    def norm(self, part: float) -> float:
+        """The largest length of a sample whose S + 1 parts have at most the length `part` each.
 
-        >>> Blocks(4, 2, 3).part_norm(10.0)
-        5.0
+        >>> Blocks(4, 2, 3).norm(10.0)
+        20.0
         """
-        return norm / math.sqrt(self.count + 1)
+        return part * math.sqrt(self.count + 1)
+
+    def left(self, groups: Iterable[int]) -> Integers:
+        """The places of the public features, of the blocks of `groups` and of the constant.
+
+        >>> Blocks(4, 2, 3).left([1])
+        array([ 0,  1,  2,  3,  6,  7, 10])
+        """
+        spans = [slice(0, self.frozen), *(self.columns(group) for group in sorted(groups)), slice(self.features, None)]
+        return np.concatenate([np.arange(self.features + 1)[span] for span in spans])
 
 
 def projection(seed: int, inputs: int, block: int) -> Floats:
@@ -106,6 +117,31 @@ def strike(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Sta
     return Statistics(statistics.fixed, gram, cross, statistics.samples, statistics.target_energy)
 
 
+def head_at(statistics: Statistics, places: Integers, relative: float | None) -> Head:
+    """The head on the features at these places, as if there were no others; its weights are zero elsewhere.
+
+    Where no block is left it is, bit for bit, the head of the public trunk alone (docs/theory.md, section 15.5).
+
+    >>> from sifu.theory.closed_form import FixedPoint, statistics_of
+    >>> data = statistics_of(FixedPoint(features=2, outputs=1), np.array([[1.0, 2.0]]), np.array([[1.0]]))
+    >>> head_at(data, Blocks(frozen=1, block=1, count=1).left([]), 1.0).weights.ravel().round(3)
+    array([0.333, 0.   , 0.333])
+    """
+    head = fit_head(at_places(statistics, places), relative)
+    weights = np.zeros((statistics.fixed.width, statistics.fixed.outputs))
+    weights[places] = head.weights
+    return replace(head, fixed=statistics.fixed, weights=weights)
+
+
+def at_places(statistics: Statistics, places: Integers) -> Statistics:
+    """The statistics of some features and the constant alone."""
+    if places.size == statistics.fixed.width:
+        return statistics
+    fixed = replace(statistics.fixed, features=places.size - 1)
+    gram, cross = statistics.gram[np.ix_(places, places)], statistics.cross[places]
+    return Statistics(fixed, gram, cross, statistics.samples, statistics.target_energy)
+
+
 def is_struck(statistics: Statistics, blocks: Blocks, group: int) -> bool:
     """Whether nothing is left of a group's block in G and H."""
     columns = blocks.columns(group)
@@ -145,7 +181,7 @@ def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
     gram, cross = statistics.gram, statistics.cross
     if len(part) == 2:
         return gram[blocks.columns(part[1]), blocks.columns(part[0])].ravel()
-    public = _public(blocks)
+    public = blocks.left([])
     if not part:
         triangle = gram[np.ix_(public, public)][np.tril_indices(public.size)]
         return np.concatenate([triangle, cross[public].ravel(), [statistics.samples, statistics.target_energy]])
@@ -166,7 +202,7 @@ def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) ->
     """
     gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
     cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
-    samples, energy, public = 0, 0, _public(blocks)
+    samples, energy, public = 0, 0, blocks.left([])
     for part, words in parts.items():
         if words.size != words_of_part(fixed, blocks, part):
             raise InputError(
@@ -188,11 +224,6 @@ def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) ->
         gram[own, own] = _symmetric(block, words[first:split])
         cross[own] = words[split:].reshape(block, fixed.outputs)
     return Statistics(fixed, gram, cross, samples, energy)
-
-
-def _public(blocks: Blocks) -> Integers:
-    """The places of the public network's features and of the constant."""
-    return np.append(np.arange(blocks.frozen), blocks.features)
 
 
 def _symmetric(size: int, triangle: Integers) -> Integers:

@@ -89,7 +89,8 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
         ridge = penalty(statistics, chosen)
         gram, cross = _scaled(statistics)
         gram[np.diag_indices_from(gram)] += ridge
-        factor = scipy.linalg.cho_factor(gram, lower=True, check_finite=False)
+        # G is its own transpose, which LAPACK takes without turning it round.
+        factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
         weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
         left = cross - gram @ weights
         weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
@@ -160,8 +161,8 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
 def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
     """G / 2^2a and H / 2^(a+b) in float64: a power of two changes no digit."""
     fixed = statistics.fixed
-    gram = np.ldexp(statistics.gram.astype(np.float64), -2 * fixed.feature_bits)
-    return gram, np.ldexp(statistics.cross.astype(np.float64), -fixed.feature_bits - fixed.target_bits)
+    gram = np.multiply(statistics.gram, math.ldexp(1.0, -2 * fixed.feature_bits))
+    return gram, np.multiply(statistics.cross, math.ldexp(1.0, -fixed.feature_bits - fixed.target_bits))
 
 
 def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:

@@ -25,6 +25,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint
 
+TILE = 128
 BLOCK_ROWS = 4096
 """This many samples are multiplied at once at most, so that memory stays bounded."""
 
@@ -102,8 +103,13 @@ class Statistics:
         start = 0
         for row in range(fixed.width):
             gram[row, : row + 1] = words[start : start + row + 1]
-            gram[: row + 1, row] = gram[row, : row + 1]
             start += row + 1
+        for first in range(0, fixed.width, TILE):  # a tile at a time, which stays in the processor's cache
+            for last in range(first, fixed.width, TILE):
+                tile = gram[last : last + TILE, first : first + TILE]
+                gram[first : first + TILE, last : last + TILE] = (
+                    tile.T if last > first else np.tril(tile) + np.tril(tile, -1).T
+                )
         cross = words[start:-2].reshape(fixed.width, fixed.outputs).copy()
         return Statistics(fixed, gram, cross, int(words[-2]), int(words[-1]))
 
