@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two torch processes with two threads each on two cores are ten times slower than with one thread each.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Two torch processes with two threads each on two cores are ten times slower than with one thread each. Compiled files
+# are written even where the environment says not to: every suite and every process that a test starts reads them.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: demo test test-long test-properties test-slow test-paper test-flower check bench clean docs fuzz load paper
 
@@ -38,19 +39,19 @@ demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a min
 	$(BIN)/sifu demo
 
 test: $(VENV)/.dev       ## everything that is quick, in minutes
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(TESTS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 test-long: $(VENV)/.dev  ## what takes long: stories, browser, kills, every change to a run, GPU kernels in an interpreter
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "long and not slow and not flower and not hypothesis"
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow and not flower and not hypothesis"
 
 test-properties: $(VENV)/.dev  ## the property tests again, with all of their examples
-	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 -m "hypothesis and not slow and not flower"
+	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-paper: $(VENV)/.dev  ## the tests of the paper's experiments
-	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2
+	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal
 
 paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing
 	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --device cpu --out build/bench-sequential

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,18 @@ import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
 
 
+@pytest.fixture(scope="session")
+def folders_of_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for every test; `mktemp` would look at all earlier ones every time."""
+    root = tmp_path_factory.mktemp("known-keys")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def known_keys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def known_keys(folders_of_keys: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of known keys that this test has to itself: nothing is known yet."""
-    path = tmp_path_factory.mktemp("known-keys") / "known_keys"
+    path = next(folders_of_keys) / "known_keys"
+    path.parent.mkdir()
     monkeypatch.setenv("SIFU_KNOWN_KEYS", str(path))
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import safetensors.numpy
+import typer.main
 
 import sifu
 from sifu.store.files import SALT_BYTES
@@ -203,6 +205,9 @@ class Answer:
 
 Command = Callable[..., Answer]
 
+built_command = functools.cache(typer.main.get_command)
+"""Typer builds all commands anew at every call, which takes longer than most commands here."""
+
 
 def called_in_process(
     main: Callable[[], None], program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -211,6 +216,7 @@ def called_in_process(
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()
+        monkeypatch.setattr(typer.main, "get_command", built_command)
         monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()

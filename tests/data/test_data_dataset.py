@@ -7,6 +7,7 @@ import pytest
 
 from sifu.data import Dataset, load, scale_features
 from sifu.data.dataset import SCALES
+from sifu.data.idx import fixed_order
 from sifu.errors import InputError
 
 
@@ -139,6 +140,16 @@ def test_a_set_without_test_samples_has_features_of_the_right_width():
 def test_an_unknown_split_is_refused():
     with pytest.raises(InputError, match="split 'validation' is not known"):
         make().raw("validation")
+
+
+def test_the_digits_are_those_that_scikit_learn_loads():
+    from sklearn.datasets import load_digits
+
+    digits, stored = load("digits"), load_digits()
+    order = fixed_order(len(stored.target))
+    x, y = np.concatenate([digits.x_train, digits.x_test]), np.concatenate([digits.y_train, digits.y_test])
+    np.testing.assert_array_equal(x, stored.images[order])
+    np.testing.assert_array_equal(y, stored.target[order])
 
 
 def test_digits_have_a_fixed_split_that_covers_them():

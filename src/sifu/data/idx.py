@@ -11,6 +11,7 @@ import hashlib
 import math
 import zlib
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -128,15 +129,15 @@ def read_digits() -> Dataset:
 @cache
 def _stored_digits() -> tuple[NDArray[np.uint8], Integers]:
     """Images and labels in scikit-learn's order; one command needs them several times."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise InputError("the digits come with scikit-learn, which is not installed: pip install sifu") from error
-    stored = load_digits()
-    images = np.asarray(stored.images)
-    if images.shape != (SAMPLES, 8, 8):
-        raise InputError(f"scikit-learn's digits have shape {images.shape}, not ({SAMPLES}, 8, 8)")
-    return images.astype(np.uint8), np.asarray(stored.target).astype(np.int64)
+    package = find_spec("sklearn")
+    # The file is read in milliseconds; importing scikit-learn, which brings most of scipy, takes more than a second.
+    path = Path(package.origin if package and package.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise InputError(f"the digits come with scikit-learn, and there is no file {path}: pip install sifu")
+    rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    if rows.shape != (SAMPLES, 65):
+        raise InputError(f"scikit-learn's digits have shape {rows.shape}, not ({SAMPLES}, 65)")
+    return rows[:, :-1].reshape(-1, 8, 8).astype(np.uint8), rows[:, -1]
 
 
 @cache
