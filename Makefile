@@ -56,8 +56,9 @@ test-paper: $(VENV)/.dev  ## the tests of the paper's experiments
 paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing
 	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --device cpu --out build/bench-sequential
 
+FLOWER ?=
 test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopback (minutes)
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 2 --dist loadfile
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 2 --dist loadfile $(FLOWER)
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other

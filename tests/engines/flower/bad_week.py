@@ -28,11 +28,11 @@ from pathlib import Path
 from deployment import Deployment, make_node_key, running
 from lossy_network import LossyNetwork
 from test_flower_deployment import (
-    CLIENT,
     NODES,
     check,
     never_sampled_after,
     numpy_app,
+    numpy_client,
     query,
     statuses,
 )
@@ -50,6 +50,8 @@ SLEEPING_TRAIN = """    def train(arrays):
 
 class Scattered(Deployment):
     """A deployment whose nodes have namespaces of their own; everything else is where SuperLink is."""
+
+    PRELOADED = False  # a fork would be in no namespace
 
     def __init__(self, folder: Path, network: LossyNetwork) -> None:
         super().__init__(folder, network.address(0))
@@ -73,13 +75,8 @@ class BadWeek:
 
     def __init__(self, deployment: Scattered, folder: Path, rounds: int) -> None:
         self._deployment, self._began = deployment, time.monotonic()
-        self._app, self.run = numpy_app(deployment, folder, rounds)
-        client = self._app / "federation" / "client_app.py"
-        client.write_text(
-            CLIENT.replace("MASKED", "False")
-            .replace("import numpy as np", "import time\n\nimport numpy as np")
-            .replace("    def train(arrays):\n", SLEEPING_TRAIN)
-        )
+        client = numpy_client().replace("    def train(arrays):\n", SLEEPING_TRAIN)
+        self._app, self.run = numpy_app(deployment, folder, rounds, client, timeout="40.0")
         spec = self._app / "spec.toml"
         text = spec.read_text().replace('wait = "all" ', 'wait = "60%" ')
         spec.write_text(text.replace('approval = "none"', 'approval = "one"'))
@@ -107,7 +104,7 @@ class BadWeek:
 
     def wait_for_round(self, after: int) -> None:
         """Until a round more than `after` counted, or nothing is left to do."""
-        self._deployment.wait_for(lambda: self.done() or self.counted() > after, 600, "the next round")
+        self._deployment.wait_for(lambda: self.done() or self.counted() > after, "the next round")
 
     def done(self) -> bool:
         """Whether everything is done; what stopped before that is started again, as its unit would."""
@@ -181,18 +178,18 @@ class BadWeek:
         self.say("the first round counted; two requests are filed")
         self.sifu("request", self.run, "--clients", "site-1", "--id", "held", "--actor", "ann")
         self.sifu("request", self.run, "--clients", "site-3", "--id", "taken-back", "--actor", "ann")
-        self._deployment.wait_for(lambda: len(statuses(self.run)) == 2, 300, "the inbox")
+        self._deployment.wait_for(lambda: len(statuses(self.run)) == 2, "the inbox")
         self.wait_for_round(self.counted())
         assert statuses(self.run)["held"] == "received", statuses(self.run)  # a round later it still waits
         self.sifu("requests", "decide", self.run, "taken-back", "withdrawn", "--actor", "ann")
         self.sifu("requests", "decide", self.run, "held", "approved", "--actor", "ben")
-        self._deployment.wait_for(lambda: statuses(self.run)["held"] in ("running", "done"), 600, "the request")
+        self._deployment.wait_for(lambda: statuses(self.run)["held"] in ("running", "done"), "the request")
         self.kill_node(GONE)
         for number in range(GONE):
             self.kill_node(number)
         self.kill_server()
         self.kill_superlink()
-        self._deployment.wait_for(self.done, 900, "the end")
+        self._deployment.wait_for(self.done, "the end")
         return self.account()
 
     def account(self) -> dict[str, object]:

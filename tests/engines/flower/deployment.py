@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from preloaded import STANDS_FOR, write_programs
 
 BIN = Path(sys.executable).parent
 HASTY_NODE = """
@@ -30,6 +31,10 @@ flower_supernode()
 """
 """Flower's own SuperNode, but it looks for messages and for a lost SuperLink more often: the three seconds it waits
 in between are fixed in its code, and would be half of what these tests take."""
+
+PATIENCE = 1800.0
+"""Seconds after which a process is taken to hang. Other work may share the machine: nothing else may depend on how
+quick it is."""
 
 MARK = "SIFU_TEST_DEPLOYMENT"
 WARDEN = f"""
@@ -116,8 +121,11 @@ def descendants(parent: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            after_name = path.read_text().rpartition(")")[2].split()
-            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+            name, _, after_name = path.read_text().partition("(")[2].rpartition(")")
+            script = name.removeprefix(STANDS_FOR)
+            children.setdefault(int(after_name.split()[1] if script == name else script), []).append(
+                int(path.parent.name)
+            )
     processes, look = [], [parent]
     while look:
         new = children.get(look.pop(), [])
@@ -137,7 +145,12 @@ def running(parent: int, program: str) -> list[int]:
 
 
 class Deployment:
-    """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address."""
+    """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address.
+
+    SuperLink and SuperNodes are started as ever. What they start, and commands, are forks where `PRELOADED` is set.
+    """
+
+    PRELOADED = True
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self.folder, self.address = folder, address
@@ -153,9 +166,15 @@ class Deployment:
             FLWR_HOME=str(folder / "flwr"),
             FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
             OMP_NUM_THREADS="1",
-            PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            PATH=f"{folder / 'bin'}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}",
             PYTHONPATH=os.pathsep.join(folder for folder in sys.path if folder),
         )
+        if self.PRELOADED:
+            write_programs(folder / "bin", f"\0{mark}")
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"\0{mark}")
+                listener.listen(128)
+                self.start("preloaded", sys.executable, Path(__file__).with_name("preloaded.py"), stdin=listener)
         (folder / "flwr").mkdir()
         make_certificates(folder, address)
         (folder / "flwr" / "config.toml").write_text(
@@ -167,26 +186,30 @@ class Deployment:
         """Words in front of a process's command that say where it runs; here it is this machine as it is."""
         return []
 
-    def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *command: object, stdin: socket.socket | None = None) -> subprocess.Popen[bytes]:
         """A process in the background, its output in a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*self.inside(name), *map(str, command)], stdout=log, stderr=log, env=self.environment,
+                [*self.inside(name), *map(str, command)], stdin=stdin, stdout=log, stderr=log, env=self.environment,
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process
         return process
 
-    def call(self, *command: object, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def call(self, *command: object) -> subprocess.CompletedProcess[str]:
         """A command in the foreground."""
         return subprocess.run(
             [*self.inside(""), *map(str, command)], env=self.environment, cwd=self.folder, capture_output=True,
-            text=True, timeout=timeout,
+            text=True, timeout=PATIENCE,
         )  # fmt: skip
 
     def sifu(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """A sifu command, as from another terminal."""
-        return self.call(sys.executable, "-m", "sifu.cli.main", *arguments)
+        return self.call(self.program("sifu"), *arguments)
+
+    def program(self, name: str) -> Path:
+        """A command of Flower's or ours."""
+        return (self.folder / "bin" if self.PRELOADED else BIN) / name
 
     def superlink(self) -> None:
         """Start SuperLink and wait until it answers."""
@@ -195,7 +218,7 @@ class Deployment:
             "--ssl-keyfile", "server.key", "--enable-supernode-auth", "--database", self.folder / "superlink.db",
             "--disable-runtime-dependency-installation", "--host", self.listens_on, "--port", self.port,
         )  # fmt: skip
-        self.wait_for(self._answers, 60, "superlink")
+        self.wait_for(self._answers, "superlink")
 
     @property
     def listens_on(self) -> str:
@@ -208,7 +231,7 @@ class Deployment:
 
     def register(self, key: str) -> None:
         """Tell SuperLink of a node's key."""
-        ended = self.call(BIN / "flwr", "supernode", "register", self.folder / f"{key}.pub", "here")
+        ended = self.call(self.program("flwr"), "supernode", "register", self.folder / f"{key}.pub", "here")
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def supernode(self, key: str, config: str) -> None:
@@ -222,7 +245,7 @@ class Deployment:
 
     def flwr_run(self, app: Path, name: str) -> subprocess.Popen[bytes]:
         """Start a run of the app; returns at once."""
-        return self.start(name, BIN / "flwr", "run", app, "here", "--stream")
+        return self.start(name, self.program("flwr"), "run", app, "here", "--stream")
 
     def kill(self, name: str, number: int) -> None:
         """End a process and what it started, also in sessions of their own (a ServerApp outlives its SuperLink)."""
@@ -230,13 +253,13 @@ class Deployment:
         for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
 
-    def wait_for(self, condition: object, seconds: float, what: str) -> None:
+    def wait_for(self, condition: object, what: str) -> None:
         """Until the condition holds; a federation that hangs shows its logs."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while not condition():  # type: ignore[operator]
-            assert time.monotonic() < end, f"{what} took more than {seconds} s\n{self.logs()}"
+            assert time.monotonic() < end, f"{what} took more than {PATIENCE} s\n{self.logs()}"
             time.sleep(0.5)
 
     def logs(self) -> str:
@@ -247,6 +270,6 @@ class Deployment:
 
     def close(self) -> None:
         """End everything that is still there."""
-        self._warden.communicate(timeout=60)
+        self._warden.communicate(timeout=PATIENCE)
         for process in self.processes.values():
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE)

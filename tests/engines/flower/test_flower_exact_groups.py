@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployment
-from test_flower_deployment import CLIENT, SERVER, finish, query
+from test_flower_deployment import SERVER, finish, numpy_client, query
 from test_flower_exact_ways import NODES, exact_app, forget_with_a_kill, nodes
 
 import public_trunk
@@ -84,7 +84,7 @@ TUNED = {
 
 def test_groups_forget_exactly_and_refuse_what_cannot_be_used(nodes: Deployment, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
-    client = CLIENT.replace("MASKED", "False").replace("\napp =", f"{TROUBLE}\n\napp =")
+    client = numpy_client().replace("\napp =", f"{TROUBLE}\n\napp =")
     app, run = exact_app(nodes, tmp_path, GROUPS, client, SERVER, marker)
     nodes.flwr_run(app, "groups-1")
     finish(nodes, "groups-1")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import Deployment, make_node_key, running
+from deployment import Deployment, make_node_key
 from test_flower_closed_form import embedded_sum, kept_sum
 from test_flower_deployment import SERVER, admit, check, finish, new_app, query, started, statuses
 
@@ -20,7 +20,10 @@ from sifu.data import ClientData
 
 pytestmark = pytest.mark.flower
 NODES = 4
-HEAD_CLIENT = '''"""A ready client with data of its own; nothing has to be read."""
+HEAD_CLIENT = '''"""A ready client with data of its own, whose statistics are sent once GATE is there."""
+
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -28,10 +31,18 @@ from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
 
 
+class Held(ReadyClient):
+    def statistics(self, instruction):
+        Path(GATE).with_suffix(".reached").touch()
+        while not Path(GATE).exists():
+            time.sleep(0.1)
+        return super().statistics(instruction)
+
+
 def load(context):
     part = int(context.node_config["partition-id"])
     random = np.random.default_rng(part)
-    return ReadyClient(f"site-{part}", random.normal(size=(30, 6)), random.integers(0, 3, size=30))
+    return Held(f"site-{part}", random.normal(size=(30, 6)), random.integers(0, 3, size=30))
 
 
 app = client_app(load)
@@ -54,7 +65,7 @@ def exact_app(
     nodes: Deployment, folder: Path, spec: dict, client: str, server: str, marker: Path, **config: str
 ) -> tuple[Path, Path]:
     """An app of a spec, whose server kills itself once in the middle of a rollback; every node is on its list."""
-    app, run = new_app(nodes, folder, 1, timeout="60.0", **config)
+    app, run = new_app(nodes, folder, 1, **config)
     (app / "spec.toml").write_text(commented_toml(Spec.from_mapping(spec)))
     (app / "federation" / "client_app.py").write_text(client)
     (app / "federation" / "server_app.py").write_text(server.replace("MARKER", repr(str(marker))))
@@ -62,9 +73,10 @@ def exact_app(
     return app, run
 
 
-def head_app(nodes: Deployment, folder: Path, marker: Path, masked: bool) -> tuple[Path, Path]:
+def head_app(nodes: Deployment, folder: Path, marker: Path, gate: Path, masked: bool) -> tuple[Path, Path]:
+    client = HEAD_CLIENT.replace("GATE", repr(str(gate)))
     server = SERVER.rpartition("app = ")[0] + "app = server_app()\n"
-    return exact_app(nodes, folder, HEADS, HEAD_CLIENT, server, marker, masked_statistics=str(masked).lower())
+    return exact_app(nodes, folder, HEADS, client, server, marker, masked_statistics=str(masked).lower())
 
 
 def true_digest(numbers: list[int]) -> str:
@@ -84,7 +96,7 @@ def forget_with_a_kill(nodes: Deployment, app: Path, run: Path, marker: Path, na
     """Forget a client; the server is killed in the middle of the rollback, and the next one carries the request out."""
     assert nodes.sifu("request", run, "--clients", "site-1", "--id", "leave").returncode == 0
     nodes.flwr_run(app, f"{name}-killed")
-    nodes.wait_for(marker.exists, 300, "the kill in the forget")
+    nodes.wait_for(marker.exists, "the kill in the forget")
     nodes.kill(f"{name}-killed", signal.SIGKILL)  # SuperLink would notice in a minute
     check(run)
     assert statuses(run) == {"leave": "planned"}
@@ -97,8 +109,9 @@ def forget_with_a_kill(nodes: Deployment, app: Path, run: Path, marker: Path, na
 def test_masked_heads_forget_exactly_though_the_server_is_killed_in_the_forget(
     nodes: Deployment, tmp_path: Path
 ) -> None:
-    marker = tmp_path / "killed"
-    app, run = head_app(nodes, tmp_path, marker, masked=True)
+    marker, gate = tmp_path / "killed", tmp_path / "gate"
+    gate.touch()
+    app, run = head_app(nodes, tmp_path, marker, gate, masked=True)
     nodes.flwr_run(app, "masked")
     finish(nodes, "masked")
     assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
@@ -109,13 +122,14 @@ def test_masked_heads_forget_exactly_though_the_server_is_killed_in_the_forget(
 def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never_returns(
     nodes: Deployment, tmp_path: Path
 ) -> None:
-    app, run = head_app(nodes, tmp_path, tmp_path / "killed", masked=False)
+    gate = tmp_path / "gate"
+    app, run = head_app(nodes, tmp_path, tmp_path / "killed", gate, masked=False)
     (tmp_path / "killed").touch()  # the server need not kill itself here
     nodes.flwr_run(app, "plain-1")
-    nodes.wait_for(lambda: query(run, "SELECT 1 FROM events WHERE kind = 'clients admitted'"), 300, "the profiles")
-    nodes.wait_for(lambda: running(nodes.processes["node0"].pid, "flwr-clientapp"), 300, "a message")
+    nodes.wait_for(gate.with_suffix(".reached").exists, "the message for statistics")
     nodes.kill("superlink", signal.SIGKILL)
     nodes.kill("plain-1", signal.SIGKILL)
+    gate.touch()
     nodes.superlink()
     nodes.flwr_run(app, "plain-2")
     finish(nodes, "plain-2")

@@ -1,0 +1,130 @@
+"""Short-lived programs of a deployment, without the seconds that each of them takes to import Flower and torch.
+
+SuperExec starts a process for every message, and `flwr` and `sifu` are processes too. They remain Flower's and sifu's
+own entry points, with the arguments, environment, folder and outputs they were started with. Only the interpreter is
+another: instead of a new one that imports everything, a fork of this process, which has imported it, has no threads and
+has never run any of them. `write_programs` puts a script in the place of each program. It hands everything over, stays
+as long as the fork, and ends as the fork ends; if it is killed, so is the fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+ENTRY_POINTS = {
+    "flower-superexec": "flwr.supercore.cli:flower_superexec",
+    "flwr": "flwr.cli.app:app",
+    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+    "sifu": "sifu.cli.main:main",
+}
+ALSO = ("numpy", "torch", "sifu.engines.flower.own", "sifu.engines.flower.ready", "sifu.server.flower_app")
+STANDS_FOR = "for-"
+"""A fork is named after the process of the script that it stands for; `deployment.descendants` reads that."""
+SCRIPT = """#!{python} -SE
+import json, os, signal, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect({address!r})
+request = json.dumps([{name!r}, os.getpid(), os.getcwd(), sys.argv, dict(os.environ)]).encode()
+socket.send_fds(link, [len(request).to_bytes(8, "big")], [0, 1, 2])
+link.sendall(request)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: link.sendall(bytes([number])))
+code = int.from_bytes(link.recv(8) or b"\\x89", "big")
+sys.exit(code)
+"""
+
+
+def write_programs(folder: Path, address: str) -> None:
+    """Scripts that ask the process at `address` for each of the programs."""
+    folder.mkdir()
+    for name in ENTRY_POINTS:
+        (folder / name).write_text(SCRIPT.format(python=sys.executable, address=address, name=name))
+        (folder / name).chmod(0o755)
+
+
+def fork_for_scripts(listener: socket.socket) -> str:
+    """Returns in each fork, with the name of the program that it is to be; never in this process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        link, _ = listener.accept()
+        if os.fork() == 0:
+            break
+        link.close()
+    listener.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    length, files, _, _ = socket.recv_fds(link, 8, 3)
+    with link.makefile("rb") as reader:
+        name, script, folder, arguments, environment = json.loads(reader.read(int.from_bytes(length, "big")))
+    fork = os.fork()
+    if fork:
+        for file in files:
+            os.close(file)
+        guard(link, fork)
+    link.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    Path("/proc/self/comm").write_text(f"{STANDS_FOR}{script}")
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv, sys.path[0] = arguments, str(Path(sys.executable).parent)
+    sys.modules["numpy"].random.seed()  # as new as in a new process; Python's own generator sees to that
+    return str(name)
+
+
+def guard(link: socket.socket, fork: int) -> None:
+    """Hand the script's signals to its fork, kill that when the script is gone, and tell the script how it ended."""
+    ended = os.pidfd_open(fork)
+    while ended not in select.select([link, ended], [], [])[0]:
+        for number in link.recv(8) or [signal.SIGKILL]:
+            os.kill(fork, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    with contextlib.suppress(OSError):
+        link.sendall((code if code >= 0 else 128 - code).to_bytes(8, "big"))
+    os._exit(0)
+
+
+def run(entry_point: Callable[[], object]) -> None:
+    """As `sys.exit(entry_point())`, without taking apart what was imported: that alone would take a second."""
+    try:
+        code = entry_point()
+    except SystemExit as ended:
+        code = ended.code
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def main() -> None:
+    """Import what the programs import, then answer the socket that this process was given as its input."""
+    entry_points = {}
+    for module in ALSO:
+        importlib.import_module(module)
+    for name, place in ENTRY_POINTS.items():
+        module, _, function = place.partition(":")
+        entry_points[name] = getattr(importlib.import_module(module), function)
+    assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread: a fork would not have it"
+    gc.freeze()
+    run(entry_points[fork_for_scripts(socket.socket(fileno=0))])
+
+
+if __name__ == "__main__":
+    main()
