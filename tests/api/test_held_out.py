@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from run_tools import Command
 from sifu.api import Run, open_run, train
 from sifu.api.advice import advise
-from sifu.console.metrics import METRICS
+from sifu.console.json_api import METRICS
 from sifu.core.spec import Spec
 from sifu.core.wording import HeldOutFigures
 from sifu.report.collect import collect

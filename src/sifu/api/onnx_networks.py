@@ -315,10 +315,6 @@ def _silu(operation: _Operation, value: str) -> str:
     return operation.graph.add("Mul", value, operation.graph.add("Sigmoid", value))
 
 
-def _hard_swish(operation: _Operation, value: str) -> str:
-    return operation.graph.add("HardSwish", value)
-
-
 def _gelu(operation: _Operation, value: str, approximate: str = "none") -> str:
     if approximate != "none":
         raise operation.refuse(f"gelu approximated by {approximate}")
@@ -368,7 +364,7 @@ WRITERS: dict[str, Writer] = {
     "aten.hardtanh_.default": _clip,
     "aten.silu.default": _silu,
     "aten.silu_.default": _silu,
-    "aten.hardswish.default": _hard_swish,
+    "aten.hardswish.default": _simple("HardSwish"),
     "aten.gelu.default": _gelu,
     "aten.leaky_relu.default": _leaky,
     "aten.softmax.int": _soft,

@@ -18,7 +18,6 @@ from sifu.audit import (
     AuditReport,
     ClientAudit,
     Control,
-    Replays,
     audit_client,
     audit_run,
     run_controls,
@@ -58,32 +57,14 @@ class AuditProgress(ShownBar):
 
 
 def audit_folder(
-    folder: Path | None,
-    request: str | None,
-    attacks: bool,
-    subjects: int,
-    replays: int,
-    shadows: int,
-    seed: int | None,
-    controls: bool,
-    output: Path | None,
-    data: Path | None,
-    as_json: bool,
+    folder: Path | None, options: AuditOptions, controls: bool, output: Path | None, data: Path | None, as_json: bool
 ) -> None:
     """`sifu audit DIR`, with `--controls` also or instead."""
-    options = AuditOptions(
-        subjects=subjects,
-        replays=Replays(replays=replays),
-        attacks=attacks,
-        shadows=shadows,
-        request=request,
-        seed=seed,
-    )
     with AuditProgress(quiet=as_json) as progress:
         report = None
         if folder is not None:
             report = audit_run(open_run(folder, data_folder=data), options, data_folder=data, progress=progress)
-        checked = run_controls(seed=seed, progress=progress) if controls else []
+        checked = run_controls(seed=options.seed, progress=progress) if controls else []
     place = output if output is not None or folder is None else folder / "audit"
     show_audit(report, checked, place, as_json)
 

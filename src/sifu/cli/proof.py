@@ -148,11 +148,11 @@ def audit(
     """
     if folder is None and not controls:
         raise InputError("name the run folder to audit, or give --controls")
+    from sifu.audit import AuditOptions, Replays
     from sifu.cli.audit import audit_folder
 
-    audit_folder(
-        folder, request, attacks, subjects, replays, shadows, seed, controls, output, data, format is Format.json
-    )
+    options = AuditOptions(subjects, Replays(replays=replays), attacks, shadows, request=request, seed=seed)
+    audit_folder(folder, options, controls, output, data, format is Format.json)
 
 
 def client_audit(
