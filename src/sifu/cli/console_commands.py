@@ -114,13 +114,7 @@ def create_token(
     created, secret = TokenFile(state_folder(folder)).create(name, roles, days, sign_in=sign_in)
     tell(
         format,
-        {
-            "id": created.id,
-            "name": created.name,
-            "roles": list(created.roles),
-            "expires": created.expires,
-            "token": secret,
-        },
+        {name: getattr(created, name) for name in ("id", "name", "roles", "expires")} | {"token": secret},
         f"Token {created.id} of {created.name} ({', '.join(created.roles)})"
         f"{f', until {created.expires}' if created.expires else ''}:",
         f"  {secret or 'none: they sign in with their provider'}",

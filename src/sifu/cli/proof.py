@@ -76,17 +76,9 @@ def verify(
     else:
         result = verify_certificate(target, public_key, authority)
     if format is Format.json:
-        print_json(
-            {
-                "subject": result.subject,
-                "holds": result.holds,
-                "public_key": result.public_key,
-                "checked": result.checked,
-                "notes": result.notes,
-                "leftovers": [asdict(leftover) for leftover in result.leftovers],
-                "problems": result.problems,
-            }
-        )
+        names = ("subject", "holds", "public_key", "checked", "notes", "leftovers", "problems")
+        values = asdict(result) | {"holds": result.holds}
+        print_json({name: values[name] for name in names})
     elif result.holds and of_run:
         out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
         out.print(f"Signed with the key {result.public_key}.")

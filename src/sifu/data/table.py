@@ -303,21 +303,22 @@ def _features(table: TableFile, names: Sequence[str], coding: TableCoding, place
 def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
     if not coding.client:
         return [Path(table.name).stem] * table.rows
-    owners = ["" if value is None else stripped(str(value)) for value in table.columns[coding.client]]
-    for owner, place in zip(owners, places, strict=True):
-        if not owner:
-            raise InputError(f"{place}: column {coding.client!r}, the client, is empty: say whose row it is")
-    return owners
+    return _filled(table, coding.client, places, "the client, is empty: say whose row it is")
 
 
 def _identities(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
     if not coding.identity:
         return []
-    identities = ["" if value is None else stripped(str(value)) for value in table.columns[coding.identity]]
-    for identity, place in zip(identities, places, strict=True):
-        if not identity:
-            raise InputError(f"{place}: column {coding.identity!r}, the identity (data.id), is empty")
-    return identities
+    return _filled(table, coding.identity, places, "the identity (data.id), is empty")
+
+
+def _filled(table: TableFile, column: str, places: list[Place], trouble: str) -> list[str]:
+    """The texts of a column in which no row may be empty."""
+    texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
+    for text, place in zip(texts, places, strict=True):
+        if not text:
+            raise InputError(f"{place}: column {column!r}, {trouble}")
+    return texts
 
 
 def _numbered(owners: Sequence[str]) -> Array:

@@ -17,10 +17,8 @@ the two, pooled over all measurements up to s, since one alone may be a few pred
 largest noise makes, by the ratio there. The loss of a network is not quadratic far out, where noise can undo it for
 good: beyond three times the largest noise that was rehearsed every prediction is taken to be wrong.
 
-What a forecast follows until it falls to its goal, and what noise adds to it.
-
 Where the end of training rehearsed rounds with noise, wrong predictions are followed and their harm is what was
-measured (`planning.noise_healing`). A run without such rounds (a training below 12 rounds, noise in training, clients
+measured (`Healing`). A run without such rounds (a training below 12 rounds, noise in training, clients
 that did not answer alike, regression) is followed by its loss, more roughly:
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),

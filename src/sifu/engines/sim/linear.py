@@ -8,7 +8,7 @@ With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, 
 W_k = a_k W_0 + X' V_k, so with G = XX' (formed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k, and SGD with
 decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weights * r). With few samples per
 client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of
-the round and the drifts then follow from V as well (`sim.averaging`), without the local models, in float64 and
+the round and the drifts then follow from V as well (`sim.client_updates`), without the local models, in float64 and
 where clients have no more than a few rows per output; else building X'V is cheaper, or more precise.
 Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>; in float64 clipped steps stay between features, where
 norms are exact enough to be proven. Both agree with the plain loop to rounding; `sifu.engines.sim.float_rounding`

@@ -67,7 +67,7 @@ def padded_images(network: ConvNet, images: Tensor) -> Tensor:
 class ConvPass(nn.Module):
     """The buffers for `samples` samples at a time, and what is done in them.
 
-    Written so that `sim.scripted` can compile it: lists and numbers instead of the network's description.
+    Written so that `threads.scripted` can compile it: lists and numbers instead of the network's description.
     """
 
     def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:

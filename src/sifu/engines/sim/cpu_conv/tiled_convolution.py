@@ -11,7 +11,7 @@ maximum over planes. Images are (sample, row, column, channel). Two ways from pa
   4/9 of the multiplications of a plain convolution, as 16 products of matrices. The transforms multiply by the
   Kronecker squares of A', B' and G; their transposes carry gradients back.
 
-Both are exact in exact arithmetic. They are modules so that `sim.scripted` can compile them. Buffers and views
+Both are exact in exact arithmetic. They are modules so that `threads.scripted` can compile them. Buffers and views
 of them are made once for a number of samples and used again: a pass is a hundred short operations, and making a view
 costs as much as starting one.
 """
