@@ -23,13 +23,25 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def train_for_each(root: Path, **sections: Any) -> dict[str, Path]:
+    """A trained run for each method; those that need nothing share one."""
+    folders = {name: root / name for name in ("sifu", "dp", "closed_form", "groups")}
+    for name, folder in folders.items():
+        sifu.train(spec_for(name, **sections), run=folder)
+    return {name: folders.get(name, folders["sifu"]) for name in METHODS}
+
+
 @pytest.fixture(scope="module")
 def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Read only: a trained run for each method; those that need nothing share one."""
-    folders = {name: tmp_path_factory.mktemp("runs") / name for name in ("sifu", "dp", "closed_form", "groups")}
-    for name, folder in folders.items():
-        sifu.train(spec_for(name), run=folder)
-    return {name: folders.get(name, folders["sifu"]) for name in METHODS}
+    """Read only."""
+    return train_for_each(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def seeded_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Read only: two runs of the same seed for each method."""
+    pairs = [train_for_each(tmp_path_factory.mktemp("seeded"), privacy={"noise": "seeded"}) for _ in range(2)]
+    return {name: [runs[name] for runs in pairs] for name in METHODS}
 
 
 @pytest.fixture
@@ -64,12 +76,11 @@ class TestEveryMethod:
             if not METHODS[method].info.certifies:
                 assert outcome.level == "none"
             assert outcome.rounds == outcome.cost.rounds == rounds_of(method)
-            assert run.verify().problems == []
+        assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
         assert [outcome.request for outcome in run.outcomes()] == ["r1", "r2", "r3"]
 
-    @pytest.mark.parametrize("unit", ["client", "joint"])
-    @pytest.mark.parametrize("retention", ["paper", "strict"])
+    @pytest.mark.parametrize(("unit", "retention"), [("client", "strict"), ("joint", "paper")])
     def test_sets(self, method: str, own_run_of_method: Path, unit: str, retention: str) -> None:
         run = sifu.open_run(own_run_of_method)
         clients = [f"client-{k:03d}" for k in (1, 4, 7, 10)]
@@ -143,10 +154,12 @@ class TestEveryMethod:
         with pytest.raises(InputError, match="already forgotten"):
             run.forget(["client-006"], method=method)
 
-    def test_the_same_seed_gives_the_same_run(self, method: str, tmp_path: Path) -> None:
+    def test_the_same_seed_gives_the_same_run(
+        self, method: str, seeded_pairs: dict[str, list[Path]], tmp_path: Path
+    ) -> None:
         recorded: list[Any] = []
-        for name in ("one", "two"):
-            run = sifu.train(spec_for(method, privacy={"noise": "seeded"}), run=tmp_path / name)
+        for trained, name in zip(seeded_pairs[method], ("one", "two"), strict=True):
+            run = sifu.open_run(copy_run(trained, tmp_path / name))
             run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
             recorded.append(scalars(tmp_path / name))
         assert recorded[0] == recorded[1]

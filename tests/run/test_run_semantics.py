@@ -30,8 +30,9 @@ def kept_nodes(folder: Path) -> set[int]:
 # -- what is kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [3, 5, 64])
-@pytest.mark.parametrize("participation", ["all", "poisson(0.4)"])
+@pytest.mark.parametrize(
+    ("limit", "participation"), [(3, "all"), (3, "poisson(0.4)"), (5, "poisson(0.4)"), (64, "all")]
+)
 def test_at_most_so_many_models_are_kept(tmp_path: Path, limit: int, participation: str) -> None:
     spec = small_spec(
         keep={"models": limit}, server={"participation": participation}, stop={"target": 0.0, "max_rounds": 20}
@@ -47,8 +48,10 @@ def test_at_most_so_many_models_are_kept(tmp_path: Path, limit: int, participati
     assert run.verify().problems == []
 
 
-@pytest.mark.parametrize("sigma", [0.03, 0.1, 0.5])
-@pytest.mark.parametrize("participation", ["all", "poisson(0.4)", "fixed(4)"])
+@pytest.mark.parametrize(
+    ("sigma", "participation"),
+    [(0.1, "all"), (0.1, "poisson(0.4)"), (0.1, "fixed(4)"), (0.03, "poisson(0.4)"), (0.5, "poisson(0.4)")],
+)
 def test_a_fixed_sigma_keeps_at_most_one_model_a_client(tmp_path: Path, sigma: float, participation: str) -> None:
     spec = small_spec(
         privacy={"sigma": sigma}, server={"participation": participation}, stop={"target": 0.0, "max_rounds": 25}
@@ -273,13 +276,11 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "convex": ({}, "convex", "proven"),
     "poisson": ({"server": {"participation": "poisson(0.5)"}}, "convex", "proven"),
     "fixed": ({"server": {"participation": "fixed(5)"}}, "convex", "conditional"),
-    "fixed, more than there are": ({"server": {"participation": "fixed(50)"}}, "convex", "conditional"),
     "momentum within the range": ({"local": {"momentum": 0.9}}, "convex", "proven"),
     "momentum beyond it": ({"local": {"momentum": 0.9, "rate": 0.2}}, "smooth", "proven"),
     "nesterov": ({"local": {"momentum": 0.5, "nesterov": True, "rate": 0.05}}, "smooth", "proven"),
     # Beyond 2/beta no allowance for rounding is proven.
     "a rate beyond the range": ({"local": {"rate": 0.4}}, "smooth", "conditional"),
-    "a rate far beyond it": ({"local": {"rate": 20.0}}, "smooth", "conditional"),
     # The largest certified rate is 2/beta, at which the steepest direction does not shrink.
     "weight decay at the largest rate": ({"local": {"weight_decay": 0.2}}, "convex", "proven"),
     "weight decay": ({"local": {"weight_decay": 0.2, "rate": 0.1}}, "strongly convex", "proven"),
@@ -314,7 +315,7 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) -> None:
     sections, regularity, level = KINDS[name]
     # Networks are slow, and where distances may grow Psi soon leaves the range in which rounding is bounded.
-    rounds = 2 if regularity == "smooth" else 3 if name in ("mlp", "cnn") else 8
+    rounds = 2 if regularity == "smooth" else 3 if name in ("mlp", "cnn") else 5
     # A given rate: one found from the clients' data makes the level depend on who decided it.
     local = {"rate": "auto" if "largest" in name else 0.03, **sections.get("local", {})}
     run = sifu.train(small_spec(stop={"max_rounds": rounds}, **{**sections, "local": local}), run=tmp_path / "run")
@@ -328,7 +329,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     assert plan.source_rounds == plan.tip_rounds
     assert plan.noise_std == sigma > 0.0
     assert plan.level == level
-    (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, level="none", compare_scratch=True)
+    (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, level="none")
     assert outcome.level == level
     assert outcome.rounds == rounds
     (joint,) = run.forget(["client-002", "client-003"], method="sifu", level="none", unit="joint")

@@ -48,6 +48,7 @@ def check_clipping(make_federation: Any, model: Any, training: LocalTraining, to
         assert np.abs(step - round_of_the_loop(other)).max() > 10 * tolerance * scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network", "training"),
     [
@@ -66,6 +67,7 @@ def test_clipped_steps_of_networks(make_federation: Any, network: ConvNet, train
     check_clipping(make_federation, network, training, 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", [True, False])
 def test_networks_without_relu(make_federation: Any, pool: bool) -> None:
     network = ConvNet((1, 6, 6), (Convolution(4, 1, pool=pool, relu=False),), (), 3)
@@ -98,6 +100,7 @@ def test_channels_are_stored_in_eights() -> None:
     assert in_flight(3, 72, 16) == in_flight(3, 16, 16) == 3
 
 
+@pytest.mark.long
 def test_a_bound_that_is_never_reached_changes_nothing(make_federation: Any) -> None:
     network = ConvNet((1, 4, 4), (Convolution(3, 1),), (5,), 3)
     free, data = make_federation(network)

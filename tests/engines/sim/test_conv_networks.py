@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import covering
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.cpu_conv import conv_trainer
@@ -89,7 +90,7 @@ def threads(request):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "momentum", "weight_decay", "batch_size"),
-    list(itertools.product(SHAPES, ("float64", "float32"), MOMENTUM, (0.0, 0.1), (None, 5))),
+    covering(list(SHAPES), ("float64", "float32"), MOMENTUM, (0.0, 0.1), (None, 5)),
 )
 def test_a_round_agrees_with_the_loop(name, dtype, momentum, weight_decay, batch_size):
     options = {"momentum": momentum[0], "nesterov": momentum[1], "weight_decay": weight_decay, "batch_size": batch_size}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from covering import covering
 from sifu.core.engine import Position
 from sifu.core.premises import regularity_premise
 from sifu.core.spec import Spec
@@ -28,15 +29,13 @@ def apart(model: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "momentum", "weight_decay", "batch_size", "features"),
-    list(
-        itertools.product(
-            ("softmax", "logistic", "least_squares"),
-            ("float64", "float32"),
-            ((0.0, False), (0.9, False), (0.5, True)),
-            (0.0, 0.3),
-            (None, 2, 4),
-            (5, 40),  # in float32: between features, and between samples
-        )
+    covering(
+        ("softmax", "logistic", "least_squares"),
+        ("float64", "float32"),
+        ((0.0, False), (0.9, False), (0.5, True)),
+        (0.0, 0.3),
+        (None, 2, 4),
+        (5, 40),  # in float32: between features, and between samples
     ),
 )
 def test_the_loop_and_the_linear_passes_agree(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
+from covering import covering
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.linear import MASKED_BATCHES, ROWS_AN_OUTPUT, cheaper_between_samples
@@ -34,7 +33,7 @@ def both(make_federation, kind: str, **options):
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "momentum", "weight_decay", "batch_size", "participation"),
-    list(itertools.product(KINDS, ("float64", "float32"), MOMENTUM, (0.0, 0.3), (None, 2, 4), PARTICIPATION)),
+    covering(KINDS, ("float64", "float32"), MOMENTUM, (0.0, 0.3), (None, 2, 4), PARTICIPATION),
 )
 def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, weight_decay, batch_size, participation):
     # Between features, between samples, and clients of equal size in one block.

@@ -1,0 +1,29 @@
+"""Few of many combinations: every choice of three options occurs, the other combinations are `slow`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def covering(*options: Sequence[Any]) -> list[Any]:
+    """All combinations of the options as parameters, `slow` but for those that together hold every choice of three."""
+    combinations = list(itertools.product(*(range(len(values)) for values in options)))
+    left = {combination: set(itertools.combinations(enumerate(combination), 3)) for combination in combinations}
+    quick = set()
+    while any(left.values()):
+        best = max(combinations, key=lambda combination: len(left[combination]))
+        quick.add(best)
+        held = left[best].copy()
+        for choices in left.values():
+            choices -= held
+    return [
+        pytest.param(
+            *(values[place] for values, place in zip(options, combination, strict=True)),
+            marks=() if combination in quick else pytest.mark.slow,
+        )
+        for combination in combinations
+    ]
