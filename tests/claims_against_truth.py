@@ -658,7 +658,8 @@ class Truth:
         there = self._stayed_after(began[0]) if began else list(self.record.founders())
         others = [self.data[client] for client in there if self.held[client][0] not in gone]
         rate = self.journey.engine(given, others).facts.local_rate
-        if not math.isclose(rate, self.record.rates.get(since, self.record.facts["local_rate"]), rel_tol=1e-9):
+        recorded = self.record.rates.get(since, self.record.facts["local_rate"])
+        if recorded and not math.isclose(rate, recorded, rel_tol=1e-9):  # 0: a purge erased it
             what = f"level {request['level']}, but without the clients the rate would be {rate!r}"
             self.violation("level", request["request"], what)
 
