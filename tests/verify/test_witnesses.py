@@ -59,18 +59,33 @@ def test_a_fork_shown_to_two_parties_is_found_by_either(own_trained: Path, tmp_p
 
 
 def test_a_history_rewritten_with_the_key_and_an_older_state_are_found(
-    own_trained: Path, tmp_path: Path, kept: Path, cli: Command
+    own_trained: Path, tmp_path: Path, kept: Path, cli: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = tmp_path / "older"
     shutil.copytree(own_trained, older)
     sifu.open_run(own_trained).request(["client-000"], "mine")
-    answer = cli("verify", older, "--witness", kept)
+    monkeypatch.delenv(witnesses.WITNESSES)
+    answer = cli("verify", older, "--witness", f"file:{kept}")
     assert answer.code == 3
     assert "an older state was put back" in " ".join(answer.err.split())
     execute(own_trained, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
     rebuild_chain(own_trained)
     assert verify_run(own_trained).problems == []  # the operator's own key
     assert any("was rewritten after it was shown" in p for p in verify_run(own_trained, witnesses=[kept]).problems)
+
+
+def test_verify_reads_the_file_that_a_witness_keeps_unasked(tmp_path: Path, kept: Path, cli: Command) -> None:
+    """The same setting that commands that write are given; what is recorded of other runs does not matter."""
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    other = sifu.train(small_spec(seed=8), run=tmp_path / "other")
+    shutil.copytree(run.folder, tmp_path / "older")
+    run.request(["client-000"], "mine")
+    assert cli("verify", run.folder).code == cli("verify", other.folder).code == 0
+    shutil.rmtree(run.folder)
+    (tmp_path / "older").rename(run.folder)
+    answer = cli("verify", run.folder)
+    assert answer.code == 3
+    assert "an older state was put back" in " ".join(answer.err.split())
 
 
 def test_a_public_certificate_is_a_witness(run_with_requests: Path, own_trained: Path) -> None:

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sifu.core.ledger import canonical_json, read_json
@@ -40,14 +40,21 @@ def witness_targets() -> tuple[str, ...]:
 
 def check_files_of_witnesses(reader: RunReader) -> None:
     """Stop if the file of a witness holds what this run does not: a fork, or an older state that was put back."""
-    for target in witness_targets():
-        kind, _, path = target.partition(":")
-        problem = next(contradictions(reader, Path(path)), None) if kind == "file" else None
-        if problem:
-            raise RunDamagedError(
-                f"{reader.folder}: {problem}. Nothing was done. If a backup was restored deliberately, keep this file "
-                "and name another witness"
-            )
+    problem = next(contradictions(reader, files_of_witnesses()), None)
+    if problem:
+        raise RunDamagedError(
+            f"{reader.folder}: {problem}. Nothing was done. If a backup was restored deliberately, keep this file "
+            "and name another witness"
+        )
+
+
+def files_of_witnesses() -> dict[Path, list[bytes]]:
+    """The lines of every file that the environment names as a witness."""
+    paths = [Path(target.removeprefix("file:")) for target in witness_targets() if target.startswith("file:")]
+    try:
+        return {path: path.read_bytes().splitlines() if path.is_file() else [] for path in paths}
+    except OSError as error:
+        raise InputError(f"cannot read the witness's file {error.filename}: {error.strerror}") from error
 
 
 def tell(target: str, checkpoint: Checkpoint) -> None:
@@ -175,15 +182,11 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                 )
 
 
-def contradictions(reader: RunReader, path: Path) -> Iterator[str]:
-    """What a file that several runs may write to holds of this run and the run does not; half a line is passed over."""
-    try:
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-    except OSError as error:
-        raise InputError(f"cannot read the witness's file {path}: {error.strerror}") from error
+def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> Iterator[str]:
+    """What files that several runs may write to hold of this run and the run does not; half a line is passed over."""
     run, keys = reader.value("run"), {key for _, key in keys_of(reader)}
     heads = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
-    for line in lines:
+    for path, line in ((path, line) for path, lines in kept.items() for line in lines):
         try:
             checkpoint = Checkpoint.from_json(line)
         except InputError:

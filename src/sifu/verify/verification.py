@@ -30,7 +30,7 @@ from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes
-from sifu.store.witnesses import check_witnesses
+from sifu.store.witnesses import check_witnesses, contradictions, files_of_witnesses
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.group_checks import (
     check_groups,
@@ -105,6 +105,7 @@ def verify_run(
     if result.problems:  # reading on might never end, or end in another folder
         result.checked.append("folder")
         return result
+    kept = files_of_witnesses()  # before the run is read: what is recorded meanwhile is no contradiction
     with RunReader(folder) as reader, reader.snapshot():
         if is_locked(folder):
             result.notes.append("the run is in use: files its writer is at work on were not checked")
@@ -151,7 +152,11 @@ def verify_run(
             if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
                 break  # what follows would only repeat it, or take a client at its word that it made 10^9 steps
         try:
-            _check_against_outside(reader, result, public_key, anchor, [Path(path) for path in witnesses])
+            others = [Path(str(path).removeprefix("file:")) for path in witnesses]
+            _check_against_outside(reader, result, public_key, anchor, others)
+            if kept:
+                result.problems.extend(contradictions(reader, kept))
+                result.checked.append("witnesses")
         except InputError:
             raise
         except Exception as error:
