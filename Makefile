@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # are written even where the environment says not to: every suite and every process that a test starts reads them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-long test-properties test-slow test-paper test-flower check bench clean docs fuzz load paper
+.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load paper
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -41,11 +41,8 @@ demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a min
 test: $(VENV)/.dev       ## everything that is quick, in minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-test-long: $(VENV)/.dev  ## what takes long: stories, browser, kills, every change to a run, GPU kernels in an interpreter
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow and not flower and not hypothesis"
-
-test-properties: $(VENV)/.dev  ## the property tests again, with all of their examples
-	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not slow and not flower"
+test-long: $(VENV)/.dev  ## what takes long: stories, browser, kills, GPU kernels in an interpreter, properties with all examples
+	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "(long or hypothesis) and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow

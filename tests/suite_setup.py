@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, settings
 
 
 def examples(most: int) -> int:
-    """How many examples a property sees: a third of `most`, or all of them with SIFU_EXAMPLES=all."""
-    return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 3)
+    """How many examples a property sees: a fifth of `most`, or all of them with SIFU_EXAMPLES=all."""
+    return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 5)
 
 
 # Property tests see the same examples on every run, with no deadline on a shared machine.

@@ -420,6 +420,7 @@ def test_one_person_approves_once_and_never_their_own(desk: Any) -> None:
     assert sifu.open_run(desk.folder / "north").verify().problems == []
 
 
+@pytest.mark.long
 def test_a_stopped_carry_out_goes_on_under_the_approved_terms(desk: Any) -> None:
     """Killed at several moments: each time the same command ends it, with one certificate."""
     import signal

@@ -33,10 +33,13 @@ def setuptools_version() -> tuple[int, ...]:
         return (0,)
 
 
-pytestmark = pytest.mark.skipif(
-    setuptools_version() < (70, 1),
-    reason="building a wheel offline needs setuptools 70.1 or later in this environment: pip install -e '.[dev]'",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        setuptools_version() < (70, 1),
+        reason="building a wheel offline needs setuptools 70.1 or later in this environment: pip install -e '.[dev]'",
+    ),
+]
 
 
 def call(command: list[object], folder: Path) -> str:

@@ -193,6 +193,7 @@ def test_an_unfinished_request_has_a_report_and_no_certificate(tmp_path: Path) -
     assert "proven" not in page.text.replace("What was promised", "")
 
 
+@pytest.mark.long
 def test_a_report_is_written_while_another_process_writes(busy_run: Path, tmp_path: Path) -> None:
     before = (busy_run / "run.db").read_bytes()
     writer = RunWriter.open(busy_run)

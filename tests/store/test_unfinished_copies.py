@@ -63,6 +63,7 @@ def steps_of(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> i
         return count()
 
 
+@pytest.mark.long
 def test_a_backup_killed_at_every_step_leaves_no_key(
     own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_backup_killed_at_every_step_leaves_no_key(
     assert seen >= 2  # the search finds what is there
 
 
+@pytest.mark.long
 def test_a_restore_killed_at_every_step_leaves_no_key(
     own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ def die_at(number: int) -> None:
     zipfile.ZipFile.write = counted(zipfile.ZipFile.write)  # type: ignore[method-assign]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, command: str) -> None:
     """Real kills, in forked children."""
