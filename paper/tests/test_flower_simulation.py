@@ -17,6 +17,7 @@ from sifu_paper.engines import ClientCache, engine_source
 from sifu_paper.flower_simulation import _InterruptibleGrid
 from sifu_paper.options import Options
 from sifu_paper.runner import Bench
+from sifu_paper.settings import shared_settings
 
 WITH_RAY = importlib.util.find_spec("ray") is not None
 
@@ -33,7 +34,10 @@ def rows_of(folder: Path, engine: str) -> dict[tuple, dict]:
 
 @pytest.mark.flower
 @pytest.mark.skipif(not WITH_RAY, reason="Flower's simulation is not installed")
-def test_all_methods_on_the_simulation_give_the_rows_of_the_embedded_engine(tmp_path: Path) -> None:
+def test_all_methods_on_the_simulation_give_the_rows_of_the_embedded_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(shared_settings().smoke["spec"]["data"], "clients", 8)  # every message is a task for ray
     embedded, flower = (rows_of(tmp_path / engine, engine) for engine in ("embedded", "flower"))
     assert set(embedded) == set(flower)
     methods = {place[1] for place in flower}

@@ -28,7 +28,6 @@ from pathlib import Path
 from deployment import Deployment, make_node_key, running
 from lossy_network import LossyNetwork
 from test_flower_deployment import (
-    NODES,
     check,
     never_sampled_after,
     numpy_app,
@@ -39,8 +38,8 @@ from test_flower_deployment import (
 
 import sifu
 
-PACE, SLOW, GONE = 1.0, 2, 4
-"""Seconds of training; the node that takes ten times as long; the one that never comes back."""
+NODES, PACE, SLOW, GONE = 5, 1.0, 2, 4
+"""How many; seconds of training; the node that takes ten times as long; the one that never comes back."""
 RESTART = 10.0
 """Seconds until a unit starts its process again."""
 SLEEPING_TRAIN = """    def train(arrays):
@@ -76,7 +75,7 @@ class BadWeek:
     def __init__(self, deployment: Scattered, folder: Path, rounds: int) -> None:
         self._deployment, self._began = deployment, time.monotonic()
         client = numpy_client().replace("    def train(arrays):\n", SLEEPING_TRAIN)
-        self._app, self.run = numpy_app(deployment, folder, rounds, client, timeout="40.0")
+        self._app, self.run = numpy_app(deployment, folder, rounds, client, nodes=NODES, timeout="40.0")
         spec = self._app / "spec.toml"
         text = spec.read_text().replace('wait = "all" ', 'wait = "60%" ')
         spec.write_text(text.replace('approval = "none"', 'approval = "one"'))

@@ -25,12 +25,18 @@ HASTY_NODE = """
 import sys, time
 usual = time.sleep
 time.sleep = lambda seconds: usual(min(seconds, 0.7))
+from flwr.supercore import heartbeat
+from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+from flwr.supernode import fleet_http_connection
+heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = 15
+in_memory_corestate.HEARTBEAT_DEFAULT_INTERVAL = sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = 600
 from flwr.supernode.cli import flower_supernode
 sys.argv[0] = "flower-supernode"
 flower_supernode()
 """
-"""Flower's own SuperNode, but it looks for messages and for a lost SuperLink more often: the three seconds it waits
-in between are fixed in its code, and would be half of what these tests take."""
+"""Flower's own SuperNode with other times, which are fixed in its code. It looks for messages and for a lost SuperLink
+more often, and is given up half a minute after a kill: that would be half of what these tests take. A process for a
+message has ten minutes to start, not half of one: the machine may be busy."""
 
 PATIENCE = 1800.0
 """Seconds after which a process is taken to hang. Other work may share the machine: nothing else may depend on how
@@ -164,7 +170,7 @@ class Deployment:
             os.environ | {MARK: mark},
             FLWR_TELEMETRY_ENABLED="0",
             FLWR_HOME=str(folder / "flwr"),
-            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
+            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.4",
             OMP_NUM_THREADS="1",
             PATH=f"{folder / 'bin'}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}",
             PYTHONPATH=os.pathsep.join(folder for folder in sys.path if folder),

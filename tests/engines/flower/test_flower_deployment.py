@@ -1,4 +1,4 @@
-"""One SuperLink and five SuperNodes on loopback, TLS and node authentication on: `make test-flower`.
+"""One SuperLink and four SuperNodes on loopback, TLS and node authentication on: `make test-flower`.
 
 All tests share the processes, since starting them takes longer than what is tested. What is killed is killed by
 SIGKILL.
@@ -23,7 +23,7 @@ from sifu.api import verify_certificate
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 
 pytestmark = pytest.mark.flower
-NODES = 5
+NODES = 4
 
 CLIENT = '''"""A least-squares client in numpy alone: its process starts five times as fast as one with torch.
 
@@ -137,7 +137,7 @@ def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) ->
 
 
 def numpy_app(
-    federation: Deployment, folder: Path, rounds: int, client: str, marker: str = "", **config: str
+    federation: Deployment, folder: Path, rounds: int, client: str, marker: str = "", nodes: int = NODES, **config: str
 ) -> tuple[Path, Path]:
     """The app with clients and a model in numpy, and every node on its list."""
     app, run = new_app(federation, folder, rounds, **config)
@@ -147,7 +147,7 @@ def numpy_app(
     spec.write_text(text.replace("\nsteps = 10 ", "\nsteps = 1 "))
     (app / "federation" / "client_app.py").write_text(client)
     (app / "federation" / "server_app.py").write_text(SERVER.replace("MARKER", repr(marker)))
-    admit(federation, run, NODES)
+    admit(federation, run, nodes)
     return app, run
 
 
@@ -248,7 +248,7 @@ def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_pat
     app, run = new_app(federation, tmp_path, 1, linger="600.0")
     spec = app / "spec.toml"
     spec.write_text(spec.read_text().replace('sigma = "auto"', "sigma = 0.5"))  # auto sees that one round saves nothing
-    for number in (0, 2, 4):
+    for number in (0, 2, 3):
         key = federation.folder / f"node{number}.pub"
         assert federation.sifu("clients", "add", run, "--name", f"site-{number}", "--key", key).returncode == 0
     federation.flwr_run(app, "ready")
@@ -265,13 +265,13 @@ def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_pat
 
 def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    app, run = numpy_app(federation, tmp_path, 3, numpy_client(True, 4, gate), masked_updates="true")
+    app, run = numpy_app(federation, tmp_path, 3, numpy_client(True, 3, gate), masked_updates="true")
     federation.flwr_run(app, "masked")
-    federation.wait_for(gate.with_suffix(".reached").exists, "the second round on node4")
-    federation.kill("node4", signal.SIGKILL)
+    federation.wait_for(gate.with_suffix(".reached").exists, "the second round on node3")
+    federation.kill("node3", signal.SIGKILL)
     gate.touch()
-    federation.wait_for(lambda: "site-4" in clients_of_incidents(run), "SuperLink to give node4 up")
-    start_node(federation, 4)
+    federation.wait_for(lambda: "site-3" in clients_of_incidents(run), "SuperLink to give node3 up")
+    start_node(federation, 3)
     finish(federation, "masked")
     assert rounds(run) == 3
     check(run)
