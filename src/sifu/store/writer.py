@@ -125,7 +125,7 @@ class RunWriter(RunReader):
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key.
 
-        `sample_digests` are those of each client's samples where they are available (`store.sample_salts`);
+        `sample_digests` are those of each client's samples where they are available (`store.sealed`);
         `tuned_layout` is that of the models of groups, where they tune a network.
         """
         witness_targets()
@@ -281,9 +281,9 @@ class RunWriter(RunReader):
     ) -> Event:
         """One event with everything that belongs to it, durable when this returns.
 
-        `statistics` are rows of files that are there already (`store.statistics`). `joined` is a client that the run
-        knows from now on, `joined_digest` that of its samples. `for_good` also takes what is dropped out of the free
-        pages and the log of the database, and erases the report.
+        `statistics` are rows of files that are there already (`store.statistics_files`). `joined` is a client that the
+        run knows from now on, `joined_digest` that of its samples. `for_good` also takes what is dropped out of the
+        free pages and the log of the database, and erases the report.
         """
         payload = dict(payload)
         self._note_lost_key()
