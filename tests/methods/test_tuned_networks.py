@@ -24,6 +24,8 @@ from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.errors import InputError, RoundRejectedError
+from sifu.methods import closed_form
+from sifu.requests import certification
 from sifu.requests import erasure as statistics_erasure
 from sifu.requests.what_remains import RANDOM
 from sifu.run import group_training
@@ -156,7 +158,7 @@ def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path
     sifu.train(spec_of(), run=never, clients=without(clients_of(), gone))
     assert whole_sum(own) == strike(whole_sum(never), blocks, range(GROUPS))
     # The head of a network that was never tuned, with the same rule for lambda: bit for bit.
-    frozen = spec_of(features={"tune": "none", "block": 200})
+    frozen = spec_of(features={"tune": "none", "block": 400})
     del frozen["groups"]
     sifu.train(frozen, run=tmp_path / "frozen", clients=without(clients_of(), gone))
     public = released(tmp_path / "frozen").reshape(blocks.frozen + 1, 3)
@@ -512,9 +514,26 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
     check(restored)
 
 
-def test_an_audit_of_tuned_networks_is_refused(own: Path) -> None:
-    with pytest.raises(InputError, match="networks that groups tuned"):
-        sifu.audit_run(open_own(own))
+@pytest.mark.parametrize("tune", ["blocks", "merge"])
+def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_network(
+    tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(features={"tune": tune})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    run.forget(["client-003"], "gone")
+    report = sifu.audit_run(run)
+    (release,) = report.exact
+    assert release.same_model
+    assert (release.sum_without is not None, release.same_sum) == (True, True)
+    assert report.contradictions == ()
+    # The negative control: the network of the hit group stays in the head.
+    for module in (statistics_erasure, closed_form, certification):
+        monkeypatch.setattr(module, "is_hit", lambda row, leaving: False)
+    control = sifu.train(spec, run=tmp_path / "control", clients=clients_of())
+    control.forget(["client-003"], "gone")
+    found = sifu.audit_run(control)
+    assert not found.exact[0].same_model
+    assert any("another model comes out" in sentence for sentence in found.contradictions)
 
 
 def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_path: Path) -> None:

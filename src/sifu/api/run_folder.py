@@ -214,12 +214,7 @@ class RunFolder:
         return engine, digests, dict(arranged.absent)
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
-        """A new engine on the CPU that was never given the data of `clients`; None where none can be built.
-
-        That is so where an engine was handed over, and where groups tune a network.
-        """
-        if self.spec.is_tuned:
-            return None
+        """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
         with self.reader() as reader:
             there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
 

@@ -37,6 +37,7 @@ from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched, made_of
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.randomness import NormalSource
+from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import solves
 from sifu.run.coupled_replay import EngineWithout, replay_worlds
@@ -337,14 +338,21 @@ def exact_audits(
     The other world is computed from the beginning by an engine that `engine_without` made without the clients' data.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
+    tuned = Spec.from_mapping(reader.spec).is_tuned
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:
             continue
         final, solve = request.final_node, recorded.get(request.final_node)
         here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
-        model = without = sum_without = None
-        if other is not None and other.layout == reader.layout and here is not None:
+        model = without = sum_without = those_who_stay = None
+        taken = reader.everyone().between(final, final).clients
+        everyone = engine_without(()) if tuned else None
+        if tuned and other is not None and everyone is not None and solve is not None:
+            worlds = [world.solved_again(reader, solve, taken) for world in (everyone, other)]
+            if worlds[0] is not None and worlds[1] is not None:
+                (here, _), (model, those_who_stay) = worlds[0], worlds[1]
+        elif other is not None and other.layout == reader.layout and here is not None:
             model = _model_without(other, reader, subject, final, evidence)
         same_worlds = model is not None and here is not None and np.array_equal(here, model)
         if model is not None and final in reader.models():
@@ -354,7 +362,7 @@ def exact_audits(
             without = "another model"
         whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
         if other is not None and whole is not None:
-            those_who_stay = other.sum_of(reader.everyone().between(final, final).clients)
+            those_who_stay = those_who_stay or other.sum_of(taken)
             same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
             sum_without = whole.digest if same else "other statistics"
         elif solve is not None and whole is None and final == reader.tip and reader.statistics():

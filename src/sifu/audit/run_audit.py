@@ -30,9 +30,9 @@ from sifu.audit.replay_evidence import (
 from sifu.core.engine import Engine
 from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
-from sifu.errors import InputError
 from sifu.run.coupled_replay import NoisedModel
 from sifu.run.run_view import RunView
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 
 
@@ -54,11 +54,6 @@ def audit_run(
     """
     options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)
-    if run.spec.is_tuned:
-        raise InputError(
-            f"{run.folder} has networks that groups tuned: its releases go through different networks, which audits "
-            "cannot compare yet. sifu verify recomputes what was certified"
-        )
     engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
         return _Audit(run, reader, engine, options, clients, data_folder, noised, progress).carry_out()
@@ -92,7 +87,7 @@ class _Audit:
         self.observations: list[str] = []
 
     def carry_out(self) -> AuditReport:
-        attacked = self.attack.request()
+        attacked = None if self.spec.is_tuned else self.attack.request()
         if self.view.facts.noise > 0.0 and self.spec.privacy.noise == "system":
             self.notes.append(
                 "training added noise from the operating system to every update, which cannot be drawn again: no round "
@@ -107,14 +102,7 @@ class _Audit:
                     f"{left_out} more subjects were forgotten; the {len(watched)} with the largest charges were "
                     f"replayed"
                 )
-            evidence = gather(
-                self.engine,
-                self.reader,
-                watched,
-                self.attack.models_wanted(attacked),
-                self.noised,
-                lambda done, total: self.progress("replaying the run", done, total),
-            )
+            evidence = self._gathered(watched, attacked)
         if evidence.missed and evidence.lengths:
             self.notes.append(
                 f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
@@ -142,6 +130,22 @@ class _Audit:
             tuple(self.contradictions),
             tuple(self.observations),
             tuple(self.notes),
+        )
+
+    def _gathered(self, watched: list[Watched], attacked: RequestRow | None) -> Evidence:
+        if self.spec.is_tuned:
+            self.notes.append(
+                "groups tune networks, and releases go through different ones: exact releases were made again without "
+                "their clients; no distances were measured, and no attacks carried out"
+            )
+            return Evidence()
+        return gather(
+            self.engine,
+            self.reader,
+            watched,
+            self.attack.models_wanted(attacked),
+            self.noised,
+            lambda done, total: self.progress("replaying the run", done, total),
         )
 
     # -- claims --------------------------------------------------------------------------------------------
@@ -188,8 +192,7 @@ class _Audit:
             elif release.without is None and not same_worlds:
                 self.notes.append(
                     f"{who}: its release was not recomputed without the clients, so it was not audited: no engine "
-                    "can be built without their data where one was handed over or groups tune a network, or what the "
-                    "release was made of is gone"
+                    "can be built without their data where one was handed over, or what the release was made of is gone"
                 )
             elif release.without is not None and not release.same_model:
                 self.notes.append(

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import StatisticsEngine
+from sifu.core.closed_form_engine import StatisticsEngine, Trunk, TunedEngine, places_of_head
 from sifu.core.engine import Engine, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.randomness import add_noise, noise_source
@@ -21,9 +21,17 @@ from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form import FixedPoint, Statistics, total
+from sifu.theory.closed_form.blocks import head_at
 from sifu.theory.history import PathNode
 from sifu.theory.merging import merge, move_on
 from sifu.theory.participation import ClientIndices
+
+
+class SolvedAgain(NamedTuple):
+    """A head and the sum that it was solved from."""
+
+    model: Vector
+    statistics: Statistics
 
 
 class EngineWithout:
@@ -41,6 +49,28 @@ class EngineWithout:
         """One round among those of the `active` clients that are there."""
         result = self._engine.run_round(model, position, self._places(active))
         return replace(result, participants=self._there[result.participants])
+
+    def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
+        """The solve of a head on networks that groups tune, all of it made again; None if its networks are gone.
+
+        Each group's rounds apart are run by those of its members that are there, and the head is solved on the features
+        of the networks that this gives (docs/theory.md, section 15.5).
+        """
+        rows, tuned = reader.group_models(), cast("TunedEngine", self._engine)
+        if not set(solve["trunks"]) <= rows.keys():
+            return None
+        groups = ReplayedGroups(EngineWithout(tuned.tuning, self._there), reader, {})
+        models = {row.node.node: groups.replay(row.node).model for row in reader.node_rows() if row.node.node in rows}
+        trunks = []
+        for node in solve["trunks"]:
+            members = self._places(np.array(rows[node].members))
+            samples = sum(self.clients[member].samples for member in members.tolist())
+            trunks += [Trunk(rows[node].grp, samples, models[node])] if samples else []
+        tuned.use_trunks(trunks)
+        statistics, spec = self.sum_of(clients), Spec.from_mapping(reader.spec)
+        places = places_of_head(spec, reader.layout, [trunk.group for trunk in trunks])
+        head = head_at(statistics, places, cast("StatisticsEngine", self._engine).relative_penalty)
+        return SolvedAgain(head.weights.ravel(), statistics)
 
     @property
     def fixed(self) -> FixedPoint:

@@ -111,7 +111,7 @@ class FeaturesSpec:
         "ridge on pretrained or module: groups tune the network apart; blocks forgets in no round, merge in one and "
         "predicts through two networks",
     )
-    block: int = key(200, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")
+    block: int = key(400, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")
     trainable: str = key(
         "all",
         "what is tuned and sent: all, last (the last layer with parameters), lora(RANK) (low-rank adapters of linear "

@@ -31,8 +31,8 @@ Part = tuple[int, ...]
 class Blocks:
     """Places of features: `frozen` numbers of the public trunk, then `block` numbers of each of `count` groups.
 
-    >>> Blocks(frozen=1280, block=200, count=10).features
-    3280
+    >>> Blocks(frozen=1280, block=400, count=10).features
+    5280
     """
 
     frozen: int
