@@ -1,13 +1,13 @@
 """What a request on tuned networks costs in time and bytes: a run of the library with k = 5,280 features of blocks.
 
-    python benchmarks/tuned_requests.py    # ten clients send statistics; 1.2 GB of disk for temporary files
+    python benchmarks/tuned_requests.py    # 30 clients send statistics; 3.4 GB of disk for temporary files
     python benchmarks/tuned_requests.py --clients 100    # 12 GB, and minutes until everyone's statistics are there
     python benchmarks/tuned_requests.py --block 200 --regularisation auto
 
 Features are synthetic: a network of 1,280 scales stands for the trunk, so that training takes no time to speak of and
 statistics have the size that EfficientNet-Lite0 gives them with ten blocks of 400. A request reads the leaver's own
-statistics and the sum, whatever the number of clients; of those who stay it deletes files and evaluates samples, so ten
-clients of 1,000 samples cost it what 100 of 100 do, less the deletion of files. Nothing here measures accuracy.
+statistics and the sum, whatever the number of clients; of those who stay it deletes files and evaluates samples, which
+is little. Nothing here measures accuracy.
 
 Printed are wall seconds, CPU seconds, and CPU seconds as a multiple of one Cholesky factorisation of the same size in
 the same process: the first depends on what else the machine does, the last hardly.
@@ -33,7 +33,7 @@ from torch import nn
 import sifu
 from sifu.data.client_data import ClientData
 
-WIDTH, CLASSES, SAMPLES = 1280, 10, 10_000
+WIDTH, CLASSES, SAMPLES = 1280, 10, 100
 
 
 class Scales(nn.Module):
@@ -59,7 +59,7 @@ def clients_of(count: int) -> list[ClientData]:
     clients = []
     for number in range(count):
         generator = np.random.default_rng(1 + number)
-        labels = generator.integers(0, CLASSES, SAMPLES // count)
+        labels = generator.integers(0, CLASSES, SAMPLES)
         x = means[labels] + generator.normal(size=(len(labels), WIDTH))
         clients.append(ClientData(f"client-{number:04d}", x.astype(np.float32), labels))
     return clients
@@ -88,7 +88,7 @@ def factorisation(size: int) -> float:
 def main() -> None:
     """Train, forget a client twice; rebuild and verify where that is wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--block", type=int, default=400)
     parser.add_argument("--regularisation", default="0.1", help="r of the head, or auto for cross-validation")
