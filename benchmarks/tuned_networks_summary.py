@@ -1,15 +1,17 @@
 """The rows of `tuned_networks.py` as one table and one figure.
 
-    python benchmarks/tuned_networks_summary.py rows.jsonl [rows.jsonl ...]
+    python benchmarks/tuned_networks_summary.py COMMIT=rows.jsonl [COMMIT=rows.jsonl ...]
 
-Writes benchmarks/results/tuned_networks.csv: for each federation, way and number of leavers the mean over seeds of the
-test accuracy, with the smallest and largest single value; and docs/images/tuned-networks.png.
+COMMIT is the one that measured the rows. Writes benchmarks/results/tuned_networks.csv: for each federation, way and
+number of leavers the mean over seeds of the test accuracy, with the smallest and largest single value, the numbers of a
+block, and the commits; and docs/images/tuned-networks.png. Where blocks were not of 400 numbers, the way says so.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -18,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "results" / "tuned_networks.csv"
 FIGURE = ROOT / "docs" / "images" / "tuned-networks.png"
+BLOCK = 400
 LINES = {
     "tuned again + ridge": ("tuned again + solved head, 12 rounds", "black", "s"),
     "merge": ("merge, 1 round", "tab:orange", "^"),
@@ -26,27 +29,42 @@ LINES = {
 }
 
 
-def summary(files: list[Path]) -> list[dict[str, object]]:
-    """One row for each federation, way and number of leavers."""
-    accuracies: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if "test_accuracy" in row:
-                accuracies[row["job"], row["kind"], row["leavers"]][row["seed"]].append(row["test_accuracy"])
+def summary(files: list[tuple[str, Path]]) -> list[dict[str, object]]:
+    """One row for each federation, way and number of leavers, of (commit, file) pairs.
+
+    Where two files have the same seed of it, the later one counts.
+    """
+    measured: dict[tuple[str, str, int], dict[int, tuple[str, list[float]]]] = defaultdict(dict)
+    for commit, file in files:
+        here: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        blocks = {(row["job"], row["seed"]): row["settings"]["block"] for row in rows if row["kind"] == "times"}
+        for row in rows:
+            if "test_accuracy" not in row:
+                continue
+            block = blocks[row["job"], row["seed"]]
+            named = row["kind"] in ("blocks", "blocks, own zeroed") and block != BLOCK
+            kind = row["kind"].replace("blocks", f"blocks of {block}", 1) if named else row["kind"]
+            key = (row["job"], kind.replace(f"blocks of {BLOCK}", "blocks"), row["leavers"])
+            here[key][row["seed"]].append(row["test_accuracy"])
+        for key, seeds in here.items():
+            measured[key] |= {seed: (commit, values) for seed, values in seeds.items()}
     table = []
-    for (job, kind, leavers), seeds in sorted(accuracies.items()):
-        every = [accuracy for values in seeds.values() for accuracy in values]
-        mean = statistics.mean(statistics.mean(values) for values in seeds.values())
+    for (job, kind, leavers), of_seeds in sorted(measured.items()):
+        every = [accuracy for _, values in of_seeds.values() for accuracy in values]
+        mean = statistics.mean(statistics.mean(values) for _, values in of_seeds.values())
+        width = re.search(r"blocks of (\d+)", kind)
         table.append(
             {
                 "federation": job,
                 "way": kind,
                 "leavers": leavers,
-                "seeds": len(seeds),
+                "seeds": len(of_seeds),
                 "test_accuracy": f"{mean:.1f}",
                 "smallest": f"{min(every):.1f}",
                 "largest": f"{max(every):.1f}",
+                "block": "" if not kind.startswith("blocks") else width[1] if width else BLOCK,
+                "commits": " ".join(sorted({commit for commit, _ in of_seeds.values()})),
             }
         )
     return table
@@ -79,7 +97,8 @@ def draw(table: list[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    table = summary([Path(name) for name in sys.argv[1:]])
+    pairs = [name.partition("=") for name in sys.argv[1:]]
+    table = summary([(commit, Path(file)) for commit, _, file in pairs])
     with TABLE.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(table[0]), lineterminator="\n")
         writer.writeheader()
