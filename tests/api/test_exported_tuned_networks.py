@@ -126,3 +126,20 @@ def test_an_operation_that_is_not_written_is_named(tmp_path: Path) -> None:
     run, _ = trained(tmp_path, "make_sorted", tune="blocks", block=2)
     with pytest.raises(InputError, match=r"aten\.(sort|repeat|slice)"):
         run.export(tmp_path / "m.onnx")
+
+
+def test_a_graph_is_written_where_a_program_handed_the_clients_over(tmp_path: Path) -> None:
+    sifu.allow_code("public_trunk:make")
+    generator = np.random.default_rng(2)
+    clients = {f"site-{n}": (generator.random((6, 1, 8, 8)), np.arange(6) % 3) for n in range(6)}
+    spec = {
+        "model": {"kind": "ridge", "outputs": 3},
+        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "groups": {"count": 2, "rounds": 1, "rebuild": "later"},
+        "local": {"rate": 0.05, "steps": 1},
+    }
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    samples, model = clients["site-0"][0], run.model()
+    assert isinstance(model, sifu.LoadedModel)
+    for answer in answers_of_the_graph(run.export(tmp_path / "m.onnx"), {"x": samples}):
+        np.testing.assert_allclose(answer["scores"], model.scores(samples), atol=2e-5)

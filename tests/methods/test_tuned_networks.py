@@ -531,9 +531,9 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
         monkeypatch.setattr(module, "is_hit", lambda row, leaving: False)
     control = sifu.train(spec, run=tmp_path / "control", clients=clients_of())
     control.forget(["client-003"], "gone")
-    found = sifu.audit_run(control)
-    assert not found.exact[0].same_model
-    assert any("another model comes out" in sentence for sentence in found.contradictions)
+    report = sifu.audit_run(control)
+    assert not report.exact[0].same_model
+    assert any("another model comes out" in sentence for sentence in report.contradictions)
 
 
 def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_path: Path) -> None:

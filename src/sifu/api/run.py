@@ -259,10 +259,11 @@ class Run(RunRequests):
             return reader.model_content(reader.tip)
 
     def _shape_given(self) -> tuple[int, ...] | None:
-        """The shape of one sample where a program handed the clients over, and no features take their place."""
-        if self._own_clients is None or self.spec.data.columns or self.spec.features.kind != "none":
+        """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
+        if self._own_clients is None or self.spec.data.columns:
             return None
-        return tuple(np.shape(self._own_clients()[0].x)[1:])
+        samples = np.asarray(self._own_clients()[0].x)
+        return None if samples.dtype == np.uint8 and self.spec.features.kind != "none" else samples.shape[1:]
 
     def _warn_of_batches(self, reader: RunReader) -> None:
         """Batch normalisation makes the scores of a sample depend on those it is predicted with."""
