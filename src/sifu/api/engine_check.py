@@ -89,9 +89,8 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
         clients = tuple(named)
         strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
         if strange:
-            raise InputError(
-                f"a client must have a name, x and y; found one that is a {type(strange[0]).__name__}. Or give a dict of (x, y)"
-            )
+            kind = type(strange[0]).__name__
+            raise InputError(f"a client must have a name, x and y; found a {kind}. Or give a dict of (x, y)")
     check_names_differ(clients)
     if len(clients) < 2:
         raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
