@@ -284,6 +284,36 @@ def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Pa
     assert any("not exact, or that started from a trained model" in why for _, why in purge.remains)
 
 
+GRAM = ROUNDS | {"keep": {"gram_clients": 5}}
+REMAINS = {
+    "seeded": (ROUNDS | {"privacy": {"noise": "seeded"}}, {"method": "scratch"}, "events.rounds.models.digest"),
+    "noise": (ROUNDS, {"method": "sifu", "sigma": 0.05}, "certificates.content.body.psi"),
+    "automatic rate": (AUTOMATIC, {"method": "sifu", "sigma": 0.05}, "run.local_rates.0"),
+    "Gram matrices": (GRAM, {"method": "scratch", "retention": "paper"}, "grams.matrix"),
+    "no noise": (ROUNDS, {"method": "fine_tuning"}, "evaluations.loss"),
+}
+
+
+@pytest.mark.parametrize(("spec", "terms", "place"), REMAINS.values(), ids=REMAINS)
+def test_what_follows_from_a_forgotten_record_is_in_the_list(
+    tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is the same in two runs on the same data, and another in a run on other data, follows from the data."""
+    monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
+    folders = []
+    for copy, number in enumerate((7, 7, TRUTH)):
+        run = sifu.train(spec, run=tmp_path / f"{copy}", clients=federation(number))
+        run.forget([f"c{GONE}"], "gone", **({"retention": "strict"} | terms))
+        figures_left = run.purge().figures
+        folders.append(run.folder)
+    follows = places_that_differ(folders[0], folders[2]) - places_that_differ(folders[0], folders[1])
+    follows = {name for name in follows if name.endswith(".digest") or not is_random(name)}  # times may differ or not
+    assert place in follows
+    counted = ("*.dropped_models", "*.remaining_models", "*.bytes_kept")  # `models`, in every payload that has them
+    in_the_list = (*(figure.place for figure in figures_left), *counted)
+    assert {name for name in follows if not listed(name, in_the_list)} == set()
+
+
 def test_control_the_figures_of_a_request_with_noise_still_confirm_a_guess(tmp_path: Path) -> None:
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
     run = purged(ROUNDS, tmp_path / "run", method="sifu", sigma=0.05)

@@ -132,6 +132,17 @@ KEPT_FIGURES = (
     KeptFigure("events.rolled back.choice", "as the columns of requests", _TIES),
     KeptFigure("events.rolled back.charges", "as charges", _TIES),
     KeptFigure("events.request planned", "source node and sigma of a plan", "it is the history of the request"),
+    KeptFigure("nodes.parent", "the node a request went back to, chosen by Psi", _PSI),
+    KeptFigure("events.*.source_model.node", "the same", _TIES),
+    KeptFigure("events.*.certified_models.source.node", "the same", _TIES),
+    KeptFigure("grams.matrix", "scalar products of updates (keep.gram_clients)", _PSI),
+    KeptFigure("events.*.digest", "digests of models and updates, if their salts follow from the seed", _TIES),
+    KeptFigure("run.reported", "what each client reported of its data, on Flower", "the server continues with it"),
+    KeptFigure("evaluations", "accuracy and loss of models since the last request, unless it was exact", _PLANS),
+    KeptFigure("models.psi_max", "the largest Psi of those who stay, of the same models", _PLANS),
+    KeptFigure("sealed.content.evaluations", "as evaluations", _TIES),
+    KeptFigure("sealed.content.psi_max", "as models", _TIES),
+    KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
 )
 """Of runs that are trained in rounds."""
 COUNTS = (
