@@ -1,10 +1,12 @@
 """Groups on four real SuperNodes, TLS and node authentication on: own models, and adapters of a language model.
 
-Each of them forgets a client while the server is killed by SIGKILL in the middle of it, and the run verifies.
+Each of them forgets a client while the server is killed by SIGKILL in the middle of it, and the run verifies. SuperLink
+is killed in the middle of a round of the second.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,10 @@ GROUPS = {
     "stop": {"max_rounds": 3, "target": 0.0, "evaluate_every": 100},
 }
 
-TUNED_CLIENT = '''"""Random text, and which of three authors wrote it."""
+TUNED_CLIENT = '''"""Random text, and which of three authors wrote it. A group is tuned once GATE is there."""
+
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -56,10 +61,18 @@ from sifu.engines.flower.ready import ReadyClient
 sifu.allow_code("federation.trunk:make_language")
 
 
+class Held(ReadyClient):
+    def train(self, model, instruction):
+        Path(GATE).with_suffix(".reached").touch()
+        while not Path(GATE).exists():
+            time.sleep(0.1)
+        return super().train(model, instruction)
+
+
 def load(context):
     part = int(context.node_config["partition-id"])
     random = np.random.default_rng(part)
-    return ReadyClient(f"site-{part}", random.integers(0, 17, size=(30, 6)), random.integers(0, 3, size=30))
+    return Held(f"site-{part}", random.integers(0, 17, size=(30, 6)), random.integers(0, 3, size=30))
 
 
 app = client_app(load)
@@ -95,12 +108,21 @@ def test_groups_forget_exactly_and_refuse_what_cannot_be_used(nodes: Deployment,
     assert sifu.open_run(run).outcomes()[0].method == "groups"
 
 
-def test_groups_tune_adapters_of_a_language_model_and_forget_without_a_round(nodes: Deployment, tmp_path: Path) -> None:
-    marker = tmp_path / "killed"
+def test_groups_tune_adapters_of_a_language_model_and_forget_without_a_round_whatever_is_killed(
+    nodes: Deployment, tmp_path: Path
+) -> None:
+    marker, gate = tmp_path / "killed", tmp_path / "gate"
+    client = TUNED_CLIENT.replace("GATE", repr(str(gate)))
     server = SERVER.rpartition("app = ")[0] + 'sifu.allow_code("federation.trunk:make_language")\napp = server_app()\n'
     server = server.replace("import numpy as np\n", "import numpy as np\n\nimport sifu\n", 1)
-    app, run = exact_app(nodes, tmp_path, TUNED, TUNED_CLIENT, server, marker, masked_statistics="false")
+    app, run = exact_app(nodes, tmp_path, TUNED, client, server, marker, masked_statistics="false")
     (app / "federation" / "trunk.py").write_text(Path(public_trunk.__file__).read_text())
+    nodes.flwr_run(app, "tuned-1")
+    nodes.wait_for(gate.with_suffix(".reached").exists, "the round of the groups")
+    nodes.kill("superlink", signal.SIGKILL)
+    nodes.kill("tuned-1", signal.SIGKILL)
+    gate.touch()
+    nodes.superlink()
     nodes.flwr_run(app, "tuned")
     finish(nodes, "tuned")
     rounds = query(run, "SELECT COUNT(*) FROM events WHERE kind IN ('group rounds', 'rounds')")
