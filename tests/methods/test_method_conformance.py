@@ -76,7 +76,7 @@ class TestEveryMethod:
             if not METHODS[method].info.certifies:
                 assert outcome.level == "none"
             assert outcome.rounds == outcome.cost.rounds == rounds_of(method)
-        assert run.verify().problems == []
+            assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
         assert [outcome.request for outcome in run.outcomes()] == ["r1", "r2", "r3"]
 

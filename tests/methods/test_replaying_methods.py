@@ -318,7 +318,7 @@ def test_no_byte_of_a_forgotten_clients_updates_stays(tmp_path: Path, method: st
         content = everything_on_disk(run.folder)
         assert not any(tensor in content for tensor in tensors)
         assert list(stored_tensors(run.folder, client)) == []
-    assert run.verify().problems == []
+        assert run.verify().problems == []
 
 
 def test_updates_of_the_others_stay_where_the_history_stays(tmp_path: Path) -> None:
