@@ -1,4 +1,4 @@
-"""Few of many combinations: every choice of three options occurs, the other combinations are `slow`."""
+"""Few of many combinations: every choice of three options occurs, the other combinations are `long`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def covering(*options: Sequence[Any]) -> list[Any]:
-    """All combinations of the options as parameters, `slow` but for those that together hold every choice of three."""
+    """All combinations of the options as parameters, `long` but for those that together hold every choice of three."""
     combinations = list(itertools.product(*(range(len(values)) for values in options)))
     left = {combination: set(itertools.combinations(enumerate(combination), 3)) for combination in combinations}
     quick = set()
@@ -23,7 +23,7 @@ def covering(*options: Sequence[Any]) -> list[Any]:
     return [
         pytest.param(
             *(values[place] for values, place in zip(options, combination, strict=True)),
-            marks=() if combination in quick else pytest.mark.slow,
+            marks=() if combination in quick else pytest.mark.long,
         )
         for combination in combinations
     ]
