@@ -95,13 +95,11 @@ class ForgettingFedAvg(FedAvg):
         return result
 
     def _usual_spec(self, config: Mapping[str, Any]) -> Spec:
-        """What holds without a spec: the rate is the one that clients are told, and what cannot be used is left out."""
-        rate = next((float(config[key]) for key in RATE_KEYS if key in config), None)
-        if rate is None:
-            raise InputError(
-                f"the clients' rate is not in train_config ({', '.join(RATE_KEYS)}): put it there, or name a spec with "
-                "local.rate in the app's config"
-            )
+        """What holds without a spec: the rate is the one that clients are told, and what cannot be used is left out.
+
+        Clients that are told none count as taking one step of rate 1 along the whole of their update.
+        """
+        rate = next((float(config[key]) for key in RATE_KEYS if key in config), 1.0)
         return Spec.from_mapping(
             {
                 "model": {"kind": "python"},

@@ -365,6 +365,9 @@ def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) 
     if len(content) != row.bytes:
         raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
     if not content.startswith(heading) or (len(content) - len(heading)) % 8:
-        raise RunDamagedError(f"the statistics file {row.file} is not in [{fixed.describe()}]")
+        raise RunDamagedError(
+            f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
+            "earlier version trained it, use that version: features of tuned networks had another length"
+        )
     count = (len(content) - len(heading) - files.SALT_BYTES) // 8
     return np.frombuffer(content, "<i8", count, len(heading)).astype(np.int64, copy=False)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flower_federation import HASTY, small_spec
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 from sklearn.datasets import load_digits
@@ -378,19 +378,26 @@ def test_an_app_with_the_diff_is_built_by_flower(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.fab"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "train_config", "sentence"),
-    [
-        ({"fraction_train": 0.5}, {"lr": 0.1}, r"fraction_train = 0\.5 is not for ForgettingFedAvg"),
-        ({}, {}, "the clients' rate is not in train_config"),
-    ],
-)
-def test_what_the_strategy_cannot_do_is_refused(
-    tmp_path: Path, options: dict, train_config: dict, sentence: str
-) -> None:
+def test_clients_that_are_told_no_rate_take_one_step_along_their_update(tmp_path: Path) -> None:
+    """As in Flower's scikit-learn quickstart, whose `train_config` is empty."""
+    run, first = tmp_path / "run", [np.zeros((10, 64)), np.zeros(10)]
+    config = {"run": str(run), "insecure-identity": True, "wait": 0.1}
+
+    def serve() -> None:
+        context = Context(1, 1, {}, RecordDict(), config)
+        ForgettingFedAvg(context).start(grid_with(sklearn_app), ArrayRecord(first), num_rounds=2)
+
+    serve()
+    opened = sifu.open_run(run)
+    assert (opened.spec.local.rate, opened.spec.local.steps) == (1.0, 1)
+    opened.request(["node-102"], "gone", sigma=0.5)
+    serve()
+    assert opened.outcomes()[0].level == "conditional"
+    assert opened.verify().problems == []
+
+
+def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
     context = Context(1, 1, {}, RecordDict(), {"run": str(tmp_path / "run"), "insecure-identity": True})
-    with pytest.raises(InputError, match=sentence):
-        ForgettingFedAvg(context, **options).start(
-            grid_with(torch_app), ArrayRecord(Net().state_dict()), train_config=ConfigRecord(train_config)
-        )
+    with pytest.raises(InputError, match=r"fraction_train = 0\.5 is not for ForgettingFedAvg"):
+        ForgettingFedAvg(context, fraction_train=0.5).start(grid_with(torch_app), ArrayRecord(Net().state_dict()))
     assert not (tmp_path / "run").exists()
