@@ -41,7 +41,7 @@ demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a min
 test: $(VENV)/.dev       ## everything that is quick, in minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-test-long: $(VENV)/.dev  ## what takes long: stories, browser, kills, GPU kernels in an interpreter, properties with all examples
+test-long: $(VENV)/.dev  ## what takes long: whole runs, second verifier, browser, kills, GPU kernels in an interpreter, properties with all examples
 	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "(long or hypothesis) and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites

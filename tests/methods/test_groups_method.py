@@ -21,6 +21,8 @@ from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
 from sifu.theory.merging import members_by_group, merge, move_on
 
+pytestmark = pytest.mark.long
+
 COUNT, APART, COMMON = 4, 3, 5
 SPEC = small_spec(
     groups={"count": COUNT, "rounds": APART},

@@ -21,6 +21,8 @@ from sifu.methods.registry import METHODS
 from sifu.run.training import Progress
 from sifu.theory.history import ActivePath
 
+pytestmark = pytest.mark.long
+
 REPLAYING = ("fed_eraser", "fed_accum")
 RATE, STEPS, CALIBRATION, SERVER, EVERY, ROUNDS = 0.1, 4, 2, 0.7, 2, 6
 TINY: dict[str, Any] = {

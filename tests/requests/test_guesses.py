@@ -26,6 +26,8 @@ from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 
+pytestmark = pytest.mark.long
+
 RIDGE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
     "model": {"kind": "ridge", "outputs": 3},

@@ -18,6 +18,8 @@ from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.theory.rollback import is_covered
 
+pytestmark = pytest.mark.long
+
 
 def on_disk(folder: Path) -> set[int]:
     return {int(path.stem) for path in (folder / "models").glob("*.safetensors")}

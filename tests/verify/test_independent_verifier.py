@@ -13,6 +13,8 @@ import sifu
 from independent_verifier import verify
 from run_tools import copy_run
 
+pytestmark = pytest.mark.long
+
 SMALL: dict[str, Any] = {
     "data": {"clients": 16, "samples_per_client": 10},
     "local": {"steps": 4},

@@ -401,3 +401,15 @@ def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fraction_train = 0\.5 is not for ForgettingFedAvg"):
         ForgettingFedAvg(context, fraction_train=0.5).start(grid_with(torch_app), ArrayRecord(Net().state_dict()))
     assert not (tmp_path / "run").exists()
+
+
+def test_flare_starts_flower_with_an_option_that_flower_refuses() -> None:
+    """Why NVIDIA FLARE does not run these apps (docs/flower.md). If this fails, try FLARE's simulator again."""
+    flare = pytest.importorskip("nvflare.app_opt.flower")
+    (option,) = {"--serverappio-api-address"} & {
+        word.strip("\"'f{},") for path in Path(flare.__file__).parent.rglob("*.py") for word in path.read_text().split()
+    }
+    command = [str(Path(sys.executable).parent / "flower-superlink"), "--insecure", option, "127.0.0.1:1"]
+    started = subprocess.run(command, capture_output=True, text=True)
+    assert started.returncode != 0
+    assert "no longer supported" in started.stderr
