@@ -5,7 +5,7 @@
 For root on Linux (`lossy_network`); it takes five to fifteen minutes. SuperLink and each of five SuperNodes have a
 network namespace of their own, TLS and node authentication are on. site-2 takes ten times as long to train as the
 others, and `server.wait` closes rounds without it. While the federation trains, two requests are filed and held; one is
-withdrawn and one approved beside the running server. Then every process is killed once: each SuperNode, the ServerApp,
+withdrawn and one approved while the server runs. Then every process is killed once: each SuperNode, the ServerApp,
 SuperLink. site-4 never comes back. Nothing is repaired by hand: processes are started again as their units would. At
 the end the folder, its certificates and the heads that clients kept must verify, and what it cost is printed as JSON.
 """
@@ -98,7 +98,7 @@ class BadWeek:
         return f"server-{self._servers}"
 
     def counted(self) -> int:
-        """Rounds that somebody took part in."""
+        """Rounds that a client took part in."""
         return len(query(self.run, "SELECT DISTINCT node FROM participation"))
 
     def wait_for_round(self, after: int) -> None:
@@ -137,7 +137,7 @@ class BadWeek:
         self.paused[what] = round(time.monotonic() - began, 1)
 
     def sifu(self, *words: object) -> None:
-        """A command beside the running server, which must hand it over."""
+        """A command during the server's work, which must hand it over."""
         ended = self._deployment.sifu(*words)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         self.say(ended.stdout.strip().splitlines()[0])
@@ -239,7 +239,7 @@ def main() -> None:
     """Make the network, let it happen, print the account."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay", type=float, default=0.04, help="seconds each way")
-    parser.add_argument("--jitter", type=float, default=0.02, help="up to so many seconds more")
+    parser.add_argument("--jitter", type=float, default=0.02, help="up to this many seconds more")
     parser.add_argument("--loss", type=float, default=0.02, help="share of packets that are lost")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of training and of retraining")
     parser.add_argument(

@@ -64,7 +64,7 @@ the one that started them, and are known by the environment they inherit."""
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the system hands out: nobody is given it before it is used."""
+    """A free port, below those that the system hands out: no other program is given it before it is used."""
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
         with socket.socket() as listener, contextlib.suppress(OSError):

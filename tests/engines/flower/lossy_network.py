@@ -3,7 +3,7 @@
     with LossyNetwork(count, delay=0.04, jitter=0.02, loss=0.02) as network:
         subprocess.run([*network.inside(2), "ping", network.address(0)])
 
-Every namespace has a TUN device of its own. The relay, in user space, reads the packets of all, drops a share of them
+Every namespace has its own TUN device. The relay, in user space, reads the packets of all, drops a share of them
 and hands on the others late and in order; so it needs no kernel with `tc netem`.
 """
 
@@ -30,7 +30,7 @@ def _ip(*words: object) -> None:
 
 
 class LossyNetwork:
-    """`count` namespaces, each with an address in 10.77.0.0/24 and a loopback of its own."""
+    """`count` namespaces, each with an address in 10.77.0.0/24 and its own loopback."""
 
     def __init__(self, count: int, delay: float, jitter: float, loss: float) -> None:
         self._tag = uuid.uuid4().hex[:6]

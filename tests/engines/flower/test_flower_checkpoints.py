@@ -58,7 +58,7 @@ class Federation:
 
 @pytest.fixture
 def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Every round is an event of its own."""
+    """Every round is a separate event."""
     monkeypatch.setattr(training, "COMMIT_SECONDS", 0.0)
     return Federation(tmp_path)
 
@@ -97,7 +97,7 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
     for _ in range(3):  # also when its ledger has become longer than the one that was shown
         with pytest.raises(NoClientResponseError):
             federation.serve()
-    assert query(federation.run, "SELECT COUNT(*) FROM participation") == before  # nobody trained on it
+    assert query(federation.run, "SELECT COUNT(*) FROM participation") == before  # no client trained on it
     reasons = {str(reply.error.reason) for reply in federation.grid.received if reply.has_error()}
     assert any("an older state of the run was put back" in reason for reason in reasons)
     assert any("does not follow from event" in reason for reason in reasons)

@@ -91,7 +91,7 @@ app = server_app(partial(own_blueprint, lambda branch: {"w": np.zeros(4)}))
 
 @contextmanager
 def started(folder: Path, nodes: int) -> Iterator[Deployment]:
-    """A SuperLink and so many SuperNodes, each registered with a key of its own."""
+    """A SuperLink and `nodes` SuperNodes, each registered with its own key."""
     deployment = Deployment(folder)
     try:
         deployment.superlink()
@@ -121,7 +121,7 @@ def numpy_client(masked: bool = False, held: int = -1, gate: Path = Path()) -> s
 
 
 def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) -> tuple[Path, Path]:
-    """An app as `sifu flower new` writes it, for so many rounds, and the folder of its run."""
+    """An app as `sifu flower new` writes it, for `rounds` rounds, and the folder of its run."""
     app, run = folder / "app", folder / "run"
     assert federation.sifu("flower", "new", app, "--run", run).returncode == 0
     spec = app / "spec.toml"
@@ -221,7 +221,7 @@ def test_a_federation_forgets_twice_while_it_trains_whatever_is_killed(federatio
     federation.flwr_run(app, "second-run")
     federation.wait_for(lambda: statuses(run).get("two") in ("running", "done"), "the second request")
     assert statuses(run)["one"] == "done"
-    # SuperLink and with it the ServerApp are killed in mid-retraining; a new run goes on from the store.
+    # SuperLink and with it the ServerApp are killed in mid-retraining; a new run continues from the store.
     federation.kill("superlink", signal.SIGKILL)
     federation.kill("second-run", signal.SIGKILL)
     check(run)

@@ -17,7 +17,7 @@ from test_flower_exact_ways import NODES, exact_app, forget_with_a_kill, nodes
 import public_trunk
 import sifu
 
-__all__ = ["nodes"]  # a fixture: this file has processes of its own
+__all__ = ["nodes"]  # a fixture: this file has its own processes
 
 pytestmark = pytest.mark.flower
 TROUBLE = """

@@ -20,7 +20,7 @@ from sifu.data import ClientData
 
 pytestmark = pytest.mark.flower
 NODES = 4
-HEAD_CLIENT = '''"""A ready client with data of its own, whose statistics are sent once GATE is there."""
+HEAD_CLIENT = '''"""A ready client with its own data, whose statistics are sent once GATE is there."""
 
 import time
 from pathlib import Path

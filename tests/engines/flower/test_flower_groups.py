@@ -85,7 +85,7 @@ def test_a_group_closes_by_itself_so_that_nobody_of_another_decides_whose_answer
         results = run_group_rounds(flower, models_of(flower, 3), Position(0, 0), groups)  # type: ignore[arg-type]
         noted = [incident.what for incident in flower.take_incidents() if incident.client]
         assert len(noted) == len(silent)
-        # Seven of nine have answered in the second case, too: not enough of this group, so it goes on waiting.
+        # Seven of nine have answered in the second case, too: not enough of this group, so it keeps waiting.
         assert all(what.startswith(reason) for what in noted)
         assert [result.participants.tolist() for result in results[::2]] == [[0, 3, 6], [2, 5, 8]]
 

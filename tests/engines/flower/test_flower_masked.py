@@ -404,7 +404,7 @@ def test_a_lie_about_the_drift_moves_nobody_elses_psi(tmp_path: Path, lie: float
     fed.serve()
     a, b = psi_of(honest.run_folder), psi_of(fed.run_folder)
     np.testing.assert_array_equal(np.delete(a, 2), np.delete(b, 2))
-    assert b[2] > 0.0  # whoever took part is never at zero, whatever it says
+    assert b[2] > 0.0  # a client that took part is never at zero, whatever it says
     if not lie >= 0.0:
         assert np.isinf(b[2])
     assert sifu.open_run(fed.run_folder).verify().problems == []

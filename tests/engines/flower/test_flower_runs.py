@@ -247,7 +247,7 @@ def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> N
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     assert [incident["client"] for many in told for incident in many] == [flower.data[2].name]
-    # If nobody rehearses, training is done all the same; plans then rest on the law.
+    # If no client rehearses, training is done all the same; plans then rest on the law.
     other = Federation(tmp_path / "other", AUTO)
     other.grid.trouble = dict.fromkeys(everybody, trouble)
     flower.grid.apps = other.grid.apps
@@ -565,7 +565,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=match):
             run.request_signed(statement)
     busy = RunWriter.open(fed.run_folder)
-    try:  # the writer will refuse it; whoever hands it in is told at once
+    try:  # the writer will refuse it; the sender is told at once
         with pytest.raises(InputError, match=r"for itself only\. The running server will refuse it"):
             run.request_signed(sign_request(tmp_path / "mine", names[5], number, "a"))
     finally:

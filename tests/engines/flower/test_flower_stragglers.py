@@ -1,4 +1,4 @@
-"""Slow clients and rounds in which every training fails: nobody waits for nothing, and nothing ends quietly."""
+"""Slow clients and rounds in which every training fails: no round waits for nothing, and nothing ends quietly."""
 
 from __future__ import annotations
 
