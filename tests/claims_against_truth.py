@@ -136,13 +136,15 @@ class AtRates:
 
     def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
         """A round at the local rate of its branch."""
-        return self._engines[self._of_branch[position.branch]].run_round(model, position, clients)
+        return self._at(position).run_round(model, position, clients)
 
     def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
         """What clients send, at the local rate of the branch."""
-        return cast("Any", self._engines[self._of_branch[position.branch]]).local_updates(
-            model, position, clients, steps
-        )
+        return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
+
+    def _at(self, position: Position) -> Engine:
+        """Groups that are built again after request k train in branch -k, at the rate that was in force."""
+        return self._engines[self._of_branch.get(abs(position.branch), 0)]
 
 
 class Truth:

@@ -131,11 +131,16 @@ def witnesses_of(folder: Path) -> list[Path]:
     return [kept_by_witness(folder)] if kept_by_witness(folder).exists() else []
 
 
+def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
+    """What verification says of a run, held against its own witness and perhaps a timestamp authority."""
+    os.environ.pop(witnesses.WITNESSES, None)  # that of the run that was worked on last
+    return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
+
+
 def problems_outside(folder: Path) -> list[str]:
     """What is wrong with a finished run, held against its witness and its timestamps, and with what lies next to it."""
     roots = folder.parent / AUTHORITY / "root.pem"
-    result = verify_run(folder, witnesses=witnesses_of(folder), authority=roots if roots.exists() else None)
-    problems = list(result.problems)
+    problems = problems_of(folder, roots if roots.exists() else None)
     if roots.exists():
         done = {f"{request}.public.json.tsr" for (request,) in query(folder, "SELECT request FROM requests")}
         there = {path.name for path in (folder / "timestamps").iterdir()}

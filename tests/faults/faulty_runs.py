@@ -37,8 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from run_tools import scalars
-from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
-from sifu.api import verify_run
+from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_of, problems_outside, steps_of, work
 from sifu.errors import SifuError
 from sifu.run import group_training, training
 from sifu.store import database, keys, writer
@@ -247,8 +246,7 @@ def at_once(folder: Path) -> list[str]:
     """What is wrong before anything continues: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
-    problems = verify_run(folder, witnesses=witnesses_of(folder)).problems
-    return [f"at once: {problem}" for problem in problems if "permanent" not in problem]
+    return [f"at once: {problem}" for problem in problems_of(folder) if "permanent" not in problem]
 
 
 class Matrix:
