@@ -375,7 +375,7 @@ def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
 
 def test_the_page_lists_what_remains() -> None:
     page = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
-    section = page.partition("## 5b.")[2].partition("\n## ")[0]
+    section = page.partition("## 5c.")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
     assert rows == [(figure.place, figure.what, figure.why) for figure in (*KEPT_FIGURES, *COUNTS)]
 

@@ -251,7 +251,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
             f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
-            "(docs/store.md, section 5b, lists it)",
+            "(docs/store.md, section 5c, lists it)",
         )
     else:
         yield (
