@@ -38,7 +38,7 @@ flower_supernode()
 more often, and is given up half a minute after a kill: that would be half of what these tests take. A process for a
 message has ten minutes to start, not half of one: the machine may be busy."""
 
-PATIENCE = 1800.0
+PATIENCE = 900.0
 """Seconds after which a process is taken to hang. Other work may share the machine: nothing else may depend on how
 quick it is."""
 
