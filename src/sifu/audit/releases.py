@@ -338,7 +338,7 @@ def exact_audits(
     The other world is computed from the beginning by an engine that `engine_without` made without the clients' data.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    tuned = Spec.from_mapping(reader.spec).is_tuned
+    everyone = engine_without(()) if Spec.from_mapping(reader.spec).is_tuned else None
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:
@@ -347,8 +347,7 @@ def exact_audits(
         here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
         model = without = sum_without = those_who_stay = None
         taken = reader.everyone().between(final, final).clients
-        everyone = engine_without(()) if tuned else None
-        if tuned and other is not None and everyone is not None and solve is not None:
+        if other is not None and everyone is not None and solve is not None:
             worlds = [world.solved_again(reader, solve, taken) for world in (everyone, other)]
             if worlds[0] is not None and worlds[1] is not None:
                 (here, _), (model, those_who_stay) = worlds[0], worlds[1]

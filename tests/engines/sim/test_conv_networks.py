@@ -21,8 +21,6 @@ from sifu.engines.sim.networks import CONV_NETS, KeyedDropout, kept_units
 from sifu.errors import InputError
 from sifu.theory.participation import base_key, fractions, place_key, scores
 
-pytestmark = pytest.mark.long
-
 SHAPES = {  # the smallest images that leave something, with odd sizes where a row is left out of pooling
     "cnn": (8, 9),
     "cnn_fashion_mnist": (1, 7, 8),

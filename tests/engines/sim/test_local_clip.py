@@ -19,8 +19,6 @@ from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation, ma
 from sifu.errors import InputError
 from sifu.run.regularities import Regularities
 
-pytestmark = pytest.mark.long
-
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
 HERE = Position(1, 4)
 

@@ -12,8 +12,6 @@ from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.linear import MASKED_BATCHES, ROWS_AN_OUTPUT, cheaper_between_samples
 from sifu.engines.sim.local_training import LocalTraining as Training
 
-pytestmark = pytest.mark.long
-
 KINDS = ("softmax", "logistic", "least_squares")
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
 MIXED, EQUAL = (4, 7, 3, 12, 30), (9,) * 5
