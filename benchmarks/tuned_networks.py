@@ -116,6 +116,7 @@ class Size:
     sequences: int = 2
     at: tuple[int, ...] = (1, 2, 3, 5, 7, 10, 15, 20)
     scratch_at: tuple[int, ...] = (1, 5, 10)
+    commit: str = ""
 
 
 SMOKE = Size(
@@ -439,6 +440,9 @@ class Heads:
         self, gram: Tensor, cross: Tensor, energy: float, samples: int, relative: float | None
     ) -> tuple[Tensor, float]:
         """The head with the given r, or the r that generalised cross-validation chooses, from G's eigenvectors."""
+        if relative is not None:
+            gram.diagonal().add_(relative * float(gram.diagonal().sum()) / len(gram))
+            return torch.cholesky_solve(cross, torch.linalg.cholesky(gram)), relative
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0.0)
         rotated = vectors.T @ cross
@@ -452,7 +456,6 @@ class Heads:
             free = 1.0 - float((values / (values + ridge)).sum()) / samples
             if left > noise and free > 1e-9 and left / samples / free**2 < best:
                 best, chosen = left / samples / free**2, tried
-        chosen = chosen if relative is None else relative
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
     def _compare(self, samples: np.ndarray, struck: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
@@ -668,10 +671,10 @@ def time_rounds(rounds: int, size: Size, device: str, lanes: Sequence[int]) -> N
             _time_script(rounds, size, device, lanes_at_once, groups)
         except RuntimeError as error:
             print(f"script, {lanes_at_once} lanes: {error}", flush=True)
-    for precision, channels_last in (("float32", False), ("tf32", False), ("bfloat16", False), ("bfloat16", True)):
+    for precision in ("bfloat16", "tf32", "float32"):
         for lanes_at_once in lanes:
             try:
-                _time_library(rounds, size, device, lanes_at_once, groups, precision, channels_last)
+                _time_library(rounds, size, device, lanes_at_once, groups, precision)
             except RuntimeError as error:
                 print(f"sifu, {precision}, {lanes_at_once} lanes: {error}", flush=True)
 
@@ -702,7 +705,6 @@ def _time_library(
     lanes: int,
     groups: Sequence[np.ndarray],
     precision: str,
-    channels_last: bool,
 ) -> None:
     local = LocalTraining(size.rate, size.steps, size.batch, size.momentum)
     network = TunedNetwork(EfficientNetLite0().eval(), 1280, 10, "all")
@@ -712,9 +714,7 @@ def _time_library(
         pixels = generator.random((size.samples, 3, 32, 32), dtype=np.float32)
         clients.append(ClientData(f"client-{number:03d}", pixels, np.arange(size.samples) % 10))
     begun = time.perf_counter()
-    engine = TuningOnDevice(
-        clients, network, local, 0, device, precision=precision, lanes=lanes, channels_last=channels_last
-    )
+    engine = TuningOnDevice(clients, network, local, 0, device, precision=precision, lanes=lanes)
     start = engine.loop.on_device(engine.initial_model(0))
     models = [start] * len(groups)
 
@@ -727,7 +727,7 @@ def _time_library(
     first = time.perf_counter() - begun
     seconds = [timed_round(lambda number=number: one_round(number)) for number in range(1, 1 + rounds)]
     why = f", uncaptured ({engine.loop.why_uncaptured})" if engine.loop.why_uncaptured else ""
-    name = f"sifu, {precision}{', channels last' if channels_last else ''}, {lanes} lanes{why}"
+    name = f"sifu, {precision}, {lanes} lanes{why}"
     _print_times(name, first, seconds, device)
 
 
@@ -805,8 +805,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop cleanly after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--smoke", action="store_true", help="a tiny federation, statistics compared with the library")
+    parser.add_argument("--sequences", type=int, help="orders of twenty leavers for each seed")
+    parser.add_argument("--tuned-again-at", type=int, nargs="+", help="numbers of leavers at which all tune again")
+    parser.add_argument("--commit", default="", help="the commit that measures, for the rows")
     parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds of the library and a script")
-    parser.add_argument("--time-lanes", type=int, nargs="+", default=[6], help="clients at a time in --time-rounds")
+    parser.add_argument("--time-lanes", type=int, nargs="+", default=[3], help="clients at a time in --time-rounds")
     given = parser.parse_args()
     if given.time_rounds:
         time_rounds(given.time_rounds, SMOKE if given.smoke else Size(), given.device, given.time_lanes)
@@ -826,7 +829,9 @@ def main() -> None:
     given.out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     run = Run(given.device, given.lanes, Clock(given.seconds), given.out, given.smoke, kept)
     size = SMOKE if given.smoke else Size()
-    size = replace(size, rounds=given.rounds or size.rounds, rate=given.rate or size.rate)
+    size = replace(size, rounds=given.rounds or size.rounds, rate=given.rate or size.rate, commit=given.commit)
+    size = replace(size, sequences=given.sequences or size.sequences)
+    size = replace(size, scratch_at=tuple(given.tuned_again_at or size.scratch_at))
     trunk = public_trunk(given.data)
     jobs = [replace(job, groups=4) if given.smoke else job for job in JOBS if job.name in given.jobs]
     jobs = [replace(job, scratch=job.scratch and not given.skip_tuned_again) for job in jobs]

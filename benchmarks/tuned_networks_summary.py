@@ -1,10 +1,11 @@
 """The rows of `tuned_networks.py` as one table and one figure.
 
-    python benchmarks/tuned_networks_summary.py COMMIT=rows.jsonl [COMMIT=rows.jsonl ...]
+    python benchmarks/tuned_networks_summary.py rows.jsonl [rows.jsonl ...]
 
-COMMIT is the one that measured the rows. Writes benchmarks/results/tuned_networks.csv: for each federation, way and
-number of leavers the mean over seeds of the test accuracy, with the smallest and largest single value, the numbers of a
-block, and the commits; and docs/images/tuned-networks.png. Where blocks were not of 400 numbers, the way says so.
+Writes benchmarks/results/tuned_networks.csv: for each federation, way and number of leavers the mean over seeds of the
+test accuracy, with the smallest and largest single value, the numbers of a block, and the commits that measured it; and
+docs/images/tuned-networks.png. Where blocks were not of 400 numbers, the way says so. Lines of the table that were not
+measured again stay.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ LINES = {
 }
 
 
-def summary(files: list[tuple[str, Path]]) -> list[dict[str, object]]:
-    """One row for each federation, way and number of leavers, of (commit, file) pairs.
+def summary(files: list[Path]) -> list[dict[str, object]]:
+    """One row for each federation, way and number of leavers.
 
     Where two files have the same seed of it, the later one counts.
     """
     measured: dict[tuple[str, str, int], dict[int, tuple[str, list[float]]]] = defaultdict(dict)
-    for commit, file in files:
+    for file in files:
         here: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        blocks = {(row["job"], row["seed"]): row["settings"]["block"] for row in rows if row["kind"] == "times"}
+        settings = {(row["job"], row["seed"]): row["settings"] for row in rows if row["kind"] == "times"}
         for row in rows:
             if "test_accuracy" not in row:
                 continue
-            block = blocks[row["job"], row["seed"]]
+            block = settings[row["job"], row["seed"]]["block"]
             named = row["kind"] in ("blocks", "blocks, own zeroed") and block != BLOCK
             kind = row["kind"].replace("blocks", f"blocks of {block}", 1) if named else row["kind"]
             key = (row["job"], kind.replace(f"blocks of {BLOCK}", "blocks"), row["leavers"])
             here[key][row["seed"]].append(row["test_accuracy"])
         for key, seeds in here.items():
-            measured[key] |= {seed: (commit, values) for seed, values in seeds.items()}
+            measured[key] |= {seed: (settings[key[0], seed]["commit"], values) for seed, values in seeds.items()}
     table = []
     for (job, kind, leavers), of_seeds in sorted(measured.items()):
         every = [accuracy for _, values in of_seeds.values() for accuracy in values]
@@ -97,8 +98,11 @@ def draw(table: list[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    pairs = [name.partition("=") for name in sys.argv[1:]]
-    table = summary([(commit, Path(file)) for commit, _, file in pairs])
+    measured = summary([Path(name) for name in sys.argv[1:]])
+    again = {(row["federation"], row["way"], str(row["leavers"])) for row in measured}
+    with TABLE.open(encoding="utf-8") as stream:
+        before = [row for row in csv.DictReader(stream) if (row["federation"], row["way"], row["leavers"]) not in again]
+    table = sorted([*before, *measured], key=lambda row: (row["federation"], row["way"], int(str(row["leavers"]))))
     with TABLE.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(table[0]), lineterminator="\n")
         writer.writeheader()
