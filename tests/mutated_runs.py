@@ -38,6 +38,7 @@ from sifu.requests.letters import take_in
 from sifu.store import clock as timestamps
 from sifu.store.inbox import post
 from sifu.store.keys import KEY_FILE
+from sifu.store.new_event import NewEvent
 from sifu.store.witnesses import WITNESSES
 from sifu.store.writer import RunWriter
 from timestamp_authority import make_authority, stamp
@@ -123,7 +124,7 @@ def approved(folder: Path) -> Path:
     run.forget(sigma=1.0)
     with RunWriter.open(folder) as writer:
         incident = {"branch": 1, "round": 2, "client": "client-005", "what": "it did not answer"}
-        writer.record("incidents", {"incidents": [incident]})
+        writer.record(NewEvent("incidents", {"incidents": [incident]}))
     key = (folder / KEY_FILE).read_bytes()
     (folder / KEY_FILE).unlink()
     run.request(["client-004"], "without-the-key", actor="rita")

@@ -21,6 +21,7 @@ from sifu.api import restore, verify_run
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
+from sifu.store.new_event import NewEvent
 from sifu.store.writer import RunWriter
 
 
@@ -113,8 +114,10 @@ def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
     statement = canonical_json(keys.rotation_statement(writer.value("run"), old, new))
     signature = thief.sign(statement).hex()
     writer.record(
-        "key rotated",
-        {"run": {"public_key": new}, "old_key": old, "signature_by_old": signature, "signature_by_new": signature},
+        NewEvent(
+            "key rotated",
+            {"run": {"public_key": new}, "old_key": old, "signature_by_old": signature, "signature_by_new": signature},
+        )
     )
     writer.close()
     assert any("not signed by both keys" in problem for problem in run.verify().problems)

@@ -20,6 +20,7 @@ from forged_runs import sign_anew
 from run_tools import small_spec, state
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import letters
+from sifu.store.new_event import NewEvent
 from sifu.store.writer import RunWriter
 
 PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
@@ -673,7 +674,7 @@ def test_many_who_look_at_a_run_at_work_share_one_look(desk: Any, monkeypatch: p
         assert eve.get(f"/runs/{north}").status_code == 200
         looks = 0
         for number in range(3):
-            writer.record("run note", {"note": number})
+            writer.record(NewEvent("run note", {"note": number}))
             assert eve.get(f"/runs/{north}").status_code == 200
             assert eve.get(f"/runs/{north}/live").status_code == 200
         assert looks == 0

@@ -17,6 +17,7 @@ from sifu.core.engine import Engine, Position
 from sifu.core.guarantee import words_of
 from sifu.errors import InputError
 from sifu.run.training import Progress
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
 from sifu.theory.merging import members_by_group, merge, move_on
@@ -275,7 +276,7 @@ def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) ->
     newcomer = sifu.train(own_spec(), run=tmp_path / "all", clients=everyone).engine().clients[12]
     sifu.train(own_spec(), run=tmp_path / "run", clients=founders)
     with RunWriter.open(tmp_path / "run") as writer:
-        writer.record(JOINED, {"client": newcomer.name}, joined=newcomer)
+        writer.record(NewEvent(JOINED, {"client": newcomer.name}, joined=newcomer))
     run = sifu.open_run(tmp_path / "run", clients=everyone)
     group = groups_of(run, list(everyone))
     leaver = next(name for name in founders if group[name] == group[newcomer.name])

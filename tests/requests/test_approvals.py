@@ -22,6 +22,7 @@ from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.server_loop import serve
 from sifu.store.inbox import letters
+from sifu.store.new_event import NewEvent
 from sifu.store.writer import RunWriter
 
 
@@ -126,7 +127,9 @@ def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
     with RunWriter.open(two) as writer:
         for approver in approvers:
             digest = writer.requests()[0].terms.digest("a")
-            writer.record("request approved", {"request": "a", "actor": approver, "reason": "", "terms": digest})
+            writer.record(
+                NewEvent("request approved", {"request": "a", "actor": approver, "reason": "", "terms": digest})
+            )
         row = writer.requests()[0]
         Worker(writer, run.engine())._carry_out(row, None)
     return run
@@ -153,7 +156,7 @@ def test_an_approval_after_the_fact_is_caught(two: Path) -> None:
     run = carried_out_without(two, ["ann", "bob"])
     with RunWriter.open(two) as writer:
         digest = writer.requests()[0].terms.digest("a")
-        writer.record("request approved", {"request": "a", "actor": "carl", "reason": "", "terms": digest})
+        writer.record(NewEvent("request approved", {"request": "a", "actor": "carl", "reason": "", "terms": digest}))
     assert any("it does not wait" in problem for problem in run.verify().problems)
     assert verify_independently(two) != []
 
@@ -278,7 +281,7 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
     with pytest.raises(InputError, match="does not have the terms that were decided on"):
         run.decide("a", "approved", actor="ann", terms=seen)
     with RunWriter.open(one) as writer:
-        writer.record("request approved", {"request": "a", "actor": "ann", "reason": "", "terms": seen})
+        writer.record(NewEvent("request approved", {"request": "a", "actor": "ann", "reason": "", "terms": seen}))
     assert run.request_record("a").status.approvals_missing == 1
     assert run.forget() == []
     assert any("approves other terms" in problem for problem in run.verify().problems)

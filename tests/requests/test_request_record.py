@@ -19,6 +19,7 @@ from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import is_overdue
 from sifu.requests.letters import take_in
 from sifu.store.inbox import letters
+from sifu.store.new_event import NewEvent
 from sifu.store.writer import RunWriter
 
 
@@ -88,7 +89,7 @@ def test_a_refused_request_that_is_carried_out_all_the_same_is_caught(own_traine
     run = sifu.open_run(own_trained)
     run.forget(["client-003"], "a", sigma=0.5)
     writer = RunWriter.open(own_trained)
-    writer.record("request refused", {"request": "a", "actor": "mallory", "reason": "x"})
+    writer.record(NewEvent("request refused", {"request": "a", "actor": "mallory", "reason": "x"}))
     writer.close()
     assert any("makes it refused, but it was done" in problem for problem in run.verify().problems)
 

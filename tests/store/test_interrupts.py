@@ -13,7 +13,8 @@ import pytest
 
 import sifu
 from run_tools import scalars, small_spec
-from sifu.run.training import Progress, uninterrupted
+from sifu.run.training import Progress
+from sifu.store.lock import uninterrupted
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),

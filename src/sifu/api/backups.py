@@ -12,13 +12,13 @@ from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.erasure import forgetting_models, statistics_to_erase
 from sifu.run.run_view import RunView
-from sifu.run.training import uninterrupted
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import actor_name
 from sifu.store.database import transaction
 from sifu.store.known_keys import key_problem, known_key_problem, remember_key
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import names_now
@@ -43,8 +43,8 @@ def back_up(writer: RunWriter, file: Path) -> str:
             f"{writer.folder} has no {keys.KEY_FILE}, and a backup without it could not be continued: put the key back "
             "first, from an older backup for example"
         )
-    with uninterrupted():
-        writer.record(
+    writer.record(
+        NewEvent(
             BACKED_UP,
             {
                 "backup": file.name,
@@ -53,6 +53,7 @@ def back_up(writer: RunWriter, file: Path) -> str:
                 "held_statistics": sorted(writer.statistics()),
             },
         )
+    )
     write_backup(writer, file)
     return anchor_of(writer)
 
@@ -167,7 +168,7 @@ def _record_restoration(
         leaving: set[str] = set()
         for body in late.values():
             if body["request"] not in recorded and not set(body["clients"]) <= leaving:
-                writer.record("request received", {"request": _request_again(body), "actor": actor_name()})
+                writer.record(NewEvent("request received", {"request": _request_again(body), "actor": actor_name()}))
                 leaving |= set(body["clients"])
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
@@ -187,13 +188,15 @@ def _record_restoration(
             "requests": sorted(late),
         }
         writer.record(
-            RESTORED,
-            content,
-            dropped_models=dropped,
-            updates=[only_clients(staged, row, stay) for row, stay in staying if stay],
-            dropped_updates=sorted(row.file for row in touched),
-            dropped_statistics=statistics,
-            for_good=bool(dropped or touched or statistics),
+            NewEvent(
+                RESTORED,
+                content,
+                dropped_models=dropped,
+                updates=[only_clients(staged, row, stay) for row, stay in staying if stay],
+                dropped_updates=sorted(row.file for row in touched),
+                dropped_statistics=statistics,
+                for_good=bool(dropped or touched or statistics),
+            )
         )
         erase_salts(writer)
         return sorted(late), dropped, complete

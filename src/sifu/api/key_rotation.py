@@ -20,13 +20,14 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError
-from sifu.run.training import uninterrupted
 from sifu.store import keys
 from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail, write_head
 from sifu.store.clock import CLOCK_SET
 from sifu.store.files import certificate_path
 from sifu.store.keys import load_key
 from sifu.store.known_keys import remember_key
+from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems
 from sifu.store.writer import RunWriter
@@ -81,13 +82,15 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
     keys.write_key(writer.folder / (keys.PENDING + new_hex), key, like_the_old=keys.is_encrypted(writer.folder))
     with uninterrupted():
         writer.record(
-            ROTATED,
-            {
-                "run": {"public_key": new_hex},
-                "old_key": old_hex,
-                "signature_by_old": old.sign(statement).hex(),
-                "signature_by_new": key.sign(statement).hex(),
-            },
+            NewEvent(
+                ROTATED,
+                {
+                    "run": {"public_key": new_hex},
+                    "old_key": old_hex,
+                    "signature_by_old": old.sign(statement).hex(),
+                    "signature_by_new": key.sign(statement).hex(),
+                },
+            )
         )
         keys.finish_rotation(writer.folder, new_hex)
     return new_hex
@@ -115,9 +118,9 @@ def vouch(writer: RunWriter, *, clock: bool = False) -> tuple[int, int] | None:
     tail = unsigned_tail(events)
     with uninterrupted():
         if clock and tail is None:
-            writer.record(CLOCK_SET, {"before": events[-1].time})
+            writer.record(NewEvent(CLOCK_SET, {"before": events[-1].time}))
         elif tail is not None:
-            writer.record(VOUCHED, {"unsigned": list(tail)})
+            writer.record(NewEvent(VOUCHED, {"unsigned": list(tail)}))
         else:
             write_head(writer.folder, events[-1])
     return tail

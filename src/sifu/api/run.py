@@ -28,11 +28,12 @@ from sifu.run.clients_and_engine import PYTHON, way_to_go_on
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.recorded_data import clients_of_file, files_of_joined
 from sifu.run.run_view import RunView
-from sifu.run.training import ProgressCallback, uninterrupted
+from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.files import write_atomically
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import names_now, plain_name
 from sifu.theory.facts import BATCH_NORMALISATION, ClientProfile
@@ -128,8 +129,7 @@ class Run(RunRequests):
                 raise
             for client, profile in enumerate(new, start=count):
                 payload, digest = {"client": profile.name} | source, self._sample_digest_of(client)
-                with uninterrupted():
-                    writer.record(JOINED, payload, joined=profile, joined_digest=digest)
+                writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
             self._newcomers = ()
             solve = RecordedSolve(engine, writer, RunView(writer))
             solve.held = held

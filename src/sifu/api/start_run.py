@@ -36,6 +36,7 @@ from sifu.run.recorded_data import clients_again
 from sifu.run.regularities import Regularities
 from sifu.run.spec_files import load_spec, warn_of_data
 from sifu.run.training import ProgressCallback
+from sifu.store.creation import NewRun
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -183,8 +184,7 @@ def create_run(
         )
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
-    return RunWriter.create(
-        folder,
+    new = NewRun(
         given.to_mapping(),
         resolved.to_mapping(),
         engine.layout,
@@ -195,6 +195,7 @@ def create_run(
         sample_digests,
         engine.tuning.layout if isinstance(engine, TunedEngine) else None,
     )
+    return RunWriter.create(folder, new)
 
 
 def check_same_spec(existing: Run, given: Spec) -> None:

@@ -24,9 +24,10 @@ from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.run_view import RunView, evaluation_row
-from sifu.run.training import uninterrupted
 from sifu.store import keys
 from sifu.store.clock import actor_name
+from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
@@ -331,7 +332,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         evaluation = evaluate_present(engine, writer.load_model(final), asking)
         evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
     with uninterrupted():
-        writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
+        writer.record(NewEvent("request done", payload, evaluations=evaluations, certificates=certificates))
         if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure
             writer.scrub()
 

@@ -26,11 +26,11 @@ from sifu.core.identity import (
 )
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
-from sifu.run.training import uninterrupted
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import LOCK_FILE, WriterLock
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED
@@ -124,8 +124,7 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
     before = _known_clients(writer)
     after = _check(writer, change)
     if after != before:
-        with uninterrupted():
-            writer.record("clients changed", {"run": {ADMITTED: plain(after)}, "change": change})
+        writer.record(NewEvent("clients changed", {"run": {ADMITTED: plain(after)}, "change": change}))
 
 
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:

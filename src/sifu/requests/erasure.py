@@ -15,10 +15,10 @@ from sifu.errors import InputError
 from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figures
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
-from sifu.run.training import uninterrupted
 from sifu.store.erased_figures import FIGURES_ERASED, figures_that_came_back, why_figures_stay
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.keys import KEY_FILE
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.sealed import PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
@@ -182,8 +182,8 @@ def purge(writer: RunWriter) -> Purge:
     on_disk, stored = writer.models(), writer.updates()
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
     size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
-    with uninterrupted():
-        writer.record(
+    writer.record(
+        NewEvent(
             PURGED,
             {
                 "subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)],
@@ -193,6 +193,7 @@ def purge(writer: RunWriter) -> Purge:
             dropped_updates=gone.updates,
             for_good=True,
         )
+    )
     complete = not (writer.folder / SCRUB_FILE).exists()
     figures = kept_figures(view.spec.model.kind, erased=not why_figures_stay(writer))
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)

@@ -21,10 +21,10 @@ from sifu.requests.approvals import DEADLINE_DAYS, check_deadline
 from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.request_record import check_decision, check_digest, check_words, decide
 from sifu.run.run_view import RunView
-from sifu.run.training import uninterrupted
 from sifu.store.clock import LONGEST_ACTOR, actor_name
 from sifu.store.inbox import Letter, any_letters, discard, letters, post
 from sifu.store.keys import sign_statement, signer_of
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.store.writer import RunWriter
@@ -100,8 +100,7 @@ def receive(
         request = f"r{number}" if f"r{number}" not in received else None
         number += 1
     content = terms.to_mapping() | {"request": request, "deadline_days": deadline_days}
-    with uninterrupted():
-        writer.record("request received", {"request": content, "actor": actor_name(actor)})
+    writer.record(NewEvent("request received", {"request": content, "actor": actor_name(actor)}))
     return request
 
 
@@ -235,8 +234,7 @@ def take_in(writer: RunWriter) -> list[str]:
         except SifuError as error:
             refused.append(f"{letter.kind} {letter.id}: {error}")
             payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
-            with uninterrupted():
-                writer.record("letter refused", payload)
+            writer.record(NewEvent("letter refused", payload))
         discard(letter)
     return refused
 

@@ -28,8 +28,8 @@ from sifu.core.wording import (
 )
 from sifu.errors import InputError
 from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
-from sifu.run.training import uninterrupted
 from sifu.store.clock import actor_name, same_person
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 
@@ -77,8 +77,7 @@ def decide(
     content = {"request": request, "actor": name, "reason": reason}
     if decision == "approved":
         content["terms"] = approvals_of(writer)[request].terms
-    with uninterrupted():
-        writer.record(f"request {decision}", content)
+    writer.record(NewEvent(f"request {decision}", content))
     return True
 
 

@@ -17,10 +17,10 @@ from sifu.run.everyones_psi import track_everyone
 from sifu.run.group_state import merge_rows
 from sifu.run.group_training import LARGEST_PSI
 from sifu.run.run_view import RunView, evaluation_row
-from sifu.run.training import uninterrupted
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import EvaluationRow, ModelRow, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
@@ -65,8 +65,8 @@ class RollBack:
         networks = self.erased_models & set(self.writer.group_models()) if self.view.spec.is_tuned else set()
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
         statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
-        with uninterrupted():
-            self.writer.record(
+        self.writer.record(
+            NewEvent(
                 "rolled back",
                 self._payload(),
                 rows=rows,
@@ -79,6 +79,7 @@ class RollBack:
                 evaluations=evaluations,
                 for_good=self.plan.terms.retention == "strict",
             )
+        )
         remove_standing(self.writer.folder)
 
     def _rows(self) -> NewRows:

@@ -33,8 +33,9 @@ from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.group_state import are_apart, groups_to_build, has_groups, use_trunks_of_head
 from sifu.run.group_training import GroupTraining, record_first_merge
 from sifu.run.run_view import ACTIVE, RunView
-from sifu.run.training import ProgressCallback, RecordedTraining, uninterrupted
+from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.clock import actor_name
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import RequestRow
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import remainder_to_join
@@ -219,8 +220,7 @@ class Worker:
                 "noise_std": plan.noise_std,
                 "level": plan.level,
             }
-            with uninterrupted():
-                self.writer.record("request planned", content)
+            self.writer.record(NewEvent("request planned", content))
         alone = left_alone(view, row.terms)
         if alone:
             log.warning("request %s: %s", row.request, alone)
@@ -263,8 +263,7 @@ class Worker:
             )
         profile, digest = self.engine.clients[remainder.client], self._digest_of(remainder.client)
         payload = {"client": profile.name, "request": remainder.request}
-        with uninterrupted():
-            self.writer.record(JOINED, payload, joined=profile, joined_digest=digest)
+        self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
     def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
         """Rounds without the client, then the certificate."""
@@ -318,8 +317,7 @@ class Worker:
             evaluation = evaluate_present(self.engine, model, asking)
             if evaluation.samples.any():
                 payload["forgotten_accuracy"] = evaluation.accuracy
-        with uninterrupted():
-            self.writer.record("comparison", payload)
+        self.writer.record(NewEvent("comparison", payload))
 
     def _row(self, request: str) -> RequestRow:
         return next(row for row in self.writer.requests() if row.request == request)

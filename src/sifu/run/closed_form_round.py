@@ -27,7 +27,9 @@ from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import trunks_at_hand, use_trunks
-from sifu.run.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
+from sifu.run.training import Progress, ProgressCallback, RecordedTraining
+from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import GroupModelRow
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.theory.closed_form import Statistics, total
@@ -98,8 +100,7 @@ class RecordedSolve(RecordedTraining):
     def finish(self) -> None:
         """Record that the first training is done; there is no noise to be rehearsed."""
         self.note_standing()
-        with uninterrupted():
-            self.writer.record("training done", {"run": {"phase": "ready"}, "node": self.writer.tip})
+        self.writer.record(NewEvent("training done", {"run": {"phase": "ready"}, "node": self.writer.tip}))
 
     def _keep(self, psi_max: float) -> None:
         """No request ever goes back to an earlier head."""

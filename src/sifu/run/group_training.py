@@ -32,8 +32,10 @@ from sifu.run.group_state import (
     refuse_small_groups,
 )
 from sifu.run.run_view import RunView
-from sifu.run.training import Progress, ProgressCallback, uninterrupted
+from sifu.run.training import Progress, ProgressCallback
 from sifu.store.history_tables import NodeRow
+from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import NewModel, NewRows
 from sifu.store.writer import RunWriter
 from sifu.theory.history import PathNode
@@ -185,7 +187,7 @@ class GroupTraining:
             payload["refusals"] = refusals
         with uninterrupted():
             self.writer.record(
-                "group rounds", payload, rows=NewRows(nodes=nodes), models=models, dropped_models=dropped
+                NewEvent("group rounds", payload, rows=NewRows(nodes=nodes), models=models, dropped_models=dropped)
             )
             for node, work in enumerate(changed, start=first):
                 work.node, work.on_disk, work.replies = node, True, 0
@@ -199,10 +201,11 @@ def record_first_merge(writer: RunWriter, view: RunView) -> None:
     node = 1 + max(writer.nodes_by_number())
     fresh = writer.load_model(view.rows[0].node.node).astype(np.float64)
     row, taken_part = merge_rows(view, merged, node, 0, rounds, 0, norm(merged.model.astype(np.float64) - fresh))
-    with uninterrupted():
-        writer.record(
+    writer.record(
+        NewEvent(
             "merged",
             {"run": {"tip": str(node)}, "merges": merged.rows(node)},
             rows=NewRows(nodes=[row], participation=taken_part),
             models=[NewModel(node, merged.model, kept=True, psi_max=LARGEST_PSI)],
         )
+    )

@@ -7,13 +7,9 @@ kill takes with it are run again bit for bit, and the ledger ends up the same.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -37,6 +33,8 @@ from sifu.run.rehearsal import rehearse
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
 from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import EvaluationRow, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
@@ -80,25 +78,6 @@ def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: floa
         return min(most, rounds + 1) if error_now <= goal else most
     speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
     return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
-
-    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held and callable(before):
-            before(*held[0])
 
 
 COMMIT_SECONDS = 0.5
@@ -324,9 +303,8 @@ class RecordedTraining:
         position = Position(tip.branch, tip.position)
         rehearsed = rehearse(self.engine, self.model, distance, tip.node, self.active, seed, position)
         self.note_standing()
-        with uninterrupted():
-            content = {"run": {"phase": "ready"}, "node": self.writer.tip}
-            self.writer.record("training done", content, evaluations=rehearsed)
+        content = {"run": {"phase": "ready"}, "node": self.writer.tip}
+        self.writer.record(NewEvent("training done", content, evaluations=rehearsed))
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         if not evaluation.samples.any():  # no client evaluates, or none may be asked
@@ -358,15 +336,17 @@ class RecordedTraining:
             payload["solve"] = pending.solve
         with uninterrupted():
             self.writer.record(
-                "rounds" if pending.nodes else "evaluation",
-                payload,
-                rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
-                models=[models[node] for node in sorted(models)],
-                dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
-                updates=pending.updates,
-                statistics=pending.statistics,
-                dropped_statistics=pending.dropped_statistics,
-                evaluations=pending.evaluations,
+                NewEvent(
+                    "rounds" if pending.nodes else "evaluation",
+                    payload,
+                    rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
+                    models=[models[node] for node in sorted(models)],
+                    dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
+                    updates=pending.updates,
+                    statistics=pending.statistics,
+                    dropped_statistics=pending.dropped_statistics,
+                    evaluations=pending.evaluations,
+                )
             )
             self._committed = time.monotonic()
 

@@ -36,9 +36,10 @@ from sifu.run.clients_and_engine import FLOWER, preprocessing_of
 from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
 from sifu.run.spec_files import load_spec
-from sifu.run.training import Progress, uninterrupted
+from sifu.run.training import Progress
 from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, CLAIMED, MASKED_STATISTICS
@@ -320,20 +321,17 @@ class _ClientRegistry:
             self._engine.renew(design)
         except InputError as error:
             rest = [entry for entry in recorded_clients(writer) if entry.name != profile.name]
-            with uninterrupted():
-                content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
-                writer.record("client refused", content)
+            content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
+            writer.record(NewEvent("client refused", content))
             self._tell(f"{profile.name} cannot join and is off the list: {error}")
             return
         reported = [client.to_mapping() for client in [*profiles, profile]]
-        with uninterrupted():
-            writer.record(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client)
+        writer.record(NewEvent(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client))
         self._tell(f"{profile.name} joined: it takes part from the next round on")
 
     def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
         values = {ADMITTED: plain(self._listed), REPORTED: [client.to_mapping() for client in profiles]}
-        with uninterrupted():
-            writer.record("clients admitted", {"run": values})
+        writer.record(NewEvent("clients admitted", {"run": values}))
         (writer.folder / CLIENTS_FILE).unlink(missing_ok=True)
 
     def _blueprint(self, spec: Spec, profiles: Sequence[WireProfile]) -> tuple[Blueprint, Spec]:

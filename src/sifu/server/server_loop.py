@@ -37,9 +37,10 @@ from sifu.requests.worker import Tell, Worker
 from sifu.run.clients_and_engine import LOOP, preprocessing_of
 from sifu.run.run_view import RunView
 from sifu.run.spec_files import load_spec
-from sifu.run.training import Progress, ProgressCallback, uninterrupted
+from sifu.run.training import Progress, ProgressCallback
 from sifu.store import keys
 from sifu.store.database import DATABASE
+from sifu.store.new_event import NewEvent
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import CLAIMED, ClientProfile
 from sifu.verify.integrity import check_integrity
@@ -136,8 +137,7 @@ def _record_incidents(writer: RunWriter, engine: Engine) -> None:
     if incidents:
         for incident in incidents:
             log.warning("round %d.%d %s: %s", incident.branch, incident.round, incident.client, incident.what)
-        with uninterrupted():
-            writer.record("incidents", {"incidents": [asdict(incident) for incident in incidents]})
+        writer.record(NewEvent("incidents", {"incidents": [asdict(incident) for incident in incidents]}))
 
 
 class _Closed(KeyboardInterrupt):

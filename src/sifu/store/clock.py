@@ -30,6 +30,7 @@ from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.checkpoints import latest_checkpoint
 from sifu.store.files import certificate_path, write_atomically
+from sifu.store.new_event import NewEvent
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"
@@ -242,6 +243,6 @@ def stamp_at_the_end(writer: Any, authority: str) -> None:
                 authority[:80],
                 reason,
             )
-            writer.record(MISSING, {"authority": authority, "missing": missing, "reason": reason})
+            writer.record(NewEvent(MISSING, {"authority": authority, "missing": missing, "reason": reason}))
     except (OSError, SifuError, sqlite3.Error) as error:
         log.warning("timestamps could not be kept: %s", error)

@@ -9,11 +9,11 @@ import hashlib
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.core.layout import ModelLayout
+from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
@@ -71,45 +71,53 @@ def finish_creation(folder: Path) -> None:
         files.sync_folder(folder)
 
 
-def first_values(
-    given_spec: Mapping[str, Any],
-    spec: Mapping[str, Any],
-    layout: ModelLayout,
-    clients: Sequence[ClientProfile],
-    facts: TrainingFacts,
-    versions: Mapping[str, str],
-    public_key: str,
-    tuned_layout: ModelLayout | None = None,
-    salt: str = "",
-) -> dict[str, Any]:
-    """What the first event says of the run; `salt` is that of the digest of clients."""
-    recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
-    if first_rate(given_spec, facts):
-        recorded_facts["local_rate"], spec = 0.0, {**spec, "local": {**spec["local"], "rate": "auto"}}
-    values = {
-        "run": secrets.token_hex(8),
-        "asked": dict(given_spec),
-        "spec": dict(spec),
-        "layout": _described(layout),
-        "facts": recorded_facts,
-        "versions": dict(versions),
-        "public_key": public_key,
-        "client_count": str(len(clients)),
-        "clients_digest": clients_digest(clients, salt),
-        "tip": "0",
-        "phase": "training",
-    }
-    if spec["groups"]["count"]:
-        values[GROUP_KEY] = _group_key(spec).hex()
-    if tuned_layout is not None:
-        values[TUNED_LAYOUT] = _described(tuned_layout)
-    return values
+@dataclass(frozen=True)
+class NewRun:
+    """What a run begins with.
 
+    `sample_digests` are those of each client's samples where they are available (`store.sealed`); `tuned_layout` is
+    that of the models of groups, where they tune a network.
+    """
 
-def first_rate(given_spec: Mapping[str, Any], facts: TrainingFacts) -> dict[str, Any]:
-    """An automatic local rate, under its key; it follows from everyone's data, so it is sealed, not in the open."""
-    automatic = given_spec["local"]["rate"] == "auto" and facts.local_rate > 0.0
-    return {LOCAL_RATES: {"0": facts.local_rate}} if automatic else {}
+    given_spec: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    layout: ModelLayout
+    clients: Sequence[ClientProfile]
+    facts: TrainingFacts
+    versions: Mapping[str, str]
+    initial_model: Vector
+    sample_digests: Sequence[str] = ()
+    tuned_layout: ModelLayout | None = None
+
+    def values(self, public_key: str, salt: str) -> dict[str, Any]:
+        """What the first event says of the run; `salt` is that of the digest of clients."""
+        facts, spec = self.facts, dict(self.spec)
+        recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
+        if self.sealed_rate():
+            recorded_facts["local_rate"], spec["local"] = 0.0, {**spec["local"], "rate": "auto"}
+        values = {
+            "run": secrets.token_hex(8),
+            "asked": dict(self.given_spec),
+            "spec": spec,
+            "layout": _described(self.layout),
+            "facts": recorded_facts,
+            "versions": dict(self.versions),
+            "public_key": public_key,
+            "client_count": str(len(self.clients)),
+            "clients_digest": clients_digest(self.clients, salt),
+            "tip": "0",
+            "phase": "training",
+        }
+        if spec["groups"]["count"]:
+            values[GROUP_KEY] = _group_key(spec).hex()
+        if self.tuned_layout is not None:
+            values[TUNED_LAYOUT] = _described(self.tuned_layout)
+        return values
+
+    def sealed_rate(self) -> dict[str, Any]:
+        """An automatic local rate, under its key; it follows from everyone's data, so it is sealed, not in the open."""
+        automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
+        return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
 
 def _described(layout: ModelLayout) -> dict[str, Any]:

@@ -158,11 +158,11 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Delete files of one folder permanently; missing ones are fine."""
+    """Delete files permanently; missing ones are fine."""
     for path in paths:
         path.unlink(missing_ok=True)
-    if paths:
-        sync_folder(paths[0].parent)
+    for folder in sorted({path.parent for path in paths}):
+        sync_folder(folder)
 
 
 def remove_temporary(folder: Path) -> None:
@@ -173,16 +173,15 @@ def remove_temporary(folder: Path) -> None:
 MODEL_NAME = re.compile(r"\d+\.safetensors")
 
 
-def remove_strays(folder: Path, pattern: re.Pattern[str], expected: set[str]) -> list[str]:
-    """Delete files named like ours that no row names, and temporary files a crash left; returns their names."""
-    strays = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith(TEMPORARY_PREFIX) or (pattern.fullmatch(path.name) and path.name not in expected):
-            path.unlink()
-            strays.append(path.name)
-    if strays:
-        sync_folder(folder)
-    return strays
+def remove_strays(folder: Path, pattern: re.Pattern[str], named: set[Path]) -> None:
+    """Delete files named like ours that no row names, and temporary files a crash left."""
+    remove_files(
+        [
+            path
+            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+            if path.name.startswith(TEMPORARY_PREFIX) or (pattern.fullmatch(path.name) and path not in named)
+        ]
+    )
 
 
 FOLDERS = ("models", "updates", "statistics", "certificates", "timestamps", "inbox", "report")

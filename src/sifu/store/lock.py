@@ -1,12 +1,16 @@
-"""One writer at a time: an advisory lock that the kernel lets go when the process ends, however it ends."""
+"""One writer at a time, by a lock that the kernel lets go when the process ends; Ctrl-C cuts no commit in two."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from sifu.errors import RunBusyError
 
@@ -70,3 +74,22 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
+
+    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])

@@ -7,17 +7,16 @@ drops them; a kill in between leaves a stray file that the next opening removes,
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sifu.core.allowed_code import allowed_code
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
@@ -37,11 +36,10 @@ from sifu.store.creation import (
     CREATING,
     FOLDERS,
     STAGING,
+    NewRun,
     check_free,
     clear_unfinished,
     finish_creation,
-    first_rate,
-    first_values,
 )
 from sifu.store.database import (
     DATABASE,
@@ -56,10 +54,10 @@ from sifu.store.files import CERTIFICATES, certificate_path, private_folder, str
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
-from sifu.store.lock import LOCK_FILE, WriterLock
+from sifu.store.lock import LOCK_FILE, WriterLock, uninterrupted
+from sifu.store.new_event import NewEvent
 from sifu.store.projection import (
     Change,
-    EvaluationRow,
     NewModel,
     NewRows,
     apply_change,
@@ -81,7 +79,6 @@ from sifu.store.statistics_files import (
 )
 from sifu.store.unfinished_copies import remove_unfinished_copies
 from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
-from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
@@ -110,24 +107,8 @@ class RunWriter(RunReader):
         """Unfinished copies of a run that were taken away when this one was opened."""
 
     @classmethod
-    def create(
-        cls,
-        folder: Path,
-        given_spec: Mapping[str, Any],
-        spec: Mapping[str, Any],
-        layout: ModelLayout,
-        clients: Sequence[ClientProfile],
-        facts: TrainingFacts,
-        versions: Mapping[str, str],
-        initial_model: Vector,
-        sample_digests: Sequence[str] = (),
-        tuned_layout: ModelLayout | None = None,
-    ) -> RunWriter:
-        """A new run in an empty or absent folder, with its initial model and its operator's key.
-
-        `sample_digests` are those of each client's samples where they are available (`store.sealed`);
-        `tuned_layout` is that of the models of groups, where they tune a network.
-        """
+    def create(cls, folder: Path, new: NewRun) -> RunWriter:
+        """A new run in an empty or absent folder, with its initial model and its operator's key."""
         witness_targets()
         timestamp_authority()
         check_free(folder)
@@ -150,9 +131,7 @@ class RunWriter(RunReader):
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
             salt = secrets.token_hex(NONCE_BYTES)
-            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key, tuned_layout, salt)
-            sealed = {FIGURES_SALT: salt} | first_rate(given_spec, facts)
-            writer._begin(values, layout, clients, initial_model, sample_digests, sealed)
+            writer._begin(new, new.values(public_key, salt), {FIGURES_SALT: salt} | new.sealed_rate())
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
@@ -168,28 +147,20 @@ class RunWriter(RunReader):
             raise
         return writer
 
-    def _begin(
-        self,
-        values: dict[str, Any],
-        layout: ModelLayout,
-        clients: Sequence[ClientProfile],
-        initial_model: Vector,
-        sample_digests: Sequence[str],
-        sealed: dict[str, Any],
-    ) -> None:
+    def _begin(self, new: NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
         """Record the first event in a database that is still empty."""
-        salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
+        salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
         self._new_spec = values["spec"]
         code = values["spec"].get("features", {}).get("module", "")
         consent = {"allowed_code": code} if code in allowed_code() else {}
         with transaction(self.connection):
-            insert_clients(self.connection, enumerate(clients))
+            insert_clients(self.connection, enumerate(new.clients))
             self._record(
                 "run created",
                 {"run": values} | sealed | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
-                [NewModel(0, initial_model, kept=True)],
-                layout,
+                [NewModel(0, new.initial_model, kept=True)],
+                new.layout,
             )
 
     @classmethod
@@ -232,10 +203,9 @@ class RunWriter(RunReader):
             finish_creation(folder)
             for name in FOLDERS:
                 private_folder(folder / name)
-            models = {files.model_path(folder, node).name for node in writer.models()}
-            files.remove_strays(folder / "models", files.MODEL_NAME, models)
-            files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
-            files.remove_strays(folder / STATISTICS, STATISTICS_NAME, set(writer.statistics()))
+            named = writer._named_files()
+            for name, pattern in (("models", files.MODEL_NAME), (UPDATES, FILE_NAME), (STATISTICS, STATISTICS_NAME)):
+                files.remove_strays(folder / name, pattern, named)
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
             for name in ("", CERTIFICATES, TIMESTAMPS):  # a key that was being written, for example
@@ -261,80 +231,40 @@ class RunWriter(RunReader):
             super().close()
             self._lock.release()
 
-    def record(
-        self,
-        kind: str,
-        payload: dict[str, Any],
-        *,
-        rows: NewRows | None = None,
-        models: Sequence[NewModel] = (),
-        dropped_models: Sequence[int] = (),
-        updates: Sequence[NewUpdates] = (),
-        dropped_updates: Sequence[str] = (),
-        statistics: Sequence[dict[str, Any]] = (),
-        dropped_statistics: Sequence[str] = (),
-        evaluations: Sequence[EvaluationRow] = (),
-        certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
-        joined: ClientProfile | None = None,
-        joined_digest: str | None = None,
-        for_good: bool = False,
-    ) -> Event:
-        """One event with everything that belongs to it, durable when this returns.
-
-        `statistics` are rows of files that are there already (`store.statistics_files`). `joined` is a client that the
-        run knows from now on, `joined_digest` that of its samples. `for_good` also takes what is dropped out of the
-        free pages and the log of the database, and erases the report.
-        """
-        payload = dict(payload)
+    @uninterrupted()
+    def record(self, new: NewEvent) -> Event:
+        """One event with everything that belongs to it, durable when this returns; Ctrl-C waits until then."""
         self._note_lost_key()
-        if for_good:
+        if new.for_good:
             files.write_atomically(self.folder / SCRUB_FILE, b"")
-        if dropped_models:
-            payload["dropped_models"] = [int(node) for node in dropped_models]
-        if dropped_updates:
-            payload["dropped_updates"] = list(dropped_updates)
-        if statistics:
-            payload["statistics"] = list(statistics)
-        if dropped_statistics:
-            payload["dropped_statistics"] = list(dropped_statistics)
-        if evaluations:
-            payload["evaluations"] = [asdict(row) for row in evaluations]
-        contents = {key: json.dumps(value, indent=1, sort_keys=True) for key, value in (certificates or {}).items()}
-        if contents:
+        payload, certificates = new.content(), new.certificate_texts()
+        if certificates:
             payload["certificates"] = {
-                form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in contents.items()
+                form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in certificates.items()
             }
-        layout, before = self.layout, set(self.models())
-        files_before = {file for (file,) in self.query("SELECT file FROM updates")} if updates else set()
-        committing = False
+        layout, committing = self.layout, False
         try:
             with transaction(self.connection):
-                for (request, form), content in contents.items():
+                for (request, form), content in certificates.items():
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
-                if joined is not None:
-                    insert_clients(self.connection, [(len(self.read_clients()), joined)])
+                if new.joined is not None:
+                    insert_clients(self.connection, [(len(self.read_clients()), new.joined)])
                     payload["run"] = payload.get("run", {}) | self._clients_now(payload)
-                if joined_digest is not None:
+                if new.joined_digest is not None:
                     client = int(payload["run"]["client_count"]) - 1
-                    payload["sample_digest"] = add_salts(self.folder, {client: joined_digest})[client]
-                if updates:
-                    payload["updates"] = [self._write_updates(new) for new in updates]
+                    payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
+                if new.updates:
+                    payload["updates"] = [self._write_updates(updates) for updates in new.updates]
                 seq, previous = self.last_event()
-                event = self._record(kind, payload, rows or NewRows(), models, layout)
+                event = self._record(new.kind, payload, new.rows, new.models, layout)
                 announce_head(self.folder, seq, bytes.fromhex(previous), event)
                 committing = True
         except Exception:
-            if committing:
-                # An error while committing does not say whether the event will be there after a crash: its files stay.
-                # If it is not, the next opening finds that no row names them.
-                raise
-            for model in models:
-                if model.node not in before:
-                    files.model_path(self.folder, model.node).unlink(missing_ok=True)
-            for file in {new.file for new in updates} - files_before:
-                updates_path(self.folder, file).unlink(missing_ok=True)
-            for file in {row["file"] for row in statistics} - set(self.statistics()):
-                statistics_path(self.folder, file).unlink(missing_ok=True)
+            # An error while committing does not say whether the event will be there after a crash: its files stay.
+            # If it is not, the next opening finds that no row names them.
+            if not committing:
+                for path in new.new_files(self.folder) - self._named_files():
+                    path.unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
         self._recorded = True
@@ -342,16 +272,22 @@ class RunWriter(RunReader):
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
             remember_key(self)
-        files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
-        files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
-        files.remove_files([statistics_path(self.folder, file) for file in dropped_statistics])
-        if "subjects" in payload or joined is not None:
+        files.remove_files(new.dropped_files(self.folder))
+        if "subjects" in payload or new.joined is not None:
             erase_salts(self)
-        for (request, form), content in contents.items():
+        for (request, form), content in certificates.items():
             files.write_atomically(certificate_path(self.folder, request, form), content.encode())
-        if for_good:
+        if new.for_good:
             self.scrub()
         return event
+
+    def _named_files(self) -> set[Path]:
+        """The files that the tables name."""
+        return {
+            *(files.model_path(self.folder, node) for node in self.models()),
+            *(updates_path(self.folder, file) for file in self.updates()),
+            *(statistics_path(self.folder, file) for file in self.statistics()),
+        }
 
     def signer(self, public_key: str | None = None) -> Signer:
         """Who signs events; the key is read when it is first needed."""
@@ -367,7 +303,7 @@ class RunWriter(RunReader):
         signer.noted = True
         signed = "(SELECT COALESCE(MAX(seq), 0) FROM events WHERE signature IS NOT NULL)"
         if not self.query(f"SELECT 1 FROM events WHERE kind = ? AND seq > {signed}", (KEY_LOST,)):
-            self.record(KEY_LOST, {"reason": signer.reason})
+            self.record(NewEvent(KEY_LOST, {"reason": signer.reason}))
 
     def now(self) -> str:
         """The time, never before that of the last event, whatever the clock says."""
