@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from sifu.api.backups import back_up
 from sifu.api.engine_check import as_model
 from sifu.api.exported_models import describe, description_path, networks_bytes, networks_path
-from sifu.api.key_rotation import rotate_key, vouch
+from sifu.api.key_rotation import attest, rotate_key, vouch
 from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
-from sifu.api.run_requests import RunRequests
+from sifu.api.run_engines import MakeEngine, RunEngines
+from sifu.api.run_requests import (
+    Certificate,
+    CertificateForm,
+    RequestRecord,
+    carry_out,
+    check_not_settled,
+    check_signed,
+    new_terms,
+    records_of,
+    row_of,
+    with_plain_names,
+)
 from sifu.api.status import RunStatus, status_of
-from sifu.core.identity import check_names
-from sifu.core.spec import RIDGE
-from sifu.errors import InputError, RunDamagedError, SifuWarning
+from sifu.choices import Decided, TermsGiven
+from sifu.core.engine import Engine
+from sifu.core.spec import RIDGE, Spec
+from sifu.errors import InputError, RunBusyError, RunDamagedError, SifuWarning
+from sifu.methods.request_plan import plan_request
+from sifu.planning.budgets import most_expensive
+from sifu.planning.plan import Plan
+from sifu.requests.approvals import DEADLINE_DAYS, POSTED
 from sifu.requests.erasure import Purge, purge
+from sifu.requests.letters import check_new, id_of_signed, post_decision, receive, take_in
+from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.requests.what_remains import note_export
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import PYTHON, way_to_go_on
-from sifu.run.closed_form_round import RecordedSolve
-from sifu.run.recorded_data import clients_of_file, files_of_joined
+from sifu.run.closed_form_round import let_join, not_there_yet
+from sifu.run.coupled_replay import EngineWithout
+from sifu.run.recorded_data import clients_of_file
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.checkpoints import keys_of
-from sifu.store.clock import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
+from sifu.store.clock import AUTHORITY, actor_name, check_authority, fetch_timestamps, timestamp_authority
+from sifu.store.database import DATABASE
 from sifu.store.files import write_atomically
-from sifu.store.new_event import NewEvent
-from sifu.store.reader import JOINED, RunReader
-from sifu.store.remainders import names_now, plain_name
-from sifu.theory.facts import BATCH_NORMALISATION, ClientProfile
+from sifu.store.inbox import post
+from sifu.store.known_keys import check_known_key
+from sifu.store.reader import RunReader
+from sifu.store.writer import RunWriter
+from sifu.theory.facts import BATCH_NORMALISATION
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.outside_record import anchor_of
 from sifu.verify.verification import Verification, verify_run
@@ -65,8 +92,103 @@ class OperatorKeys:
         return asdict(self)
 
 
-class Run(RunRequests):
+class Run:
     """A run folder and, where training is needed, the engine that goes with it."""
+
+    def __init__(
+        self, folder: str | Path, make_engine: MakeEngine | None = None, data_folder: str | Path | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        with RunReader(self.folder) as reader:  # refuses at once what is not a run
+            check_known_key(reader)
+        self._engines = RunEngines(self.reader, make_engine, data_folder)
+        self._constants: dict[Any, Any] = {}
+        self._last_view: tuple[Any, RunView] | None = None
+
+    def reader(self) -> RunReader:
+        """A fresh reader, for a with block."""
+        return RunReader(self.folder, constants=self._constants)
+
+    def writer(self, *, vouching: bool = False) -> RunWriter:
+        """The run for writing, for a with block: no other process can write meanwhile.
+
+        `vouching` opens one whose last events were written without the operator's key, to sign them.
+        """
+        return RunWriter.open(self.folder, self._constants, vouching=vouching)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[RunReader]:
+        """A reader that sees one instant of the run; what cannot be read is blamed on damage."""
+        with self.reader() as reader, reader.snapshot(), blaming_damage(reader):
+            yield reader
+
+    @contextmanager
+    def view(self) -> Iterator[RunView]:
+        """The run at this instant; what was worked out is used again as long as nothing was written."""
+        files = [self.folder / name for name in (DATABASE, f"{DATABASE}-wal")]
+        stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in files]
+        try:
+            with self.snapshot() as reader:
+                state = (reader.value("head"), *stamps)
+                if self._last_view is not None and self._last_view[0] == state:
+                    reader.take_over(self._last_view[1].reader)
+                    self._last_view[1].reader = reader
+                else:
+                    self._last_view = (state, RunView(reader))
+                yield self._last_view[1]
+        except BaseException:
+            self._last_view = None
+            raise
+
+    @property
+    def spec(self) -> Spec:
+        """The merged spec of the run."""
+        with self.reader() as reader:
+            return Spec.from_mapping(reader.spec)
+
+    @contextmanager
+    def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
+        """The run for writing, its record checked; refused `before` something that a finished training comes before."""
+        with self.writer(vouching=vouching) as writer:
+            check_integrity(writer)
+            if before and writer.phase != "ready":
+                raise InputError(f"the run is still {writer.phase}: finish it first, then {before}")
+            yield writer
+
+    @contextmanager
+    def _writer_if_free(self) -> Iterator[RunReader]:
+        """The run for writing, its letters taken in; a reader while another process writes to it."""
+        try:
+            writer = self.writer()
+        except RunBusyError:
+            with self.snapshot() as reader:
+                yield reader
+            return
+        with writer:
+            take_in(writer)
+            yield writer
+
+    def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
+        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows.
+
+        Refused where it lacks the data of a client that stays, which those `leaving` do not.
+        """
+        return self._engines.current(newcomers=newcomers, leaving=leaving)
+
+    def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
+        """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
+        return self._engines.without(clients)
+
+    def complete_engine(self) -> Engine:
+        """The engine with the data of everyone, also of those who left, unless the rate is no longer one for them."""
+        return self._engines.complete()
+
+    def measure_held_out(self, writer: RunWriter) -> None:
+        """Note by `writer` how well the current model does on the held-out rows of those who stay, where there are any.
+
+        Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
+        """
+        self._engines.measure_held_out(writer)
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
         """Continue the first training until its stop rule holds; nothing to do if it already does.
@@ -86,10 +208,7 @@ class Run(RunRequests):
     def rebuild(self, progress: ProgressCallback | None = None) -> int:
         """Build groups again whose models requests erased; returns how many there were. For `progress` see `train`."""
         engine = self.engine()
-        with self.writer() as writer:
-            check_integrity(writer)
-            if writer.phase != "ready":
-                raise InputError(f"the run is still {writer.phase}: finish it first, then rebuild its groups")
+        with self._checked_writer("rebuild its groups") as writer:
             return Worker(writer, engine, progress).rebuild_groups()
 
     def join(
@@ -111,49 +230,162 @@ class Run(RunRequests):
         source = {} if file is None else {"file": str(Path(file).resolve())}
         if file is not None:
             with self.reader() as reader:
-                self._newcomers = not_there_yet(reader, clients_of_file(spec, Path(file), name), source["file"])
-            self._engine = None
+                newcomers = not_there_yet(reader, clients_of_file(spec, Path(file), name), source["file"])
+            self._engines.expect(newcomers)
         engine = self.engine(newcomers=True)
-        with self.writer() as writer:
-            check_integrity(writer)
-            if writer.phase != "ready":
-                raise InputError(f"the run is still {writer.phase}: finish it first, then let clients join")
-            count = len(writer.clients())
-            new = engine.clients[count:]
-            check_names([profile.name for profile in new])
+        with self._checked_writer("let clients join") as writer:
             try:
-                self._refuse_forgotten_samples(RunView(writer), new)
-                held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
+                names = let_join(writer, engine, self._engines.digest_of, source, progress)
             except InputError:
-                self._engine, self._newcomers = None, ()
+                self._engines.expect(())
                 raise
-            for client, profile in enumerate(new, start=count):
-                payload, digest = {"client": profile.name} | source, self._sample_digest_of(client)
-                writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
-            self._newcomers = ()
-            solve = RecordedSolve(engine, writer, RunView(writer))
-            solve.held = held
-            if solve.missing():  # not for those who asked to be forgotten: their request solves without them
-                solve.run("joining", progress)
-                solve.note_standing()
-                self.measure_held_out(writer)
-        return [profile.name for profile in new]
+            self._engines.newcomers = ()
+            self.measure_held_out(writer)
+        return names
 
-    def _refuse_forgotten_samples(self, view: RunView, new: Sequence[ClientProfile]) -> None:
-        """Refuse newcomers that bring the samples of a client that was forgotten.
+    def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
+        """What a request for `clients` would do: node, noise, rounds, level. Changes nothing.
 
-        Of the forgotten the run keeps nothing to compare with. Where the source of the data still has what they had, it
-        is compared whole: some of their samples among others are not recognised, and certificates say so.
+        `terms` that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes,
+        and its `ways` describe the alternatives: level, rounds with an interval, traffic, time, what an attacker gains,
+        what is kept, and what it costs those forgotten earlier.
         """
-        names = {self._sample_digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
-        names.pop(None, None)
-        for client, profile in enumerate(new, start=len(view.clients)):
-            forgotten = names.get(self._sample_digest_of(client))
-            if forgotten is not None:
-                raise InputError(
-                    f"{profile.name} brings the samples of {forgotten}, which was forgotten: the model would be the "
-                    "old one again, and the certificate would be worth nothing. Nothing was changed"
-                )
+        with self.view() as view:
+            wanted = new_terms(view, self._engines, clients, terms)
+            plan = plan_request(view, wanted, controls=True)
+            if wanted.records and view.spec.model.kind != RIDGE:
+                with suppress(InputError):  # a plan can do without the data; a request needs them
+                    self._engines.prepare_records(view.reader, wanted)
+            return with_plain_names(view.reader, plan)
+
+    def plan_of(self, request: str) -> Plan:
+        """What a waiting request would do now, planned from exactly the terms it has in the ledger."""
+        with self.view() as view:
+            row = row_of(view.reader, request)
+            if not row.waits:
+                raise InputError(f"request {request} is {row.status}: there is nothing left to plan")
+            return with_plain_names(view.reader, plan_request(view, row.terms, controls=True))
+
+    def most_expensive(self) -> str:
+        """The name of the active client that is most expensive to forget now."""
+        with self.snapshot() as reader:
+            return most_expensive(RunView(reader))
+
+    def request(
+        self,
+        clients: Sequence[str],
+        request: str | None = None,
+        *,
+        deadline_days: int = DEADLINE_DAYS,
+        actor: str | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> str:
+        """Put a request for `clients` into the ledger; returns its id.
+
+        The same id in `request` with the same terms again changes nothing. `deadline_days` from now it is overdue.
+        `actor` is who asks, by default the name of this account. `terms` that are not given come from the run's spec.
+        """
+        with self._writer_if_free() as reader:
+            view = RunView(reader)
+            wanted = new_terms(view, self._engines, clients, terms)
+            check_not_settled(view, request)
+            if isinstance(reader, RunWriter):
+                return receive(reader, view, wanted, request, deadline_days, actor)
+            check_new(view, wanted, request)
+        posted = request if request is not None else f"r-{secrets.token_hex(4)}"
+        letter = wanted.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        post(self.folder, "request", posted, letter)
+        return posted
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Take in the `statement` that a client signed with its node's key (`sifu clients sign`); returns its id.
+
+        What does not count is refused and recorded.
+        """
+        request = id_of_signed(statement)
+        with self._writer_if_free() as reader:
+            post(self.folder, "signed", request, statement)
+            if not isinstance(reader, RunWriter):
+                check_signed(reader, statement, request)
+                return request  # the server takes it in
+            refusals = [sentence for sentence in take_in(reader) if sentence.startswith(f"signed {request}: ")]
+        if refusals:
+            raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
+        return request
+
+    def decide(
+        self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
+    ) -> Decided:
+        """Record that a waiting `request` was verified, approved, refused or withdrawn, by `actor` and with a `reason`.
+
+        An approval records the digest of the request's terms and counts for these alone. With `terms`, the digest that
+        was looked at (`RequestStatus.terms_digest`), the decision is refused if the request has other terms.
+        While another process writes to the run, the decision is posted to its inbox and read between rounds.
+        """
+        name = actor_name(actor)
+        with self._writer_if_free() as reader:
+            if isinstance(reader, RunWriter):
+                return "recorded" if decide(reader, request, decision, reason, name, terms) else "unchanged"
+            return "posted" if post_decision(reader, request, decision, reason, name, terms) else "unchanged"
+
+    def forget(
+        self,
+        clients: Sequence[str] | None = None,
+        request: str | None = None,
+        *,
+        compare_scratch: bool = False,
+        progress: ProgressCallback | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> list[Outcome]:
+        """Carry out the queued requests, or one of them, or a new one for `clients`.
+
+        A request of `release = "now"` is done with the model it starts from; rounds to its target follow in this call.
+
+        Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
+        `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
+        refused and nothing is changed. `compare_scratch` also trains Scratch for each request, to
+        compare the number of rounds. `progress` is called after every round.
+        """
+        with self._checked_writer() as writer:
+            return carry_out(writer, self._engines, clients, request, terms, compare_scratch, progress)
+
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes of the requests that are done, in order."""
+        with self.snapshot() as reader:
+            return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
+
+    def request_status(self, request: str) -> str:
+        """Of a `request`: `received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
+        with self.reader() as reader:
+            return next((row.status for row in reader.requests() if row.request == request), POSTED)
+
+    def request_record(self, request: str) -> RequestRecord:
+        """One request with every step of its life."""
+        with self.snapshot() as reader:
+            return records_of(reader, [row_of(reader, request)])[0]
+
+    def request_records(self) -> list[RequestRecord]:
+        """Every request with every step of its life, in the order they were received."""
+        with self.snapshot() as reader:
+            return records_of(reader, reader.requests())
+
+    def public_record(self) -> list[PublicRequest]:
+        """The requests without personal data."""
+        with self.reader() as reader:
+            return public_record(reader, datetime.datetime.now(datetime.UTC))
+
+    def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
+        """The signed certificate of a `request`, as recorded, in the `form` for the public or for an auditor."""
+        with self.reader() as reader:
+            text = reader.certificates().get((request, form))
+        if text is None:
+            raise InputError(f"request {request!r} has no {form} certificate: is it done? See sifu requests list")
+        return Certificate(form, **json.loads(text))
+
+    def attestation(self, request: str) -> dict[str, Any]:
+        """A `request`'s public certificate as an in-toto statement in a DSSE envelope, signed by the operator."""
+        with self.reader() as reader:
+            return attest(reader, request)
 
     def status(self) -> RunStatus:
         """Clients, rounds, Psi, kept models and requests."""
@@ -183,8 +415,7 @@ class Run(RunRequests):
         address = check_authority(authority) if authority else timestamp_authority()
         if address is None:
             raise InputError(f"name a timestamp authority: sifu --timestamp URL timestamp DIR, or set {AUTHORITY}")
-        with self.writer() as writer:
-            check_integrity(writer)
+        with self._checked_writer() as writer:
             came, missing, reason = fetch_timestamps(writer, address)
         if missing:
             raise InputError(f"{address} gave no timestamp ({reason}): nothing was lost, try again later")
@@ -210,7 +441,7 @@ class Run(RunRequests):
             description = describe(reader, content, networks, self._shape_given())
             self._warn_of_batches(reader)
             if target.suffix.lower() == ONNX_ENDING:
-                own = as_model(self._own_model) if self.spec.model.kind == PYTHON else None
+                own = as_model(self._engines.model) if self.spec.model.kind == PYTHON else None
                 write_atomically(target, onnx_bytes(description, content, networks, own))
             else:
                 write_atomically(target, content)
@@ -236,7 +467,7 @@ class Run(RunRequests):
 
                 networks = load(networks_bytes(reader)) if self.spec.is_tuned else None
                 return LoadedModel(load(content), description, networks)
-            own = as_model(self._own_model)
+            own = as_model(self._engines.model)
             if own is None:
                 raise InputError(
                     "this run was made from Python with its own model: open it with the function that makes it, "
@@ -260,9 +491,9 @@ class Run(RunRequests):
 
     def _shape_given(self) -> tuple[int, ...] | None:
         """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
-        if self._own_clients is None or self.spec.data.columns:
+        if self._engines.clients is None or self.spec.data.columns:
             return None
-        samples = np.asarray(self._own_clients()[0].x)
+        samples = np.asarray(self._engines.clients()[0].x)
         return None if samples.dtype == np.uint8 and self.spec.features.kind != "none" else samples.shape[1:]
 
     def _warn_of_batches(self, reader: RunReader) -> None:
@@ -297,39 +528,23 @@ class Run(RunRequests):
 
         With `clock`, say that the clock is right now although it contradicts the last event.
         """
-        with self.writer(vouching=True) as writer:
-            check_integrity(writer)
+        with self._checked_writer(vouching=True) as writer:
             return vouch(writer, clock=clock)
 
     def backup(self, file: str | Path) -> str:
         """Write the whole run into one file; returns the anchor of that state, to be kept elsewhere."""
-        with self.writer() as writer:
-            check_integrity(writer)
+        with self._checked_writer() as writer:
             return back_up(writer, Path(file))
 
     def purge(self) -> Purge:
         """Permanently erase what still holds an uncovered part of anyone forgotten; says what remains and why."""
-        with self.writer() as writer:
-            check_integrity(writer)
+        with self._checked_writer() as writer:
             return purge(writer)
 
 
-def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
-    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
-    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
-    newcomers = []
-    for client in clients:
-        index = view.index_of.get(now.get(client.name, client.name))
-        if index is not None and index in view.forgotten | view.waiting:
-            raise InputError(
-                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
-                "never had in this run may join under another name"
-            )
-        if index is None:
-            newcomers.append(client)
-        elif files.get(client.name) != file:  # the same command again after an interruption
-            raise InputError(
-                f"{client.name} sent its statistics already: records that it gained join under another name, and "
-                "records that it lost go with sifu forget --client NAME --records FILE"
-            )
-    return tuple(newcomers)
+def _stat(path: Path) -> os.stat_result | None:
+    """What the file system says of a file, if it is there."""
+    try:
+        return path.stat()
+    except OSError:
+        return None

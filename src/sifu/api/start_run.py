@@ -20,7 +20,7 @@ from sifu.api.engine_check import (
     is_linear,
 )
 from sifu.api.run import Run
-from sifu.api.run_folder import Arrange, Numbers, shown_digests
+from sifu.api.run_engines import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
 from sifu.core.closed_form_engine import TunedEngine, solved_once
 from sifu.core.engine import Engine
@@ -76,9 +76,9 @@ def open_run(
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
     opened = Run(folder, make_engine, data_folder)
-    opened._own_model = model
-    opened._frame = clients if is_frame(clients) else None
-    opened._own_clients = None if clients is None else lambda: as_clients(clients, opened.spec)
+    given = opened._engines
+    given.model, given.frame = model, clients if is_frame(clients) else None
+    given.clients = None if clients is None else lambda: as_clients(clients, opened.spec)
     return opened
 
 
@@ -165,7 +165,7 @@ def train(
     created = open_run(
         folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
     )
-    created._engine = engine
+    created._engines.engine = engine
     return created.train(progress)
 
 

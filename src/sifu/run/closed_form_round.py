@@ -23,23 +23,32 @@ from typing import Any, cast
 import numpy as np
 
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, places_of_head, recorded_blocks
-from sifu.core.engine import Position, Rejection, evaluate_present
+from sifu.core.engine import Engine, Position, Rejection, evaluate_present
+from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import trunks_at_hand, use_trunks
+from sifu.run.recorded_data import files_of_joined
+from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.lock import uninterrupted
 from sifu.store.new_event import NewEvent
 from sifu.store.projection import GroupModelRow
+from sifu.store.reader import JOINED, RunReader
+from sifu.store.remainders import names_now, plain_name
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
+from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
 from sifu.theory.closed_form.blocks import Blocks, Part, head_at
 from sifu.theory.closed_form.sums import words_at
+from sifu.theory.facts import ClientProfile
 
 log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
 HELD_BYTES = 1 << 29
 """Of newcomers' statistics in memory between their check and the solve; those of the rest are asked for again."""
+DigestOf = Callable[[int], str | None]
+"""The digest of a client's samples, None where the engine does not show it."""
 
 
 @dataclass
@@ -323,3 +332,64 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
         f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
         f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
     )
+
+
+def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
+    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
+    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
+    newcomers = []
+    for client in clients:
+        index = view.index_of.get(now.get(client.name, client.name))
+        if index is not None and index in view.forgotten | view.waiting:
+            raise InputError(
+                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
+                "never had in this run may join under another name"
+            )
+        if index is None:
+            newcomers.append(client)
+        elif files.get(client.name) != file:  # the same command again after an interruption
+            raise InputError(
+                f"{client.name} sent its statistics already: records that it gained join under another name, and "
+                "records that it lost go with sifu forget --client NAME --records FILE"
+            )
+    return tuple(newcomers)
+
+
+def let_join(
+    writer: RunWriter, engine: Engine, digest_of: DigestOf, source: dict[str, str], progress: ProgressCallback | None
+) -> list[str]:
+    """Record the clients that an engine has and the run does not know yet, and solve with them; returns their names.
+
+    `digest_of` gives the digest of a client's samples, by number; `source` is recorded with each.
+    """
+    count = len(writer.clients())
+    new = engine.clients[count:]
+    check_names([profile.name for profile in new])
+    _refuse_forgotten_samples(RunView(writer), digest_of, new)
+    held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
+    for client, profile in enumerate(new, start=count):
+        payload = {"client": profile.name} | source
+        writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest_of(client)))
+    solve = RecordedSolve(engine, writer, RunView(writer))
+    solve.held = held
+    if solve.missing():  # not for those who asked to be forgotten: their request solves without them
+        solve.run("joining", progress)
+        solve.note_standing()
+    return [profile.name for profile in new]
+
+
+def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[ClientProfile]) -> None:
+    """Refuse newcomers that bring the samples of a client that was forgotten.
+
+    Of the forgotten the run keeps nothing to compare with. Where the source of the data still has what they had, it
+    is compared whole: some of their samples among others are not recognised, and certificates say so.
+    """
+    names = {digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
+    names.pop(None, None)
+    for client, profile in enumerate(new, start=len(view.clients)):
+        forgotten = names.get(digest_of(client))
+        if forgotten is not None:
+            raise InputError(
+                f"{profile.name} brings the samples of {forgotten}, which was forgotten: the model would be the "
+                "old one again, and the certificate would be worth nothing. Nothing was changed"
+            )

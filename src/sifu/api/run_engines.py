@@ -1,11 +1,10 @@
-"""A run folder from Python: how it is read and written, and the engine that goes with it."""
+"""The engines of a run: its own, and those that a request needs, built from the data that the run was opened with."""
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +25,9 @@ from sifu.run.group_state import use_trunks_of_head
 from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, rows_at_hand
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
-from sifu.store.database import DATABASE
-from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, plain_name, remainder_after, remainder_to_join
 from sifu.store.writer import RunWriter
-from sifu.verify.integrity import blaming_damage
 
 Arrange = Callable[[Any], Any]
 """Puts the clients' data in the order of the record, without the records that were forgotten."""
@@ -47,102 +43,43 @@ Check = Callable[..., dict[int, str]]
 """Says which clients of an engine have other data than they had; takes `sample_digests` and who is `absent`."""
 
 
-class RunFolder:
-    """A run folder and, where training is needed, the engine that goes with it."""
+class RunEngines:
+    """Builds the engine of a run when it is first needed, and keeps it."""
 
     def __init__(
-        self, folder: str | Path, make_engine: MakeEngine | None = None, data_folder: str | Path | None = None
+        self, open_reader: Callable[[], RunReader], make_engine: MakeEngine | None, data_folder: str | Path | None
     ) -> None:
-        self.folder = Path(folder)
-        with RunReader(self.folder) as reader:  # refuses at once what is not a run
-            check_known_key(reader)
-        self._make_engine, self._data_folder = make_engine, data_folder
-        self._engine: Engine | None = None
-        self._own_model: ModelGiven | None = None
-        self._own_clients: Callable[[], Sequence[Any]] | None = None
-        self._frame: Any = None
+        self._open_reader, self._make_engine, self._data_folder = open_reader, make_engine, data_folder
+        self.model: ModelGiven | None = None
+        self.clients: Callable[[], Sequence[Any]] | None = None
+        self.frame: Any = None
+        """What the run was opened with: its own model, clients, or their table."""
+        self.newcomers: tuple[Any, ...] = ()
+        self.engine: Engine | None = None
+        """The one that is used until another is asked for."""
         self._sample_digests: Digests = None
         self._unusable: Mapping[int, str] = {}
         """Clients whose data are not there or not those that they had, by number, and what is wrong."""
         self._prepared: tuple[Remainder, Engine, Digests, Mapping[int, str]] | None = None
         """An engine with the client that is to join again, made before its records are forgotten."""
-        self._newcomers: tuple[Any, ...] = ()
-        self._constants: dict[Any, Any] = {}
-        self._last_view: tuple[Any, RunView] | None = None
 
-    def reader(self) -> RunReader:
-        """A fresh reader, for a with block."""
-        return RunReader(self.folder, constants=self._constants)
+    def expect(self, newcomers: tuple[Any, ...]) -> None:
+        """Build the engine again when it is next needed, with these clients behind those that the run knows."""
+        self.engine, self.newcomers = None, newcomers
 
-    def writer(self, *, vouching: bool = False) -> RunWriter:
-        """The run for writing, for a with block: no other process can write meanwhile.
-
-        `vouching` opens one whose last events were written without the operator's key, to sign them.
-        """
-        return RunWriter.open(self.folder, self._constants, vouching=vouching)
-
-    @contextmanager
-    def snapshot(self) -> Iterator[RunReader]:
-        """A reader that sees one instant of the run; what cannot be read is blamed on damage."""
-        with self.reader() as reader, reader.snapshot(), blaming_damage(reader):
-            yield reader
-
-    @contextmanager
-    def view(self) -> Iterator[RunView]:
-        """The run at this instant; what was worked out is used again as long as nothing was written."""
-        files = [self.folder / name for name in (DATABASE, f"{DATABASE}-wal")]
-        stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in files]
-        try:
-            with self.snapshot() as reader:
-                state = (reader.value("head"), *stamps)
-                if self._last_view is not None and self._last_view[0] == state:
-                    reader.take_over(self._last_view[1].reader)
-                    self._last_view[1].reader = reader
-                else:
-                    self._last_view = (state, RunView(reader))
-                yield self._last_view[1]
-        except BaseException:
-            self._last_view = None
-            raise
-
-    @property
-    def spec(self) -> Spec:
-        """The merged spec of the run."""
-        with self.reader() as reader:
-            return Spec.from_mapping(reader.spec)
-
-    def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
-        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows.
-
-        Refused where it lacks the data of a client that stays, which those `leaving` do not.
-        """
-        with self.reader() as reader:
-            if self._engine is None:
+    def current(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
+        """The run's engine, see `Run.engine`."""
+        with self._open_reader() as reader:
+            if self.engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
-                check = partial(check_continues, self.folder, reader, newcomers=newcomers)
-                built = self._usable(reader, check, leaving, newcomers=self._newcomers)
+                check = partial(check_continues, reader.folder, reader, newcomers=newcomers)
+                built = self._usable(reader, check, leaving, newcomers=self.newcomers)
                 use_trunks_of_head(built[0], reader)
                 check_repeats(built[0])
                 self._take(*built)  # never one that was refused
-            assert self._engine is not None
+            assert self.engine is not None
             refuse_missing(RunView(reader), self._unusable, leaving)
-        return self._engine
-
-    def measure_held_out(self, writer: RunWriter) -> None:
-        """Note by `writer` how well the current model does on the held-out rows of those who stay, where there are any.
-
-        Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
-        """
-        spec, tip = self.spec, writer.tip
-        rows = rows_at_hand(spec, self._data_folder, self._frame)
-        if rows is None or read_held_out(self.folder, tip) is not None:
-            return
-        stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
-        figures = None
-        with suppress(SifuError, ValueError):
-            figures = held_out_figures(spec, self.engine(), writer.load_model(tip), rows.of(stay))
-        if figures is not None:
-            write_held_out(self.folder, tip, figures)
+        return self.engine
 
     def _usable(self, reader: RunReader, check: Check, leaving: Collection[str], **others: Any) -> Built:
         """An engine that passes the check: in the place of other data than the client had, it has a stand-in."""
@@ -160,10 +97,23 @@ class RunFolder:
             raise InputError(reason)  # an engine that was handed over, with its own data
         return engine, digests, absent
 
-    def complete_engine(self) -> Engine:
-        """The engine with the data of everyone, also of those who left, unless the rate is no longer one for them."""
-        engine = self.engine()
-        with self.reader() as reader:
+    def measure_held_out(self, writer: RunWriter) -> None:
+        """Note how well the current model does on held-out rows, see `Run.measure_held_out`."""
+        spec, tip = Spec.from_mapping(writer.spec), writer.tip
+        rows = rows_at_hand(spec, self._data_folder, self.frame)
+        if rows is None or read_held_out(writer.folder, tip) is not None:
+            return
+        stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
+        figures = None
+        with suppress(SifuError, ValueError):
+            figures = held_out_figures(spec, self.current(), writer.load_model(tip), rows.of(stay))
+        if figures is not None:
+            write_held_out(writer.folder, tip, figures)
+
+    def complete(self) -> Engine:
+        """The engine with everyone's data, see `Run.complete_engine`."""
+        engine = self.current()
+        with self._open_reader() as reader:
             too_steep = _too_steep(reader, engine.facts.local_rate)
         for client, reason in self._unusable.items():
             if client not in too_steep:
@@ -171,7 +121,7 @@ class RunFolder:
         return engine
 
     def _take(self, engine: Engine, digests: Digests, unusable: Mapping[int, str]) -> None:
-        self._engine, self._sample_digests, self._unusable = engine, digests, unusable
+        self.engine, self._sample_digests, self._unusable = engine, digests, unusable
         if isinstance(engine, LacksData):
             engine.absent = frozenset(unusable)
 
@@ -181,7 +131,7 @@ class RunFolder:
         It has the recorded local rate or the given one, for which those who are `gone` need not be fit. `others` are as
         `arranged_clients` has them.
         """
-        spec, arranged, was_read = self.spec, Arranged((), {}), False
+        spec, arranged, was_read = Spec.from_mapping(reader.spec), Arranged((), {}), False
         if rate is not None:
             spec = replace(spec, local=replace(spec.local, rate=rate))
         too_steep = _too_steep(reader, spec.local.rate, gone)
@@ -213,9 +163,10 @@ class RunFolder:
         digests = tuple(sample_digest(client) for client in arranged.clients) or shown_digests(engine)
         return engine, digests, dict(arranged.absent)
 
-    def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
-        """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
-        with self.reader() as reader:
+    def without(self, clients: Collection[int]) -> EngineWithout | None:
+        """An engine that never had the data of `clients`, see `Run.engine_without`."""
+        with self._open_reader() as reader:
+            spec = Spec.from_mapping(reader.spec)
             there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
 
             def arrange(data: Any) -> Any:
@@ -225,29 +176,25 @@ class RunFolder:
                 return tuple(arranged.clients[client] for client in there.tolist())
 
             if self._make_engine is not None:
-                engine = self._make_engine(self.spec, arrange, there.tolist())
+                engine = self._make_engine(spec, arrange, there.tolist())
             else:
-                engine, _ = engine_from_spec(self.spec, arrange(clients_from_spec(self.spec)), None, there.tolist())
+                engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec)), None, there.tolist())
         return None if engine is None else EngineWithout(engine, there)
 
-    def _sample_digest_of(self, client: int) -> str | None:
+    def digest_of(self, client: int) -> str | None:
         """The digest of a client's samples as they were read for the engine; None where the engine shows none."""
         return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
-        """Build the engine with what a client has left without the records of `terms`; refuse one that could not go on.
-
-        `reader` tells who the client is. Done before anything is rolled back: afterwards the client cannot join
-        again, nor the request end.
-        """
+        """Build the engine without the records of `terms`, see `Run.prepare_records`."""
         remainder = remainder_after(reader, terms.clients[0], terms.records)
         if self._prepared is not None and self._prepared[0] == remainder:
             return
         self._prepared = None
-        check = partial(check_remainder, self.folder, reader, remainder=remainder)
+        check = partial(check_remainder, reader.folder, reader, remainder=remainder)
         self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
-    def _engine_at(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
+    def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
         """An engine that continues at another local rate without those who are `gone`; refused if none can be built."""
 
         def check(engine: Engine, **others: Any) -> dict[int, str]:
@@ -256,21 +203,21 @@ class RunFolder:
                     f"the automatic rate of those who stay is {rate:.6g}, and the engine that was handed over keeps "
                     f"{engine.facts.local_rate:.6g}: open the run with its clients' data instead"
                 )
-            return check_continues(self.folder, reader, engine, local_rate=rate, **others)
+            return check_continues(reader.folder, reader, engine, local_rate=rate, **others)
 
         leaving = {reader.clients()[client].name for client in gone}
         built = self._usable(reader, check, leaving, rate=rate, gone=gone)
         self._take(*built)
         return built[0]
 
-    def engine_again(self) -> Engine:
-        """The engine with the client that is to join again: the prepared one, or the data are read once more."""
-        prepared, self._prepared, self._engine = self._prepared, None, None
-        with self.reader() as reader:
+    def again(self) -> Engine:
+        """The engine with the client that is to join again, see `Run.engine_again`."""
+        prepared, self._prepared, self.engine = self._prepared, None, None
+        with self._open_reader() as reader:
             waiting = remainder_to_join(reader)
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
                 self._take(*prepared[1:])
-        return self.engine()
+        return self.current()
 
 
 def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ()) -> dict[int, str]:
@@ -312,11 +259,3 @@ def shown_digests(engine: Engine) -> Digests:
     if digests is not None and len(digests) != len(engine.clients):
         raise InputError(f"the engine has {len(engine.clients)} clients and digests of the samples of {len(digests)}")
     return None if digests is None else tuple(digests)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    """What the file system says of a file, if it is there."""
-    try:
-        return path.stat()
-    except OSError:
-        return None
