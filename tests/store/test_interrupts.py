@@ -15,6 +15,7 @@ import sifu
 from run_tools import scalars, small_spec
 from sifu.run.training import Progress
 from sifu.store.lock import uninterrupted
+from sifu.store.new_event import NewEvent
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),
@@ -116,10 +117,10 @@ def test_an_interrupt_just_after_a_commit_commits_nothing_twice(tmp_path: Path, 
     monkeypatch.setattr(training, "COMMIT_SECONDS", 0.0)
     record, calls = RunWriter.record, []
 
-    def interrupted(self: RunWriter, kind: str, *arguments: Any, **more: Any) -> Any:
-        event = record(self, kind, *arguments, **more)
-        if kind == "rounds" and not calls:
-            calls.append(kind)
+    def interrupted(self: RunWriter, new: NewEvent) -> Any:
+        event = record(self, new)
+        if new.kind == "rounds" and not calls:
+            calls.append(new.kind)
             raise KeyboardInterrupt
         return event
 

@@ -36,6 +36,7 @@ from sifu.api.run_requests import (
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import Decided, TermsGiven
 from sifu.core.engine import Engine
+from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RunBusyError, RunDamagedError, SifuWarning
 from sifu.methods.request_plan import plan_request
@@ -175,6 +176,10 @@ class Run:
         """
         return self._engines.current(newcomers=newcomers, leaving=leaving)
 
+    def engine_again(self) -> Engine:
+        """The engine with the client that is to join again: the prepared one, or the data are read once more."""
+        return self._engines.again()
+
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
         """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
         return self._engines.without(clients)
@@ -182,6 +187,14 @@ class Run:
     def complete_engine(self) -> Engine:
         """The engine with the data of everyone, also of those who left, unless the rate is no longer one for them."""
         return self._engines.complete()
+
+    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+        """Build the engine with what a client has left without the records of `terms`; refuse one that could not go on.
+
+        `reader` tells who the client is. Done before anything is rolled back: afterwards the client cannot join
+        again, nor the request end.
+        """
+        self._engines.prepare_records(reader, terms)
 
     def measure_held_out(self, writer: RunWriter) -> None:
         """Note by `writer` how well the current model does on the held-out rows of those who stay, where there are any.
