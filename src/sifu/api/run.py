@@ -50,9 +50,9 @@ from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.requests.what_remains import note_export
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import PYTHON, way_to_go_on
-from sifu.run.closed_form_round import let_join, not_there_yet
+from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
-from sifu.run.recorded_data import clients_of_file
+from sifu.run.recorded_data import clients_of_file, not_there_yet
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys

@@ -28,14 +28,13 @@ from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import trunks_at_hand, use_trunks
-from sifu.run.recorded_data import files_of_joined
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.lock import uninterrupted
 from sifu.store.new_event import NewEvent
 from sifu.store.projection import GroupModelRow
-from sifu.store.reader import JOINED, RunReader
-from sifu.store.remainders import names_now, plain_name
+from sifu.store.reader import JOINED
+from sifu.store.remainders import plain_name
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
@@ -332,27 +331,6 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
         f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
         f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
     )
-
-
-def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
-    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
-    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
-    newcomers = []
-    for client in clients:
-        index = view.index_of.get(now.get(client.name, client.name))
-        if index is not None and index in view.forgotten | view.waiting:
-            raise InputError(
-                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
-                "never had in this run may join under another name"
-            )
-        if index is None:
-            newcomers.append(client)
-        elif files.get(client.name) != file:  # the same command again after an interruption
-            raise InputError(
-                f"{client.name} sent its statistics already: records that it gained join under another name, and "
-                "records that it lost go with sifu forget --client NAME --records FILE"
-            )
-    return tuple(newcomers)
 
 
 def let_join(

@@ -37,6 +37,7 @@ from sifu.run.clients_and_engine import (
     takes_rows,
 )
 from sifu.run.public_features import FeatureData, with_features
+from sifu.run.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
 from sifu.theory.arrays import Array, Floats
@@ -352,3 +353,24 @@ def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remaind
             "forgotten: hand over all of them, or all but those"
         )
     return np.setdiff1d(np.arange(first.samples), gone)
+
+
+def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
+    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
+    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
+    newcomers = []
+    for client in clients:
+        index = view.index_of.get(now.get(client.name, client.name))
+        if index is not None and index in view.forgotten | view.waiting:
+            raise InputError(
+                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
+                "never had in this run may join under another name"
+            )
+        if index is None:
+            newcomers.append(client)
+        elif files.get(client.name) != file:  # the same command again after an interruption
+            raise InputError(
+                f"{client.name} sent its statistics already: records that it gained join under another name, and "
+                "records that it lost go with sifu forget --client NAME --records FILE"
+            )
+    return tuple(newcomers)
