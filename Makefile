@@ -76,7 +76,7 @@ docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a wa
 
 bench: $(VENV)/.paper  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install
-	$(BIN)/python benchmarks/summary.py
+	$(BIN)/python benchmarks/compare.py --report
 
 clean:
 	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,10 +3,11 @@
     python benchmarks/auto_choice.py                      all runs, half an hour; what --results has is kept
     python benchmarks/auto_choice.py --seed 5 --runs 10   other runs than the committed ones, drawn by another seed
     python benchmarks/auto_choice.py --report             only print the table
+    python benchmarks/auto_choice.py --map                draw the map of methods from the committed tables
 
-The runs are 25 chosen by hand and more that a seed draws (`auto_choice_runs.py`). Each is trained once and asked once.
-Every method that the run allows at the level asked for is planned by its name, and its plan is carried out next to the
-run: the model it starts from, then rounds without the clients that ask, to the target.
+The runs are 25 chosen by hand and more that a seed draws (`choices/auto_choice_runs.py`). Each is trained once and
+asked once. Every method that the run allows at the level asked for is planned by its name, and its plan is carried out
+next to the run: the model it starts from, then rounds without the clients that ask, to the target.
 What draws noise is repeated `--draws` times and judged by its mean. Ways that all start from a model that no one
 touched (scratch, sifu back at the beginning, groups that are all hit) differ by the initial model alone: they share
 their draws. `auto` takes one of these methods; the ratio is that method's rounds over the fewest of any (both plus one,
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, Case, drawn_case
+from choices.auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, Case, drawn_case
+from choices.way_map import write_map
 
 from sifu.api import Run, train
 from sifu.choices import LEVELS
@@ -161,7 +163,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--report", action="store_true", help="only print what is in the results")
+    parser.add_argument("--map", action="store_true", help="only draw docs/images/ways.png (choices/way_map.py)")
     options = parser.parse_args()
+    if options.map:
+        write_map()
+        return
     content: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {"rows": {}}
     cases = [*CASES, *(drawn_case(options.seed, number) for number in range(options.runs))]
     for case in () if options.report else cases:

@@ -20,6 +20,7 @@ Examples:
   make bench                                                    everything, environments included
   python benchmarks/compare.py --only ours plain --repeats 3     a quick look, nothing to install
   python benchmarks/compare.py --workloads A --seconds 1         one workload
+  python benchmarks/compare.py --report                          only the tables and the figures of docs/performance.md
 """
 
 from __future__ import annotations
@@ -36,10 +37,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import workloads
-from environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_line
+from peers import workloads
+from peers.environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_line
+from peers.speed_tables import (
+    Measured,
+    Results,
+    draw,
+    figure_of,
+    headline_rows,
+    report,
+    results_of,
+    roofline_rows,
+    show,
+    write_results,
+)
 from rich.console import Console
-from summary import Measured, Results, draw, figure_of, headline_rows, results_of, roofline_rows, show, write_results
 
 from sifu_paper.provenance import commit, processor
 
@@ -148,7 +160,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             measured[place] = judge(measured[place], plain, setting)
     peaks: list[dict[str, float]] = []
     for repeat in range(chosen.repeats):
-        peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py")]))
+        peaks.append(call([sys.executable, str(BENCHMARKS / "peers" / "roofline.py")]))
         for name in chosen.workloads:
             # Another one goes first each time, so that none always follows the same neighbour.
             turn = repeat % len(contestants)
@@ -195,12 +207,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", help="folder with mnist.npz and cifar10.npz; default: SIFU_DATA, or synthetic data")
     parser.add_argument("--install", action="store_true", help="make the peers' environments under .bench first (pip)")
     parser.add_argument("--no-files", action="store_true", help="print only: leave the results and the figure alone")
+    parser.add_argument("--report", action="store_true", help="only print the tables and draw the figures")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure, print, write, draw; what an interrupted run has finished stays."""
     chosen = arguments()
+    if chosen.report:
+        report()
+        return
     for results in run(chosen):
         if not chosen.no_files:
             write_results(results, results_of(platform.machine()))

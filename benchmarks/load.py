@@ -3,6 +3,10 @@
 The engine makes up its rounds (a model of a few numbers, random drifts), so that what is measured is the store and the
 planner. By default a tenth of everything, in a few minutes; `--full` is 100,000 clients, 10,000 rounds with about 100
 participants, 1,000 requests. Prints one JSON object, and progress on stderr.
+
+`--signatures` measures what the signature of every event costs instead: the same run with it and with a stub in its
+place, in turns. Every round is a separate event there, the worst case: by default a run records its rounds once a
+second. Seconds are those of the processor, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from typing import Any
 import numpy as np
 
 import sifu
+import sifu.run.training
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout
 from sifu.errors import SifuError
+from sifu.store.checkpoints import Checkpoint, Signer
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation, base_key, place_key
 from sifu_paper.provenance import commit, processor
@@ -32,6 +38,11 @@ SIZE = 8
 SHIFT = 1e-3
 USUAL = {"clients": 10_000, "rounds": 1_000, "participants": 100, "requests": 100}
 FULL = {"clients": 100_000, "rounds": 10_000, "participants": 100, "requests": 1_000}
+SIGNED_SPEC: dict[str, Any] = {
+    "data": {"clients": 20, "samples_per_client": 20},
+    "local": {"steps": 5},
+    "stop": {"target": 0.0, "max_rounds": 100, "evaluate_every": 100},
+}
 
 
 class MadeUpFederation:
@@ -194,22 +205,74 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         }
 
 
+def seconds_of_a_run(signed: bool) -> tuple[float, int]:
+    """Processor seconds of training a hundred rounds, each an event, and how many events there were."""
+    sign, holds = Signer.sign, Checkpoint.holds
+    if not signed:  # neither made nor looked at when the run is opened
+        Signer.sign = lambda self, run, event: bytes(64)  # type: ignore[method-assign]
+        Checkpoint.holds = property(lambda self: True)  # type: ignore[method-assign,assignment]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.process_time()
+            run = sifu.train(SIGNED_SPEC, run=Path(folder) / "run")
+            taken = time.process_time() - began
+            with run.reader() as reader:
+                return taken, reader.last_event()[0]
+    finally:
+        Signer.sign = sign  # type: ignore[method-assign]
+        Checkpoint.holds = holds  # type: ignore[method-assign]
+
+
+def seconds_of_a_signature() -> float:
+    """Processor seconds of one signature over the checkpoint of an event, alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = sifu.train(SIGNED_SPEC | {"stop": {"target": 0.0, "max_rounds": 1}}, run=Path(folder) / "run")
+        with run.reader() as reader:
+            event, run_id = reader.events()[-1], reader.value("run")
+            signer = Signer(run.folder, reader.value("public_key"))
+        began = time.process_time()
+        for _ in range(1000):
+            signer.sign(run_id, event)
+        return (time.process_time() - began) / 1000
+
+
+def measure_signatures(repeats: int) -> dict[str, Any]:
+    """A run with signatures against one without, `repeats` times."""
+    sifu.run.training.COMMIT_SECONDS = 0.0
+    _, events = seconds_of_a_run(True)  # which also imports everything
+    pairs = [(seconds_of_a_run(True)[0], seconds_of_a_run(False)[0]) for _ in range(repeats)]
+    ratios = sorted(signed / stubbed for signed, stubbed in pairs)
+    return {
+        "events": events,
+        "signed_median_seconds": round(statistics.median(signed for signed, _ in pairs), 4),
+        "stubbed_median_seconds": round(statistics.median(stubbed for _, stubbed in pairs), 4),
+        "median_ratio": round(statistics.median(ratios), 4),
+        "ratios": [round(ratio, 4) for ratio in ratios],
+        "microseconds_a_signature": round(1e6 * seconds_of_a_signature(), 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the whole size")
     for name, size in USUAL.items():
         parser.add_argument(f"--{name}", type=int, help=f"{size} unless given, {FULL[name]} with --full")
+    parser.add_argument("--signatures", action="store_true", help="what signing every event costs, instead")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of each kind with --signatures")
     options = parser.parse_args()
     sizes = {name: getattr(options, name) or size for name, size in (FULL if options.full else USUAL).items()}
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    result = measure(**sizes, batch=max(1, sizes["requests"] // 10))
+    if options.signatures:
+        result = measure_signatures(options.repeats)
+    else:
+        result = measure(**sizes, batch=max(1, sizes["requests"] // 10))
     print(
         json.dumps(
             {"date": began, "commit": commit(), "hardware": f"{processor()}, {os.cpu_count()} cores", **result},
             indent=1,
         )
     )
-    if result["problems"]:
+    if result.get("problems"):
         raise SystemExit(3)
 
 

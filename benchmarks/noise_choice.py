@@ -1,8 +1,12 @@
 """`--sigma auto` against the best of a 12-point grid of fixed sigmas, and against Scratch.
 
-    python benchmarks/noise_choice.py --data FOLDER --jobs 2   all tasks; what lies in --runs is not run again
-    python benchmarks/noise_choice.py --smoke                  one small task, a few seconds
-    python benchmarks/noise_choice.py --report                 only print the table and draw the figure from the results
+    python benchmarks/noise_choice.py grid --data FOLDER --jobs 2   all tasks; what lies in --runs is not run again
+    python benchmarks/noise_choice.py grid --smoke                  one small task, a few seconds
+    python benchmarks/noise_choice.py grid --report                 only the table and the figure of the results
+    python benchmarks/noise_choice.py forecasts --tasks 40 --seed 1 --data FOLDER    do predicted rounds hold?
+    python benchmarks/noise_choice.py forecasts --report            only the table of the results
+
+Forecasts are those of `choices/planner_calibration.py`; without `--data` their tasks are digits and made-up data.
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
@@ -35,8 +39,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from noise_choice_table import FIGURE, Line, draw, mean_total, table, total
-from noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
+from choices import planner_calibration
+from choices.noise_choice_table import FIGURE, Line, draw, mean_total, table, total
+from choices.noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
 
 from sifu.api import Run, open_run, train
 from sifu.core.engine import Engine
@@ -189,9 +194,8 @@ def where() -> str:
     return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, CPU only, commit {commit()}"
 
 
-def main() -> None:
-    """Measure what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the grid."""
     parser.add_argument("--data", type=Path, help="folder with MNIST and FashionMNIST")
     parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -200,7 +204,10 @@ def main() -> None:
     parser.add_argument("--only", help="tasks whose name contains this")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--report", action="store_true", help="only print the table and draw the figure of the results")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what is missing, then print the table."""
     content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
     if options.report:
         order = [task.name for task in TASKS]
@@ -247,6 +254,17 @@ def carry_through(work: Work) -> tuple[str, dict[str, Any]]:
         result = result_so_far
         half_way.write_text(json.dumps(result))
     return work.task.name, result
+
+
+def main() -> None:
+    """Carry out the part that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    grid, forecasts = parts.add_parser("grid"), parts.add_parser("forecasts", description=planner_calibration.__doc__)
+    add_options(grid)
+    planner_calibration.add_options(forecasts)
+    options = parser.parse_args()
+    (run if options.part == "grid" else planner_calibration.run)(options)
 
 
 if __name__ == "__main__":

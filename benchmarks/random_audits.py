@@ -8,7 +8,7 @@
 The first makes journeys (`tests/random_journeys.py`) until enough requests were carried out, and holds every claim
 against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
 against what certificates state, `exact` bit for bit, levels against premises, both verifiers. Each run is a line of
---log as soon as it ends, and the next call continues from there (`journey_log.py`). Exit code 3 if a statement is
+--log as soon as it ends, and the next call continues from there (`tests/journey_log.py`). Exit code 3 if a statement is
 untrue, or a cheat is not caught. The last one makes the figures of docs/audit.md: noise from the operating system, the
 full number of replays.
 """
@@ -26,10 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from journey_log import EVERY_FAMILY, Log, make_journeys
-
 from broken_promises import CONTROLS, Control
 from claims_against_truth import Findings, audit_journey
+from journey_log import EVERY_FAMILY, Log, make_journeys
 from random_runs import random_run
 from sifu.audit import AuditOptions, AuditReport, audit_run, run_controls
 from sifu.audit.controls import Control as AuditControl

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from contest import Stopwatch, first_network, let_torchvision_in, main
+from peers.contest import Stopwatch, first_network, let_torchvision_in, main
 
 _declared = let_torchvision_in()  # before the imports that need it
 
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.core.standalone import StandalonePipeline
+from peers.workloads import Setting, Workload
 from torch import Tensor
-from workloads import Setting, Workload
 
 
 class Batches:

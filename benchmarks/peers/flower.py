@@ -11,13 +11,13 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import torch
-from contest import Stopwatch, at_the_actor, first_network, main, train_client
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from workloads import Workload
+from peers.contest import Stopwatch, at_the_actor, first_network, main, train_client
+from peers.workloads import Workload
 
 PULL_SECONDS = 0.002
 """How often the server looks for replies; Flower's own 0.1 s would be most of a round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from contest import Stopwatch, first_network, let_torchvision_in, main
+from peers.contest import Stopwatch, first_network, let_torchvision_in, main
 
 _declared = let_torchvision_in()  # before the imports that need it
 
@@ -14,7 +14,7 @@ from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.server import EarlyStopping, Server
 from fluke.utils import FederationObserver
-from workloads import Workload
+from peers.workloads import Workload
 
 
 class Scheduled(Server):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typing
 
 import numpy as np
-from contest import Stopwatch, main
-from workloads import ConvNet, Setting, Workload
+from peers.contest import Stopwatch, main
+from peers.workloads import ConvNet, Setting, Workload
 
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector

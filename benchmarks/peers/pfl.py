@@ -7,7 +7,8 @@ import itertools
 from typing import Any
 
 import torch
-from contest import Stopwatch, first_network, main
+from peers.contest import Stopwatch, first_network, main
+from peers.workloads import Workload
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -20,7 +21,6 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch.nn import functional
-from workloads import Workload
 
 
 class Asked(TrainingProcessCallback):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from contest import Stopwatch, first_network, load, main, train_client
+from peers.contest import Stopwatch, first_network, load, main, train_client
+from peers.workloads import Workload
 from torch import Tensor
-from workloads import Workload
 
 
 class Plain:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from auto_choice import LARGEST_RATIO, RESULTS, measure, ratio_of
-from auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, drawn_case
+from choices.auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, drawn_case
 
 from sifu.choices import LEVELS
 

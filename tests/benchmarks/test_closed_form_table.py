@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closed_form_accuracy import DATASETS
+from heads.accuracy import DATASETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = {

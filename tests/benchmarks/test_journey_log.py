@@ -6,11 +6,11 @@ import itertools
 import json
 from pathlib import Path
 
-import journey_log
 import pytest
-from journey_log import EVERY_FAMILY, Line, Log, family_of, missing
 
+import journey_log
 from claims_against_truth import Findings
+from journey_log import EVERY_FAMILY, Line, Log, family_of, missing
 
 
 def log_of(file: Path, *seeds: int) -> Log:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from choices.noise_choice_table import Line, judged_best, mean_total, table
 from noise_choice import needs_more
-from noise_choice_table import Line, judged_best, mean_total, table
 
 
 def draws(rounds: list[int], predicted: int = 10) -> list[list[dict[str, Any]]]:

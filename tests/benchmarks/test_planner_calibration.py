@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from planner_calibration import RESULTS, Calibration, draw_task, measure, summary
+from choices.planner_calibration import RESULTS, Calibration, draw_task, measure, summary
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "noise.md"
 

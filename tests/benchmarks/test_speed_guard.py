@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from contest import total_loss
+from peers.contest import total_loss
 from peers.ours import Ours
 from peers.plain import Plain
-from workloads import A, Workload, make
+from peers.workloads import A, Workload, make
 
 SMALL = dataclasses.replace(A, clients=20)
 TURNS, ROUNDS, AT_LEAST = 5, 1, 2.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from roofline import ACTIVATIONS, WORK
-from summary import PAGE, Measured, Results, headline_rows, read_results, results_of
+from peers.roofline import ACTIVATIONS, WORK
+from peers.speed_tables import PAGE, Measured, Results, headline_rows, read_results, results_of
+from peers.workloads import B, ConvNet
 from torch.utils.flop_counter import FlopCounterMode
-from workloads import B, ConvNet
 
 
 def medians(machine: str, workload: str) -> dict[str, float]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from way_map import MARKS, Measured, draw, measured_points, places_of
+from choices.way_map import MARKS, Measured, draw, measured_points, places_of
 
 
 def test_every_way_is_on_the_map_and_no_two_marks_share_a_place() -> None:

@@ -1,6 +1,6 @@
 """What the hardware would allow: operations and bytes of a round against measured sgemm and memory speed.
 
-python benchmarks/roofline.py    measure the peaks, one line of JSON; `summary.py` prints the roofline
+`compare.py` starts this file to measure the peaks, which it prints as one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from workloads import A, B, Setting
+from peers.workloads import A, B, Setting
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ LAYERS = (
     (64, 1024),
     (10, 64),
 )
-"""The network of B, see contest.ConvNet."""
+"""The network of B, see `ConvNet` of workloads.py."""
 ACTIVATIONS = 30 * 30 * 32 + 15 * 15 * 32 + 13 * 13 * 64 + 6 * 6 * 64 + 4 * 4 * 64 + 64 + 10
 
 

@@ -1,9 +1,5 @@
 """Do predicted rounds and their intervals hold on random tasks? Tasks are drawn at random by a seed.
 
-    python benchmarks/planner_calibration.py --tasks 40 --seed 1 --data FOLDER    draw, train, predict, forget, report
-    python benchmarks/planner_calibration.py --tasks 3 --seed 5                  without --data: digits and made-up data
-    python benchmarks/planner_calibration.py --report                            only print the table of the results
-
 A task is a data set (digits, made-up features, and MNIST and FashionMNIST where their files are), 50 to 1,000 clients,
 their samples and skew, local steps, who takes part, an epsilon from 1 to 10, a target and a request of 1 to 10 clients.
 The target is the accuracy, rounded down to half a percent, that a pilot reaches in a number of rounds that is drawn,
@@ -42,7 +38,7 @@ from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.run_view import RunView
 from sifu_paper.provenance import commit
 
-RESULTS = Path(__file__).resolve().parent / "results" / "planner_calibration.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "planner_calibration.json"
 MADE_UP = "made-up"
 POOL = {"digits": 1600, "mnist": 10000, "fashion_mnist": 10000, MADE_UP: 8000}
 """Training samples that a task may share out."""
@@ -245,9 +241,8 @@ def summary(seed: int, rows: list[dict[str, Any]]) -> str:
     )
 
 
-def main() -> None:
-    """Measure what is missing, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--tasks", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=3, help="draws of the noise of each plan")
@@ -257,7 +252,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("planner-calibration-runs"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="only print what is in the results")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what is missing, then report."""
     content: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.report:
         options.runs.mkdir(parents=True, exist_ok=True)
@@ -275,7 +273,3 @@ def main() -> None:
         if options.report:
             print("\n".join(table(part["rows"])))
         print(summary(int(seed), part["rows"]))
-
-
-if __name__ == "__main__":
-    main()

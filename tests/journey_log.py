@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
 from claims_against_truth import Findings, audit_journey
 from random_journeys import FAMILIES, MASKED
 from sifu_paper.provenance import provenance

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from peers.workloads import Setting, Workload, network, read
 from torch import Tensor, nn
 from torch.nn import functional
-from workloads import Setting, Workload, network, read
 
 Parameters = Callable[[], Sequence[Any]]
 WARM_UP, LEAST_ROUNDS = 3, 3

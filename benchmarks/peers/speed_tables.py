@@ -1,20 +1,16 @@
-"""From the results of each kind of machine to tables and figures.
-
-python benchmarks/summary.py            print the tables, and draw the figures of docs/performance.md anew
-"""
+"""From the results of each kind of machine to tables and figures."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from environments import ROOT
-from roofline import WORK
-from workloads import SETTINGS
+from peers.environments import ROOT
+from peers.roofline import WORK
+from peers.workloads import SETTINGS
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -237,16 +233,11 @@ def _message(results: Results) -> str:
     return "sifu with tracking, against the fastest peer: " + ", ".join(parts) if parts else "Rounds a second"
 
 
-def main() -> None:
-    """Print the tables and draw the figures."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def report() -> None:
+    """Print the tables, and draw the figures of docs/performance.md."""
     for machine in machines():
         results = read_results(results_of(machine))
         show(machine, *headline_rows(results))
         show("how far from the hardware", *roofline_rows(results))
         print(cost_of_tracking(results))
         draw(results, figure_of(machine))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,11 @@
 """Heart disease of four hospitals: a closed-form head, and the same head after a hospital or a patient has left.
 
-    SIFU_DATA=FOLDER python benchmarks/hospitals.py --out benchmarks/results/hospitals.json
-
-`FOLDER` holds the published files (docs/closed-form.md), or a sub-folder `hospitals` with them. Every run goes through
-the public API: trained once, one hospital forgotten, verified, and compared bit for bit with a federation that never
-had it. Then, in another run, the first patient of each hospital, which stays (`--records` on the command line): sums
-and head are compared with those of hospitals that never had the patient. The held-out patients of all four hospitals
-are looked at once; the figure is the area under the ROC curve. A logistic regression on the pooled patients, which the
-hospitals would have to hand over, is printed next to it.
+`--data` names the folder with the published files (docs/closed-form.md), or with a sub-folder `hospitals` of them.
+Every run goes through the public API: trained once, one hospital forgotten, verified, and compared bit for bit with a
+federation that never had it. Then, in another run, the first patient of each hospital, which stays (`--records` on the
+command line): sums and head are compared with those of hospitals that never had the patient. The held-out patients of
+all four hospitals are looked at once; the figure is the area under the ROC curve. A logistic regression on the pooled
+patients, which the hospitals would have to hand over, is printed next to it.
 """
 
 from __future__ import annotations
@@ -114,11 +112,14 @@ def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path)
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--data", type=Path, help="folder with the published files; SIFU_DATA where it is not given")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> None:
+    """Print one JSON object, and write it where asked."""
     dataset, spec = load("hospitals", given.data), ridge_spec(given.data)
     pooled = LogisticRegression(max_iter=5000).fit(dataset.x_train, dataset.y_train)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,13 +133,9 @@ def main() -> None:
         "pooled_logistic_regression": round(
             float(roc_auc_score(dataset.y_test, pooled.decision_function(dataset.x_test))), 4
         ),
-        "provenance": provenance("cpu", ["python", "benchmarks/hospitals.py", *sys.argv[1:]]),
+        "provenance": provenance("cpu", ["python", "benchmarks/closed_form.py", *sys.argv[1:]]),
     }
     text = json.dumps(result, indent=1)
     if given.out:
         given.out.write_text(text + "\n")
     print(text)
-
-
-if __name__ == "__main__":
-    main()

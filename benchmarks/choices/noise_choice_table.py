@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "noise-choice.png"
+FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "noise-choice.png"
 
 
 def total(rows: list[dict[str, Any]]) -> int:

@@ -1,7 +1,5 @@
 """The map: clients against parameters, and which way of forgetting took the fewest rounds there.
 
-    python benchmarks/way_map.py            read the committed tables, write docs/images/ways.png, print the points
-
 Every mark is measured: `scale.csv` (a linear model on MNIST, noise against Scratch at epsilon 10), `sequential.csv`
 (the paper's five tasks by our rules), `groups.csv` (networks by groups), all in paper/results, and
 `benchmarks/results/closed_form.json` (heads in closed form). A way wins where it takes at most nine tenths of Scratch's
@@ -10,7 +8,6 @@ rounds, and the fewest of those tried at that place.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -19,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import ROOT
 from matplotlib.figure import Figure
 
 from sifu.core.spec.group_rule import rounds_apart
@@ -33,6 +29,7 @@ from sifu_paper.reading import title_of
 from sifu_paper.settings import load_experiment, run_spec
 from sifu_paper.table import Row, read_table
 
+ROOT = Path(__file__).resolve().parents[2]
 FIGURE = ROOT / "docs" / "images" / "ways.png"
 TABLES = ROOT / "paper" / "results"
 CLOSED_FORM = ROOT / "benchmarks" / "results" / "closed_form.json"
@@ -209,17 +206,10 @@ def draw(places: Sequence[Place]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """The figure, and its points as a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FIGURE)
-    options = parser.parse_args()
+def write_map() -> None:
+    """The figure of docs/guide.md from the committed tables, and its points as a table."""
     places = places_of(measured_points())
-    options.out.write_bytes(figure_bytes(draw(places), "png"))
+    FIGURE.write_bytes(figure_bytes(draw(places), "png"))
     for place in places:
         named = f"{place.clients:6d} clients, {place.parameters:8d} parameters ({', '.join(place.tasks)})"
         print(f"{named}: {place.way} {place.label}")
-
-
-if __name__ == "__main__":
-    main()
