@@ -58,7 +58,7 @@ from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import AUTHORITY, actor_name, check_authority, fetch_timestamps, timestamp_authority
-from sifu.store.database import DATABASE
+from sifu.store.database import DATABASE, Memory
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
 from sifu.store.known_keys import check_known_key
@@ -103,19 +103,18 @@ class Run:
         with RunReader(self.folder) as reader:  # refuses at once what is not a run
             check_known_key(reader)
         self._engines = RunEngines(self.reader, make_engine, data_folder)
-        self._constants: dict[Any, Any] = {}
-        self._last_view: tuple[Any, RunView] | None = None
+        self._memory = Memory()
 
     def reader(self) -> RunReader:
         """A fresh reader, for a with block."""
-        return RunReader(self.folder, constants=self._constants)
+        return RunReader(self.folder, shared=self._memory)
 
     def writer(self, *, vouching: bool = False) -> RunWriter:
         """The run for writing, for a with block: no other process can write meanwhile.
 
         `vouching` opens one whose last events were written without the operator's key, to sign them.
         """
-        return RunWriter.open(self.folder, self._constants, vouching=vouching)
+        return RunWriter.open(self.folder, self._memory, vouching=vouching)
 
     @contextmanager
     def snapshot(self) -> Iterator[RunReader]:
@@ -130,15 +129,13 @@ class Run:
         stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in files]
         try:
             with self.snapshot() as reader:
-                state = (reader.value("head"), *stamps)
-                if self._last_view is not None and self._last_view[0] == state:
-                    reader.take_over(self._last_view[1].reader)
-                    self._last_view[1].reader = reader
-                else:
-                    self._last_view = (state, RunView(reader))
-                yield self._last_view[1]
+                view: RunView = self._memory.answer("view", (reader.value("head"), *stamps), lambda _: RunView(reader))
+                if view.reader is not reader:
+                    reader.take_over(view.reader)
+                    view.reader = reader
+                yield view
         except BaseException:
-            self._last_view = None
+            self._memory.answer("view", object(), lambda _: None)
             raise
 
     @property

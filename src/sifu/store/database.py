@@ -254,26 +254,38 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
         raise
 
 
-Version = tuple[int, int]
-"""Changes whenever something is written: the first when another connection does, the second when this one."""
+class Memory:
+    """What was worked out of a run: answers to questions, each with the state of the run that it is an answer in."""
+
+    def __init__(self) -> None:
+        self._answers: dict[Any, tuple[Any, Any]] = {}
+
+    def answer(self, question: Any, state: Any, work: Callable[[Any], Any]) -> Any:
+        """The answer in this `state`; `work` is given that of an earlier state to build on, None if there is none."""
+        state_then, answer = self._answers.get(question, (None, None))
+        if question not in self._answers or state_then != state:
+            answer = work(answer)
+            self._answers[question] = (state, answer)
+        return answer
+
+    def earlier(self, question: Any) -> Any:
+        """The last answer, in whatever state: to be compared with the run before it is used. None if there is none."""
+        return self._answers.get(question, (None, None))[1]
 
 
 class RunConnection:
     """A run's database, open until the end of its `with` block or until `close`; damage becomes a sentence.
 
-    What hardly ever changes in a run (`constants`) is read once and may be handed on to the next connection to the run.
+    Of what is `shared` with other connections to the run, each uses only what its own reading confirms.
     """
 
     def __init__(
-        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
+        self, folder: Path, connection: sqlite3.Connection | None = None, shared: Memory | None = None
     ) -> None:
         self.folder = folder
         self.connection = connection or open_database(folder)
-        self._constants = {} if constants is None else constants
-        self._known_at: Version | None = None
-        self._remembered: tuple[Version, dict[str, Any]] = ((-1, -1), {})
-        self.trackers: dict[int, Any] = {}
-        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.everyones_psi`)."""
+        self.memory, self.shared = Memory(), shared or Memory()
+        self._others, self._unchanged_by_others = -1, object()
 
     def close(self) -> None:
         """Close the database."""
@@ -309,39 +321,32 @@ class RunConnection:
 
     def take_over(self, earlier: Self) -> None:
         """Use what another reader worked out; the caller knows that nothing was written since."""
-        self._remembered = (self._version(), earlier._remembered[1])
-        self.trackers = earlier.trackers
+        self.state()
+        self.memory, self._unchanged_by_others = earlier.memory, earlier._unchanged_by_others
 
-    def _version(self) -> Version:
-        return int(self.query("PRAGMA data_version")[0][0]), self.connection.total_changes
+    def state(self) -> tuple[object, int]:
+        """Changes with everything that is written: the first when another connection does, the second when this one."""
+        others = int(self.query("PRAGMA data_version")[0][0])
+        if others != self._others:
+            self._others, self._unchanged_by_others = others, object()
+        return self._unchanged_by_others, self.connection.total_changes
 
-    def remembered(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, worked out once as long as nothing is written."""
-        version = self._version()
-        if self._remembered[0] != version:
-            self._remembered = (version, {})
-        if key not in self._remembered[1]:
-            self._remembered[1][key] = make()
-        return self._remembered[1][key]
+    def remembered(self, question: Any, work: Callable[[], Any]) -> Any:
+        """What `work` gives, worked out once as long as nothing is written."""
+        answers: Memory = self.memory.answer("now", self.state(), lambda _: Memory())
+        return answers.answer(question, None, lambda _: work())
 
-    def constant(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, worked out once as long as the run's clients, spec and facts do not change."""
-        version = self._version()
-        if self._known_at != version:
-            known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
-            if self._constants.get("known as") != known_as:
-                self._constants.clear()
-                self.trackers.clear()  # each holds as many clients as there were
-                self._constants["known as"] = known_as
-            self._known_at = version
-        if key not in self._constants:
-            self._constants[key] = make()
-        return self._constants[key]
+    def _known_as(self) -> Any:
+        """Changes with the run's clients, spec and facts."""
+        keys = ("run", "clients_digest", "spec", "facts")
+        return self.remembered("known as", lambda: tuple(self.value(key) for key in keys))
 
-    def from_earlier(self, key: str) -> Any:
-        """What an earlier connection of this process to the run put by; None if there was none."""
-        return self._constants.get(key)
+    def constant(self, question: Any, work: Callable[[], Any]) -> Any:
+        """What `work` gives, worked out once as long as the run's clients, spec and facts do not change."""
+        return self.shared.answer(question, self._known_as(), lambda _: work())
 
-    def for_later(self, key: str, value: Any) -> None:
-        """Put something by for the next connection, which must compare it with what it reads before it is used."""
-        self._constants[key] = value
+    @property
+    def trackers(self) -> dict[int, Any]:
+        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.everyones_psi`)."""
+        trackers: dict[int, Any] = self.memory.answer("trackers", self._known_as(), lambda _: {})
+        return trackers

@@ -274,7 +274,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
     one of those events is still there, byte for byte.
     """
     ledger = ReplayedLedger.of(reader)
-    checked: _Checked | None = reader.from_earlier(CHECKED)
+    checked: _Checked | None = reader.shared.earlier(CHECKED)
     if checked is None or not _continues(ledger.events, checked.events):
         checked = _Checked([], ReplayedTables(), _Past())
     past, tables, problems = checked.past.copy(), checked.tables.copy(), 0
@@ -288,7 +288,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
             problems += 1
             yield _named(event, problem)
     if not problems:
-        reader.for_later(CHECKED, _Checked(ledger.events, tables, past))
+        reader.shared.answer(CHECKED, object(), lambda _: _Checked(ledger.events, tables, past))
 
 
 def _continues(events: list[Event], earlier: list[Event]) -> bool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import RunDamagedError
-from sifu.store.database import UNUSABLE, RunConnection, Version
+from sifu.store.database import UNUSABLE, Memory, RunConnection
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.history import NodeKind, PathNode
@@ -190,36 +187,15 @@ def _in_turn() -> Iterator[None]:
             _TURN.release()
 
 
-@dataclass(frozen=True)
-class _Everyone:
-    """All participations as they were at a version; `settled` if none of them was still in a transaction."""
-
-    version: Version
-    settled: bool
-    rows: ParticipationRows
-
-
 class HistoryReader(RunConnection):
     """Every model there ever was and who took part in it; rows are only ever added, so only new ones are read."""
 
-    def __init__(
-        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
-    ) -> None:
-        super().__init__(folder, connection, constants)
-        self._nodes: tuple[Version, dict[int, NodeRow]] | None = None
-        self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
-        self._everyone: _Everyone | None = None
-
-    def take_over(self, earlier: Self) -> None:
-        """Use what another reader worked out; the caller knows that nothing was written since."""
-        super().take_over(earlier)
-        self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
-        self._everyone = None if earlier._everyone is None else replace(earlier._everyone, version=self._version())
+    _path: tuple[list[NodeRow], dict[int, int]] = ([], {})
+    """The path that was walked last, and the depth of each of its nodes."""
 
     def reread(self) -> None:
         """Forget what was read: rows are only ever added to, except by a purge."""
-        self._nodes, self._path, self._everyone = None, ([], {}), None
-        self.trackers.clear()
+        self.memory, self._path = Memory(), ([], {})
 
     @property
     def tip(self) -> int:
@@ -234,17 +210,17 @@ class HistoryReader(RunConnection):
 
     def nodes_by_number(self) -> dict[int, NodeRow]:
         """Every node by its number, in order; not to be changed by the caller."""
-        version = self._version()
-        if self._nodes is None or self._nodes[0] != version:
-            nodes = {} if self._nodes is None else self._nodes[1]
-            count, largest = self.query(
-                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
-            )[0]
-            if nodes and (count != len(nodes) or largest != count - 1):
-                nodes, self._path = {}, ([], {})  # not what was only added to: read all of it
-            nodes = nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
-            self._nodes = (version, nodes)
-        return self._nodes[1]
+        nodes: dict[int, NodeRow] = self.memory.answer("nodes", self.state(), self._with_new_nodes)
+        return nodes
+
+    def _with_new_nodes(self, earlier: dict[int, NodeRow] | None) -> dict[int, NodeRow]:
+        nodes = earlier or {}
+        count, largest = self.query(
+            "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
+        )[0]
+        if nodes and (count != len(nodes) or largest != count - 1):
+            nodes, self._path = {}, ([], {})  # not what was only added to: read all of it
+        return nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
 
     def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
         rows = self.query(
@@ -295,18 +271,21 @@ class HistoryReader(RunConnection):
 
     def everyone(self) -> ParticipationRows:
         """All participations by (node, client); rows are only ever added, so only new ones are read."""
-        version = self._version()
-        read = self._everyone
-        if read is not None and read.version == version:
-            return read.rows
+        rows: ParticipationRows = self.memory.answer("everyone", self.state(), self._with_new_rows)[-1]
+        return rows
+
+    def _with_new_rows(
+        self, read: tuple[object, bool, ParticipationRows] | None
+    ) -> tuple[object, bool, ParticipationRows]:
+        """All participations, whether they are settled, and the state of what other connections wrote."""
+        others, _ = self.state()
         # Another connection may have changed what was there, and what was read in a transaction may be taken back.
-        earlier = read.rows if read and read.settled and read.version[0] == version[0] else None
+        earlier = read[2] if read is not None and read[0] is others and read[1] else None
         first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
         rows = self.participation(first=first)
         if earlier is not None and first is not None:
             rows = ParticipationRows.concatenate([earlier, rows])
-        self._everyone = _Everyone(version, not self.connection.in_transaction, rows)
-        return rows
+        return others, not self.connection.in_transaction, rows
 
     def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
         """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.

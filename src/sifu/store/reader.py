@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, Event
@@ -81,17 +80,6 @@ def readable(folder: Path) -> Iterator[None]:
 
 class RunReader(HistoryReader):
     """The recorded facts of a run; verification begins with a reader that knows nothing yet."""
-
-    def __init__(
-        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
-    ) -> None:
-        super().__init__(folder, connection, constants)
-        self._steps: tuple[int, dict[tuple[str, str], int]] = (0, {})
-
-    def take_over(self, earlier: Self) -> None:
-        """Use what another reader worked out; the caller knows that nothing was written since."""
-        super().take_over(earlier)
-        self._steps = earlier._steps
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -237,17 +225,19 @@ class RunReader(HistoryReader):
 
     def steps(self) -> dict[tuple[str, str], int]:
         """The event of each (kind, request); events are only ever added, so each is read once."""
-        after, steps = self._steps
+        steps: dict[tuple[str, str], int] = self.memory.answer("steps", self.state(), self._with_new_steps)
+        return steps
+
+    def _with_new_steps(self, earlier: dict[tuple[str, str], int] | None) -> dict[tuple[str, str], int]:
+        steps = earlier or {}
         rows = self.query(
             "SELECT seq, kind, payload FROM events WHERE seq > ? AND kind IN "
             "('request received', 'rolled back', 'request done') ORDER BY seq",
-            (after,),
+            (max(steps.values(), default=0),),
         )
         for seq, kind, payload in rows:
             request = json.loads(payload)["request"]
             steps.setdefault((kind, request["request"] if kind == "request received" else request), seq)
-            after = max(after, seq)
-        self._steps = (after, steps)
         return steps
 
     def payload(self, seq: int) -> dict[str, Any]:
@@ -322,13 +312,12 @@ class RunReader(HistoryReader):
             "SELECT seq, time, kind, payload, nonce, commitment, hash, signature, content "
             "FROM events LEFT JOIN sealed USING (seq) ORDER BY seq"
         )
-        earlier: list[Event] = self.from_earlier("events") or []
         events = [
             Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature, sealed and sealed.encode())
             for seq, time, kind, payload, nonce, commitment, digest, signature, sealed in rows
         ]
-        for place, (event, before) in enumerate(zip(events, earlier, strict=False)):
+        for place, (event, before) in enumerate(zip(events, self.shared.earlier("events") or (), strict=False)):
             if event == before:
                 events[place] = before
-        self.for_later("events", events)
+        self.shared.answer("events", object(), lambda _: events)
         return events

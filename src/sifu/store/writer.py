@@ -43,6 +43,7 @@ from sifu.store.creation import (
 )
 from sifu.store.database import (
     DATABASE,
+    Memory,
     create_database,
     is_copy_in_memory,
     open_database,
@@ -90,13 +91,9 @@ class RunWriter(RunReader):
     """The one process that may change a run."""
 
     def __init__(
-        self,
-        folder: Path,
-        connection: sqlite3.Connection,
-        lock: WriterLock,
-        constants: dict[Any, Any] | None = None,
+        self, folder: Path, connection: sqlite3.Connection, lock: WriterLock, shared: Memory | None = None
     ) -> None:
-        super().__init__(folder, connection, constants)
+        super().__init__(folder, connection, shared)
         self._lock = lock
         self._signer: Signer | None = None
         self._witnesses = WitnessPost()
@@ -164,7 +161,7 @@ class RunWriter(RunReader):
             )
 
     @classmethod
-    def open(cls, folder: Path, constants: dict[Any, Any] | None = None, *, vouching: bool = False) -> RunWriter:
+    def open(cls, folder: Path, shared: Memory | None = None, *, vouching: bool = False) -> RunWriter:
         """Take the lock of an existing run, check its ledger and tables, and clear away what a crash may have left.
 
         Events at the end that no signature covers are not built on, nor a run without its file `head`, unless the
@@ -181,7 +178,7 @@ class RunWriter(RunReader):
         except BaseException:
             connection.close()
             raise
-        writer = cls(folder, connection, lock, constants)
+        writer = cls(folder, connection, lock, shared)
         try:
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
             outdated = next(signs_of_an_older_database(writer, head_may_be_missing=vouching), None)
