@@ -72,16 +72,8 @@ class GroupStatus:
 
 
 @dataclass(frozen=True)
-class UpdatesStatus:
-    """The clients' updates on disk."""
-
-    files: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class StatisticsStatus:
-    """The clients' statistics on disk, of a head in closed form."""
+class StoredFiles:
+    """Clients' updates on disk, or their statistics, of a head in closed form."""
 
     files: int
     bytes: int
@@ -187,8 +179,8 @@ class RunStatus:
     clients: tuple[ClientStatus, ...]
     bytes_kept: dict[str, int]
     models: tuple[ModelStatus, ...]
-    updates: UpdatesStatus
-    statistics: StatisticsStatus
+    updates: StoredFiles
+    statistics: StoredFiles
     budgets: tuple[BudgetStatus, ...]
     outlook: Outlook | None
     inbox: tuple[InboxLetter, ...]
@@ -266,8 +258,8 @@ def status_of(view: RunView) -> RunStatus:
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     multiplier = terms.multiplier
     psi = with_earlier_names(view, track_everyone(view).total(np.arange(len(view.clients))), view.path.tip).tolist()
-    evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
-    current = next((row for row in evaluations if row.node == reader.tip), None)
+    evaluated = (row for row in reader.evaluations() if row.node == reader.tip and row.subset == ACTIVE)
+    current = next(evaluated, None)
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
@@ -303,8 +295,8 @@ def status_of(view: RunView) -> RunStatus:
             ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
             for node, row in reader.models().items()
         ),
-        updates=UpdatesStatus(len(updates), sum(row.bytes for row in updates.values())),
-        statistics=StatisticsStatus(len(statistics), sum(row.bytes for row in statistics.values())),
+        updates=StoredFiles(len(updates), sum(row.bytes for row in updates.values())),
+        statistics=StoredFiles(len(statistics), sum(row.bytes for row in statistics.values())),
         budgets=tuple(BudgetStatus(line.names, line.budget, line.used, line.left) for line in budgets),
         outlook=outlook_now(view, terms),
         inbox=tuple(InboxLetter(letter.kind, letter.id, letter.trouble) for letter in letters(reader.folder)),

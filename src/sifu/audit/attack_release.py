@@ -27,11 +27,12 @@ from sifu.core.spec import Spec
 from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
+from sifu.requests.outcome import Measured
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.run_view import RunView
-from sifu.store.projection import EvaluationRow, RequestRow
+from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders, plain_names
 
@@ -73,21 +74,11 @@ class ReleaseAttack:
             return next(request for request in done if request.request == wanted)
         return max(done, key=lambda request: request.request_order or 0)
 
-    def _before(self, row: RequestRow) -> EvaluationRow | None:
-        """How the model that was the current one when the request came did on the clients' data."""
-        subset = f"forgotten:{row.request}"
-        earlier = [
-            evaluation
-            for evaluation in self.reader.evaluations()
-            if evaluation.subset == subset and evaluation.node < (row.noise_node or 0)
-        ]
-        return earlier[0] if earlier else None
-
     def models_wanted(self, row: RequestRow | None) -> set[int]:
         """The nodes whose models the attacks look at."""
         if row is None:
             return set()
-        before = self._before(row)
+        before = Measured.of(self.reader, row).forgotten_before
         nodes = (None if before is None else before.node, row.final_node)
         return {node for node in nodes if node is not None}
 
@@ -117,7 +108,7 @@ class ReleaseAttack:
             lambda progress: self.progress("training Scratch", progress.rounds, progress.max_rounds),
         )
         named: dict[str, Vector] = {}
-        before = self._before(row)
+        before = Measured.of(self.reader, row).forgotten_before
         if before is not None and before.node in models:
             named["before"] = models[before.node]
         named |= {"released": models[row.final_node], "scratch": scratch}

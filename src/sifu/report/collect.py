@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sifu.api.status import groups_of
 from sifu.core.method_info import method_info
 from sifu.plots.accuracy_figure import (
     accuracy_message,
@@ -21,10 +22,9 @@ from sifu.plots.accuracy_figure import (
 )
 from sifu.plots.psi_figure import draw_history, draw_psi, history_message, psi_message
 from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
-from sifu.run.group_state import has_groups, models_at_hand, parts_without
-from sifu.run.run_view import RunView
+from sifu.requests.outcome import Measured
+from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.history_tables import ParticipationRows
 from sifu.store.known_keys import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
 from sifu.store.reader import RunReader
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 MOST_POINTS = 400
 
 
-def psi_panel(
-    reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow], subject_count: int, tip: int | None
-) -> PsiPanel:
-    """One request's panel: `subjects` are those shown, `tip` the current model before the request."""
-    view = RunView(reader, tip=tip)
+def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
+    """One request's panel, of the first of its `subjects`."""
+    # The current model just before the request was carried out: it was evaluated then, on who remains.
+    before = Measured.of(reader, row).remaining_before
+    view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
     path = view.path
     terms, multiplier = row.terms, row.terms.multiplier
     noise_std = row.noise_std or 0.0
@@ -53,7 +53,7 @@ def psi_panel(
     depths = _some_depths(path.tip, source)
     drawn = [
         Subject(subject.subject, subject.clients, multiplier, terms.scope, row.request_order or 0, 0.0, terms.reserve)
-        for subject in subjects
+        for subject in subjects[:MOST_SUBJECTS]
     ]
     psi_curves = [view.curve(subject) for subject in drawn]
     at_source = np.array([curve.one(source) for curve in psi_curves])
@@ -69,7 +69,7 @@ def psi_panel(
     return PsiPanel(
         request=row.request,
         clients=len(row.clients),
-        subjects=subject_count,
+        subjects=len(subjects),
         joint=terms.unit == "joint",
         x=rounds[depths].astype(np.int64),
         curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
@@ -156,44 +156,24 @@ FIGURES: tuple[FigureKind, ...] = (
 
 MOST_PANELS = 6
 MOST_SUBJECTS = 24
-Evaluations = Mapping[tuple[int, str], EvaluationRow]
 
 
 def collect(run_folder: str | Path) -> ReportData:
     """Everything a report shows, as the run is at this instant."""
-    with _RememberingReader(Path(run_folder)) as reader, reader.snapshot():
+    with RunReader(Path(run_folder)) as reader, reader.snapshot():
         check_known_key(reader)
         return _collect(reader)
 
 
-class _RememberingReader(RunReader):
-    """Reads the participations of everyone in a report in one pass, instead of one pass per client."""
-
-    _drawn: ParticipationRows | None = None
-    _known: frozenset[int] = frozenset()
-
-    def remember(self, clients: Sequence[int]) -> None:
-        """Read these clients' participations now."""
-        self._drawn, self._known = super().participation(clients), frozenset(clients)
-
-    def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
-        """As RunReader's, from memory where it can."""
-        rows = self._drawn
-        if rows is None or clients is None or not self._known.issuperset(clients):
-            return super().participation(clients, first)
-        chosen = np.isin(rows.clients, np.fromiter(clients, dtype=np.int64))
-        return ParticipationRows(rows.nodes[chosen], rows.clients[chosen], rows.samples[chosen], rows.drifts[chosen])
-
-
-def _collect(reader: _RememberingReader) -> ReportData:
+def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
-    evaluations = {(evaluation.node, evaluation.subset): evaluation for evaluation in reader.evaluations()}
+    evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
     rounds_before = _rounds_before(nodes)
     tip = nodes[reader.tip]
-    at_tip = evaluations.get((tip.node, "active"))
-    events = reader.events()
+    at_tip = evaluations.get(tip.node)
+    events, groups = reader.events(), groups_of(view)
     return ReportData(
         run=reader.value("run"),
         folder=str(reader.folder),
@@ -207,8 +187,8 @@ def _collect(reader: _RememberingReader) -> ReportData:
         target=view.spec.stop.target,
         accuracy=at_tip.accuracy if at_tip and view.spec.has_accuracy else None,
         branches=_branches(nodes, on_path, rounds_before, view.requests),
-        requests=_requests(reader, view, nodes, evaluations),
-        psi_panels=_psi_panels(reader, view, evaluations),
+        requests=_requests(reader, view, nodes),
+        psi_panels=_psi_panels(reader, view),
         trace=_trace(nodes, evaluations),
         models=tuple(
             KeptModel(
@@ -228,7 +208,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
         versions=json.loads(reader.value("versions")),
-        groups=_groups(view),
+        groups=(len(groups), sum(group.finished for group in groups)) if groups else None,
         held_out=read_held_out(reader.folder, tip.node),
     )
 
@@ -240,14 +220,6 @@ def _rounds_apart(nodes: Iterable[PathNode]) -> int:
         if node.kind == "group":
             rounds[node.branch] = max(rounds.get(node.branch, 0), node.position)
     return sum(rounds.values())
-
-
-def _groups(view: RunView) -> tuple[int, int] | None:
-    """How many groups there are, and how many have a finished model."""
-    if not has_groups(view):
-        return None
-    rounds = view.spec.groups.rounds
-    return view.spec.groups.count, len(parts_without(models_at_hand(view.reader), rounds, ()))
 
 
 def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
@@ -293,13 +265,13 @@ def _branches(
     )
 
 
-def _trace(nodes: Mapping[int, PathNode], evaluations: Evaluations) -> AccuracyTrace:
+def _trace(nodes: Mapping[int, PathNode], evaluations: Mapping[int, EvaluationRow]) -> AccuracyTrace:
     run, x, accuracy, branch, starts = 0, [], [], [], []
     for number, node in nodes.items():
         run += 1 if node.kind == "round" else 0
         if node.kind != "round" and node.branch > 0:
             starts.append((run, node.branch))
-        evaluation = evaluations.get((number, "active"))
+        evaluation = evaluations.get(number)
         if evaluation is not None:
             x.append(run)
             accuracy.append(evaluation.accuracy)
@@ -309,36 +281,14 @@ def _trace(nodes: Mapping[int, PathNode], evaluations: Evaluations) -> AccuracyT
     )
 
 
-def _tip_before(row: RequestRow, evaluations: Evaluations) -> int | None:
-    """The current model just before a request was carried out: it was evaluated then, on who remains."""
-    for node, subset in evaluations:
-        if subset == f"remaining:{row.request}":
-            return node
-    return None if row.noise_node is None else row.noise_node - 1
-
-
-def _requests(
-    reader: RunReader,
-    view: RunView,
-    nodes: Mapping[int, PathNode],
-    evaluations: Evaluations,
-) -> tuple[Request, ...]:
-    scratch = {comparison.request: comparison for comparison in reader.comparisons() if comparison.method == "scratch"}
+def _requests(reader: RunReader, view: RunView, nodes: Mapping[int, PathNode]) -> tuple[Request, ...]:
     certificates = {key: json.loads(text) for key, text in reader.certificates().items()}
     last = {node.branch: node.position for node in nodes.values()}
-    stop = view.spec.stop
-    result = []
+    target, result = view.spec.stop.target, []
     for row in view.requests:
-        before = _tip_before(row, evaluations)
         source = nodes.get(row.source_node) if row.source_node is not None else None
-        auditor = certificates.get((row.request, "auditor"), {})
-        comparison = scratch.get(row.request)
-
-        def accuracy(node: int | None, subset: str) -> EvaluationRow | None:
-            return None if node is None else evaluations.get((node, subset))
-
-        was, became = accuracy(before, f"forgotten:{row.request}"), accuracy(row.final_node, f"forgotten:{row.request}")
-        kept, after = accuracy(before, f"remaining:{row.request}"), accuracy(row.final_node, "active")
+        auditor, measured = certificates.get((row.request, "auditor"), {}), Measured.of(reader, row)
+        after, scratch = measured.remaining_after, measured.scratch
         result.append(
             Request(
                 request=row.request,
@@ -355,21 +305,25 @@ def _requests(
                 attacker=_attacker(row, auditor.get("body")),
                 rollback=None if source is None else (source.branch, source.position),
                 rounds=last.get(row.request_order or 0, 0) if row.request_order else 0,
-                accuracy=after.accuracy if after and view.spec.has_accuracy else None,
-                reached=None if after is None or stop.target <= 0 else after.accuracy >= stop.target,
-                scratch_rounds=comparison.rounds if comparison else None,
-                scratch_reached=bool(comparison and (comparison.reached or stop.target <= 0)),
-                scratch_forgotten=comparison.forgotten_accuracy if comparison else None,
-                forgotten_samples=was.samples if was else None,
-                forgotten_before=was.accuracy if was else None,
-                forgotten_after=became.accuracy if became else None,
-                remaining_before=kept.accuracy if kept else None,
-                remaining_after=after.accuracy if after else None,
+                accuracy=_accuracy(after) if view.spec.has_accuracy else None,
+                reached=None if after is None or target <= 0 else after.accuracy >= target,
+                scratch_rounds=scratch.rounds if scratch else None,
+                scratch_reached=bool(scratch and (scratch.reached or target <= 0)),
+                scratch_forgotten=scratch.forgotten_accuracy if scratch else None,
+                forgotten_samples=measured.forgotten_before.samples if measured.forgotten_before else None,
+                forgotten_before=_accuracy(measured.forgotten_before),
+                forgotten_after=_accuracy(measured.forgotten_after),
+                remaining_before=_accuracy(measured.remaining_before),
+                remaining_after=_accuracy(after),
                 certificate=auditor.get("body"),
                 signature=str(auditor.get("signature", "")),
             )
         )
     return tuple(result)
+
+
+def _accuracy(evaluation: EvaluationRow | None) -> float | None:
+    return None if evaluation is None else evaluation.accuracy
 
 
 def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
@@ -381,8 +335,8 @@ def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
     return true_positive_rate(1.0 / row.terms.multiplier)
 
 
-def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluations) -> tuple[PsiPanel, ...]:
-    """The latest requests that put noise on a model of the history; everyone drawn is read at once."""
+def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
+    """The latest requests that put noise on a model of the history."""
     rows = [
         request
         for request in view.requests
@@ -392,10 +346,9 @@ def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluati
     ]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]
     charged = {(charge.noise_node, charge.subject): float(charge.psi.strip("'")) for charge in reader.charges()}
-    subjects = {}
+    panels = []
     for row in rows:
-        own = [subject for subject in reader.subjects() if subject.request == row.request]
-        own.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
-        subjects[row.request] = (own[:MOST_SUBJECTS], len(own))
-    reader.remember(sorted({index for shown, _ in subjects.values() for subject in shown for index in subject.clients}))
-    return tuple(psi_panel(reader, row, *subjects[row.request], _tip_before(row, evaluations)) for row in rows)
+        subjects = [subject for subject in reader.subjects() if subject.request == row.request]
+        subjects.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
+        panels.append(psi_panel(reader, row, subjects))
+    return tuple(panels)

@@ -9,8 +9,9 @@ import numpy as np
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.wording import HeldOutFigures
 from sifu.requests.certification import RecordedRequest, payload_of_request, solves
+from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.projection import EvaluationRow, RequestRow
+from sifu.store.projection import ComparisonRow, EvaluationRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.theory.arrays import Integers
@@ -77,6 +78,37 @@ def _sums_until_each_node(reader: RunReader) -> Integers:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """How the models before and after a request did on the data of the forgotten, and on those of who remains.
+
+    None where that was not measured, or was erased. `scratch` is what training from scratch took and reached, where it
+    was compared.
+    """
+
+    forgotten_before: EvaluationRow | None
+    forgotten_after: EvaluationRow | None
+    remaining_before: EvaluationRow | None
+    remaining_after: EvaluationRow | None
+    scratch: ComparisonRow | None
+
+    @staticmethod
+    def of(reader: RunReader, row: RequestRow) -> Measured:
+        """What was measured of a request so far."""
+        forgotten, remaining = f"forgotten:{row.request}", f"remaining:{row.request}"
+        before: dict[str, EvaluationRow] = {}
+        after: dict[str, EvaluationRow] = {}
+        for evaluation in reader.evaluations():
+            if evaluation.node == row.final_node:
+                after[evaluation.subset] = evaluation
+            elif evaluation.node < (row.noise_node or 0):
+                before.setdefault(evaluation.subset, evaluation)
+        compared = (c for c in reader.comparisons() if c.request == row.request and c.method == "scratch")
+        return Measured(
+            before.get(forgotten), after.get(forgotten), before.get(remaining), after.get(ACTIVE), next(compared, None)
+        )
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The outcome of one request. `records` counts those of its one client, None where clients were forgotten whole.
 
@@ -117,21 +149,11 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
     final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)
-    evaluations = {(evaluation.node, evaluation.subset): evaluation for evaluation in reader.evaluations()}
-    scratch = next((c for c in reader.comparisons() if c.request == row.request and c.method == "scratch"), None)
-    before = [
-        evaluation
-        for (node, subset), evaluation in evaluations.items()
-        if subset == f"forgotten:{row.request}" and node < (row.noise_node or 0)
-    ]
+    measured, cost = Measured.of(reader, row), cost_of(reader, row)
 
-    has_accuracy = recorded.view.spec.has_accuracy
+    def accuracy(evaluation: EvaluationRow | None) -> float | None:
+        return evaluation.accuracy if evaluation and recorded.view.spec.has_accuracy else None
 
-    def accuracy(key: tuple[int | None, str]) -> float | None:
-        evaluation: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
-        return evaluation.accuracy if evaluation and has_accuracy else None
-
-    cost = cost_of(reader, row)
     return Outcome(
         request=row.request,
         clients=plain_names(reader, row.clients),
@@ -147,11 +169,11 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.node.position if final else 0,
-        scratch_rounds=scratch.rounds if scratch else None,
-        accuracy=accuracy((row.final_node, "active")),
+        scratch_rounds=measured.scratch.rounds if measured.scratch else None,
+        accuracy=accuracy(measured.remaining_after),
         target=recorded.terms.stop(recorded.view.spec.stop).target,
-        accuracy_forgotten_before=before[0].accuracy if before and has_accuracy else None,
-        accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
+        accuracy_forgotten_before=accuracy(measured.forgotten_before),
+        accuracy_forgotten_after=accuracy(measured.forgotten_after),
         cost=cost,
         training_noise=recorded.training_noise,
         held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
