@@ -122,6 +122,8 @@ def capture(
     """Record `work`; it (or `first`, if that does) is run once before, to compile what it needs.
 
     Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
+    It is recorded in a separate stream: torch's default one is shared by all graphs, and with it cuBLAS's workspace, in
+    which graphs replayed next to each other would overwrite each other's sums.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -129,7 +131,7 @@ def capture(
         (first or work)()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with without_collector(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with without_collector(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     return graph
 
