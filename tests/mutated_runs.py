@@ -38,7 +38,7 @@ from sifu.requests.letters import take_in
 from sifu.store import clock as timestamps
 from sifu.store.inbox import post
 from sifu.store.keys import KEY_FILE
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.witnesses import WITNESSES
 from sifu.store.writer import RunWriter
 from timestamp_authority import make_authority, stamp

@@ -28,7 +28,7 @@ from sifu.data.client_data import ClientData
 from sifu.data.dataset import Dataset
 from sifu.data.hospitals import HOSPITALS
 from sifu.data.sources import load
-from sifu.run.public_features import map_of
+from sifu.run.clients_and_engine import map_of
 from sifu_paper.provenance import provenance
 
 

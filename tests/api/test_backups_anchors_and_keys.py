@@ -21,7 +21,7 @@ from sifu.api import restore, verify_run
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 
 

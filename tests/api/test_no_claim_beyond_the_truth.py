@@ -17,7 +17,7 @@ import sifu
 from independent_verifier import verify
 from run_tools import Command, small_spec
 from sifu.api import verify_certificate
-from sifu.api.backups import restore
+from sifu.api.safekeeping import restore
 from sifu.audit.client_audit import audit_client
 from sifu.core.engine import Position
 from sifu.core.replies import Reply, ReplyRules

@@ -20,7 +20,7 @@ from forged_runs import sign_anew
 from run_tools import small_spec, state
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import letters
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 
 PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
@@ -601,8 +601,7 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(desk: Any, monkeypa
     from sifu.console.asking import Console
     from sifu.console.desk import Desk
     from sifu.console.security import RateLimit
-    from sifu.console.sessions import Sessions
-    from sifu.console.tokens import TokenFile, state_folder
+    from sifu.console.tokens import Sessions, TokenFile, state_folder
 
     monkeypatch.setattr(streaming, "EVERY", 0.02)
     monkeypatch.setattr(streaming, "STILL_HERE", 0.3)

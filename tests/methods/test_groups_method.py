@@ -17,7 +17,7 @@ from sifu.core.engine import Engine, Position
 from sifu.core.guarantee import words_of
 from sifu.errors import InputError
 from sifu.run.training import Progress
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
 from sifu.theory.merging import members_by_group, merge, move_on

@@ -22,7 +22,7 @@ from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.server_loop import serve
 from sifu.store.inbox import letters
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 
 

@@ -19,7 +19,7 @@ from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import is_overdue
 from sifu.requests.letters import take_in
 from sifu.store.inbox import letters
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 
 

@@ -15,7 +15,7 @@ import sifu
 from run_tools import scalars, small_spec
 from sifu.run.training import Progress
 from sifu.store.lock import uninterrupted
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),

@@ -107,7 +107,7 @@ def test_an_erasure_that_was_cut_short_takes_the_standing_along(trained: Path, t
 
 
 def test_a_backup_brings_it_along(trained: Path, tmp_path: Path) -> None:
-    from sifu.api.backups import restore
+    from sifu.api.safekeeping import restore
 
     sifu.open_run(copy_run(trained, tmp_path / "run")).backup(tmp_path / "file.sifu")
     restore(tmp_path / "file.sifu", tmp_path / "again")

@@ -97,9 +97,9 @@ def test_dates_are_held_against_timestamps(own_trained: Path) -> None:
 def test_every_command_says_that_the_clock_is_wrong(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    from sifu.api import finding_runs
+    from sifu.api import start_run
 
-    monkeypatch.setattr(finding_runs, "utc_now", lambda: moment(days=36525))
+    monkeypatch.setattr(start_run, "utc_now", lambda: moment(days=36525))
     answer: Any = cli("status", own_trained)
     assert answer.code == 0
     assert "clock: the clock says" in " ".join(answer.err.split())

@@ -4,12 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.advice import Advice, advise
-from sifu.api.backups import Restoration, restore
 from sifu.api.exported_models import load_model
-from sifu.api.finding_runs import find_runs, pending_requests
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
-from sifu.api.start_run import open_run, train
+from sifu.api.safekeeping import Restoration, restore
+from sifu.api.start_run import find_runs, open_run, pending_requests, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import PendingRequest

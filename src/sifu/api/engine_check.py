@@ -19,9 +19,8 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data.table import is_frame
 from sifu.errors import InputError, NotCertifiableError
-from sifu.run.clients_and_engine import clients_of_frame
+from sifu.run.clients_and_engine import clients_of_frame, with_features
 from sifu.run.devices import facts_of
-from sifu.run.public_features import with_features
 from sifu.run.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record

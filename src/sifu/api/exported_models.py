@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.api.engine_check import ModelGiven, as_model
+from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
+from sifu.api.run_engines import RunEngines
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
@@ -19,14 +23,20 @@ from sifu.data.dataset import AUTHORS_SCALES, SCALES, channels_first
 from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding, split_names
-from sifu.errors import InputError
-from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows
+from sifu.errors import InputError, RunDamagedError, SifuWarning
+from sifu.requests.what_remains import note_export
+from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows, way_to_go_on
+from sifu.store.files import write_atomically
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.theory.arrays import Array
+from sifu.theory.facts import BATCH_NORMALISATION
+from sifu.verify.integrity import blaming_damage
 from sifu.version import __version__
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from sifu.api.loaded_model import LoadedModel
     from sifu.engines.sim.models import Model
 
@@ -302,3 +312,81 @@ def _parameters(model: Path, content: bytes, description: dict[str, Any]) -> dic
     if shapes != description["parameters"]:
         raise InputError(f"{model} does not hold the parameters that its description names: export it again")
     return tensors
+
+
+def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
+    """Write the current released model, see `Run.export`; `given` is what the run was opened with."""
+    if target.is_dir():
+        raise InputError(f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}")
+    spec, content = Spec.from_mapping(reader.spec), released_bytes(reader)
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent} to write {target.name} into")
+    with blaming_damage(reader):
+        networks = networks_bytes(reader) if spec.is_tuned else None
+    description = describe(reader, content, networks, _shape_given(spec, given))
+    _warn_of_batches(spec, reader)
+    if target.suffix.lower() == ONNX_ENDING:
+        own = as_model(given.model) if spec.model.kind == PYTHON else None
+        write_atomically(target, onnx_bytes(description, content, networks, own))
+    else:
+        write_atomically(target, content)
+        if networks is not None:
+            write_atomically(networks_path(target), networks)
+        write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
+    note_export(reader.folder, reader.tip, target)
+    return target
+
+
+def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
+    """The current released model as a torch module, see `Run.model`; `model` is what makes one of the user's own."""
+    from safetensors.numpy import load
+
+    content = released_bytes(reader)
+    description = describe(reader, content)
+    if description["model"] != PYTHON:
+        from sifu.api.loaded_model import LoadedModel
+
+        networks = load(networks_bytes(reader)) if Spec.from_mapping(reader.spec).is_tuned else None
+        return LoadedModel(load(content), description, networks)
+    own = as_model(model)
+    if own is None:
+        raise InputError(
+            "this run was made from Python with its own model: open it with the function that makes it, "
+            "sifu.open_run(folder, model=...)"
+        )
+    from sifu.engines.sim.models import evaluated_module
+
+    return evaluated_module(own, reader.layout, load(content))
+
+
+def released_bytes(reader: RunReader) -> bytes:
+    """The safetensors bytes of the current model, which must be a released one."""
+    if reader.phase not in ("training", "retraining", "ready"):
+        raise RunDamagedError(f"{reader.folder} is damaged: its phase is {reader.phase!r}")
+    if reader.phase != "ready":
+        way = way_to_go_on(Spec.from_mapping(reader.spec), reader.phase)
+        raise InputError(
+            f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
+        )
+    with blaming_damage(reader):
+        return reader.model_content(reader.tip)
+
+
+def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:
+    """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
+    if given.clients is None or spec.data.columns:
+        return None
+    samples = np.asarray(given.clients()[0].x)
+    return None if samples.dtype == np.uint8 and spec.features.kind != "none" else samples.shape[1:]
+
+
+def _warn_of_batches(spec: Spec, reader: RunReader) -> None:
+    """Batch normalisation makes the scores of a sample depend on those it is predicted with."""
+    if spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
+        warnings.warn(
+            "the module has batch normalisation, whose running statistics no round trains: what is exported takes "
+            "the statistics of the batch, as the recorded accuracy does. Predict many samples at once, and load "
+            "the parameters with sifu.load_model(..., module=...), not into a module in eval mode",
+            SifuWarning,
+            stacklevel=4,
+        )

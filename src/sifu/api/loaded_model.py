@@ -27,8 +27,7 @@ from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import PYTHON
-from sifu.run.public_features import map_for
+from sifu.run.clients_and_engine import PYTHON, map_for
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 

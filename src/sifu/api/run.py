@@ -6,20 +6,13 @@ import datetime
 import json
 import os
 import secrets
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
-from sifu.api.backups import back_up
-from sifu.api.engine_check import as_model
-from sifu.api.exported_models import describe, description_path, networks_bytes, networks_path
-from sifu.api.key_rotation import attest, rotate_key, vouch
-from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
+from sifu.api.exported_models import export_model, released_module
 from sifu.api.run_engines import MakeEngine, RunEngines
 from sifu.api.run_requests import (
     Certificate,
@@ -33,12 +26,13 @@ from sifu.api.run_requests import (
     row_of,
     with_plain_names,
 )
+from sifu.api.safekeeping import attest, back_up, rotate_key, vouch
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import Decided, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
-from sifu.errors import InputError, RunBusyError, RunDamagedError, SifuWarning
+from sifu.errors import InputError, RunBusyError
 from sifu.methods.request_plan import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
@@ -47,9 +41,7 @@ from sifu.requests.erasure import Purge, purge
 from sifu.requests.letters import check_new, id_of_signed, post_decision, receive, take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import PublicRequest, decide, public_record
-from sifu.requests.what_remains import note_export
 from sifu.requests.worker import Worker
-from sifu.run.clients_and_engine import PYTHON, way_to_go_on
 from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.recorded_data import clients_of_file, not_there_yet
@@ -59,12 +51,10 @@ from sifu.store import keys
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import AUTHORITY, actor_name, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.database import DATABASE, Memory
-from sifu.store.files import write_atomically
 from sifu.store.inbox import post
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.facts import BATCH_NORMALISATION
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.outside_record import anchor_of
 from sifu.verify.verification import Verification, verify_run
@@ -437,29 +427,8 @@ class Run:
         A path that ends in .onnx becomes an ONNX file, which holds the same description. Where groups tune the network,
         what they tuned is in a third file, with .networks added.
         """
-        target = Path(path)
-        if target.is_dir():
-            raise InputError(
-                f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}"
-            )
         with self.reader() as reader:
-            content = self._released(reader)
-            if not target.parent.is_dir():
-                raise InputError(f"there is no folder {target.parent} to write {target.name} into")
-            with blaming_damage(reader):
-                networks = networks_bytes(reader) if self.spec.is_tuned else None
-            description = describe(reader, content, networks, self._shape_given())
-            self._warn_of_batches(reader)
-            if target.suffix.lower() == ONNX_ENDING:
-                own = as_model(self._engines.model) if self.spec.model.kind == PYTHON else None
-                write_atomically(target, onnx_bytes(description, content, networks, own))
-            else:
-                write_atomically(target, content)
-                if networks is not None:
-                    write_atomically(networks_path(target), networks)
-                write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
-            note_export(self.folder, reader.tip, target)
-        return target
+            return export_model(reader, Path(path), self._engines)
 
     def model(self) -> nn.Module:
         """The current released model as a torch module: `model(x)` are the scores of raw samples.
@@ -467,55 +436,8 @@ class Run:
         A named kind is a `LoadedModel`. A module of your own is made by the factory that `open_run(..., model=...)` was
         given, and computes as the recorded accuracy was: batch normalisation takes the statistics of the current batch.
         """
-        from safetensors.numpy import load
-
         with self.reader() as reader:
-            content = self._released(reader)
-            description = describe(reader, content)
-            if description["model"] != PYTHON:
-                from sifu.api.loaded_model import LoadedModel
-
-                networks = load(networks_bytes(reader)) if self.spec.is_tuned else None
-                return LoadedModel(load(content), description, networks)
-            own = as_model(self._engines.model)
-            if own is None:
-                raise InputError(
-                    "this run was made from Python with its own model: open it with the function that makes it, "
-                    "sifu.open_run(folder, model=...)"
-                )
-            from sifu.engines.sim.models import evaluated_module
-
-            return evaluated_module(own, reader.layout, load(content))
-
-    def _released(self, reader: RunReader) -> bytes:
-        """The safetensors bytes of the current model, which must be a released one."""
-        if reader.phase not in ("training", "retraining", "ready"):
-            raise RunDamagedError(f"{self.folder} is damaged: its phase is {reader.phase!r}")
-        if reader.phase != "ready":
-            way = way_to_go_on(self.spec, reader.phase)
-            raise InputError(
-                f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
-            )
-        with blaming_damage(reader):
-            return reader.model_content(reader.tip)
-
-    def _shape_given(self) -> tuple[int, ...] | None:
-        """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
-        if self._engines.clients is None or self.spec.data.columns:
-            return None
-        samples = np.asarray(self._engines.clients()[0].x)
-        return None if samples.dtype == np.uint8 and self.spec.features.kind != "none" else samples.shape[1:]
-
-    def _warn_of_batches(self, reader: RunReader) -> None:
-        """Batch normalisation makes the scores of a sample depend on those it is predicted with."""
-        if self.spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
-            warnings.warn(
-                "the module has batch normalisation, whose running statistics no round trains: what is exported takes "
-                "the statistics of the batch, as the recorded accuracy does. Predict many samples at once, and load "
-                "the parameters with sifu.load_model(..., module=...), not into a module in eval mode",
-                SifuWarning,
-                stacklevel=3,
-            )
+            return released_module(reader, self._engines.model)
 
     def anchor(self) -> str:
         """`SEQ:HASH` of the last event, to be published or kept elsewhere."""

@@ -189,7 +189,7 @@ def _say_what_is_overdue() -> None:
     """A line on stderr for each run this command worked on that has overdue requests."""
     if not runs_at_work:
         return
-    from sifu.api.finding_runs import clock_problem_of, overdue_of
+    from sifu.api.start_run import clock_problem_of, overdue_of
     from sifu.cli.output import harmless
 
     for run in dict.fromkeys(runs_at_work):

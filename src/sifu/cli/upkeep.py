@@ -231,7 +231,7 @@ def accept(
     The key of every run is remembered when it is first used (SIFU_KNOWN_KEYS), and a change of it that the old key did
     not sign stops every command. Compare the key with the one that the operator published before you accept it.
     """
-    from sifu.api.key_rotation import accept_key
+    from sifu.api.safekeeping import accept_key
     from sifu.cli.output import tell
 
     accept_key(run, public_key)

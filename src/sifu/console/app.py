@@ -20,9 +20,8 @@ from sifu.console import finding, json_api, pages, request_pages, streaming
 from sifu.console.asking import Console
 from sifu.console.desk import Desk
 from sifu.console.security import PROBES, Guard, RateLimit, TooLargeError, TooSlowError
-from sifu.console.sessions import Sessions
 from sifu.console.streaming import Broadcast
-from sifu.console.tokens import TokenFile
+from sifu.console.tokens import Sessions, TokenFile
 from sifu.console.webhooks import Webhooks
 from sifu.errors import SifuError
 

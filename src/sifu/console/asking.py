@@ -16,8 +16,7 @@ from starlette.requests import Request
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
 from sifu.console.desk import Desk, UnknownError
 from sifu.console.security import RateLimit
-from sifu.console.sessions import Sessions, Visitor
-from sifu.console.tokens import NotAllowedError, TokenFile
+from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
 from sifu.requests.approvals import DEADLINE_DAYS

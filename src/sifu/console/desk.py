@@ -18,10 +18,19 @@ from typing import Any
 
 from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, RunStatus, find_runs
 from sifu.choices import TermsGiven
-from sifu.console.filing import check_id_is_own, check_share, check_terms, is_own, tells_of_others
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live
-from sifu.console.run_at_desk import SETTLED, NumberedRequest, RequestLine, RunAtDesk
+from sifu.console.run_at_desk import (
+    SETTLED,
+    NumberedRequest,
+    RequestLine,
+    RunAtDesk,
+    check_id_is_own,
+    check_share,
+    check_terms,
+    is_own,
+    tells_of_others,
+)
 from sifu.console.tokens import NotAllowedError, Right, Token
 from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, pending_requests

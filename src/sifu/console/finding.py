@@ -19,8 +19,7 @@ from sifu.console.asking import console_of, read_form, visitor_of, work
 from sifu.console.desk import Desk
 from sifu.console.pages import page, page_number, show
 from sifu.console.run_at_desk import RequestLine
-from sifu.console.sessions import Visitor
-from sifu.console.tokens import Token, TokenFile
+from sifu.console.tokens import Token, TokenFile, Visitor
 from sifu.store.clock import same_person, time_of
 
 LINES_PER_PAGE = 100

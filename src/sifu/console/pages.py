@@ -27,8 +27,7 @@ from sifu.console.asking import (
 from sifu.console.desk import Desk
 from sifu.console.rendering import charts, expected_words, render
 from sifu.console.run_at_desk import RunAtDesk
-from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Session, Visitor
-from sifu.console.tokens import TERMS_OF_REQUESTERS, Token
+from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
 from sifu.core.wording import psi_words

@@ -27,8 +27,7 @@ from sifu.run.run_view import RunView, evaluation_row
 from sifu.store import keys
 from sifu.store.clock import actor_name
 from sifu.store.lock import uninterrupted
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import RequestRow
+from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.store.statistics_files import UpdatesRow

@@ -30,7 +30,7 @@ from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import LOCK_FILE, WriterLock
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED

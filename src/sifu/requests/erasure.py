@@ -18,7 +18,7 @@ from sifu.run.run_view import RunView
 from sifu.store.erased_figures import FIGURES_ERASED, figures_that_came_back, why_figures_stay
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.keys import KEY_FILE
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.sealed import PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics

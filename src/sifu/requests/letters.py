@@ -24,7 +24,7 @@ from sifu.run.run_view import RunView
 from sifu.store.clock import LONGEST_ACTOR, actor_name
 from sifu.store.inbox import Letter, any_letters, discard, letters, post
 from sifu.store.keys import sign_statement, signer_of
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
 from sifu.store.writer import RunWriter

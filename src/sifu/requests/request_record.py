@@ -29,7 +29,7 @@ from sifu.core.wording import (
 from sifu.errors import InputError
 from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
 from sifu.store.clock import actor_name, same_person
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 

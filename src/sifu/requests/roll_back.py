@@ -20,8 +20,7 @@ from sifu.run.run_view import RunView, evaluation_row
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import EvaluationRow, ModelRow, NewModel, NewRows
+from sifu.store.projection import EvaluationRow, ModelRow, NewEvent, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode

@@ -35,8 +35,7 @@ from sifu.run.group_training import GroupTraining, record_first_merge
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.clock import actor_name
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import RequestRow
+from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import remainder_to_join
 from sifu.store.writer import RunWriter

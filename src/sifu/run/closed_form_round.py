@@ -31,8 +31,7 @@ from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.lock import uninterrupted
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import GroupModelRow
+from sifu.store.projection import GroupModelRow, NewEvent
 from sifu.store.reader import JOINED
 from sifu.store.remainders import plain_name
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics

@@ -35,8 +35,7 @@ from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.history_tables import NodeRow
 from sifu.store.lock import uninterrupted
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import NewModel, NewRows
+from sifu.store.projection import NewEvent, NewModel, NewRows
 from sifu.store.writer import RunWriter
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices

@@ -30,13 +30,14 @@ from sifu.data.table import is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import (
     TABLE,
+    FeatureData,
     HeldOutRows,
     clients_from_spec,
     held_out_rows_from_spec,
     held_out_rows_of_frame,
     takes_rows,
+    with_features,
 )
-from sifu.run.public_features import FeatureData, with_features
 from sifu.run.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join

@@ -34,8 +34,7 @@ from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.lock import uninterrupted
-from sifu.store.new_event import NewEvent
-from sifu.store.projection import EvaluationRow, NewModel, NewRows
+from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats

@@ -39,7 +39,7 @@ from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress
 from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, CLAIMED, MASKED_STATISTICS

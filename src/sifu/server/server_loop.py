@@ -40,7 +40,7 @@ from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store import keys
 from sifu.store.database import DATABASE
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import CLAIMED, ClientProfile
 from sifu.verify.integrity import check_integrity

@@ -30,7 +30,7 @@ from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.checkpoints import latest_checkpoint
 from sifu.store.files import certificate_path, write_atomically
-from sifu.store.new_event import NewEvent
+from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"

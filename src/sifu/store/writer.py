@@ -56,9 +56,9 @@ from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.lock import LOCK_FILE, WriterLock, uninterrupted
-from sifu.store.new_event import NewEvent
 from sifu.store.projection import (
     Change,
+    NewEvent,
     NewModel,
     NewRows,
     apply_change,

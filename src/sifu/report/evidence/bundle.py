@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sifu.api.key_rotation import attest
+from sifu.api.safekeeping import attest
 from sifu.core.guarantee import words_of
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.method_info import method_info
