@@ -214,7 +214,7 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two worlds that differ in the record alone: every value is the same in both, or random."""
-    monkeypatch.setattr("sifu.store.creation._group_key", lambda spec: bytes(32))  # the same groups in both
+    monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: bytes(32))  # the same groups in both
     for module in ("training", "group_training"):  # rounds are recorded when they end, not when the clock says so
         monkeypatch.setattr(f"sifu.run.{module}.COMMIT_SECONDS", float("inf"))
     runs = [purged(spec, tmp_path / f"{number}", number, **terms) for number in (other, TRUTH)]

@@ -16,7 +16,7 @@ import pytest
 import sifu
 from run_tools import Command
 from sifu.api import restore, verify_run
-from sifu.store.unfinished_copies import COPYING_FILE, unfinished_restoration
+from sifu.store.unfinished import COPYING_FILE, unfinished_restoration
 from sifu.store.writer import RunWriter
 
 CALLS = ("open", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")

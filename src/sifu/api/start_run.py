@@ -41,10 +41,10 @@ from sifu.run.regularities import Regularities
 from sifu.run.spec_files import load_spec, warn_of_data
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, utc_now
-from sifu.store.creation import NewRun
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
+from sifu.store.unfinished import NewRun
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import BY_PARTICIPANTS
 from sifu.version import __version__

@@ -1,6 +1,7 @@
 """Tokens and roles: who may enter the console and what each role may do.
 
-A visitor sends a token in the header `Authorization`, or has a session that a token began in the browser. Sessions are kept in memory: when the console is started again, people log in again. A session ends with its token.
+A visitor sends a token in the header `Authorization`, or has a session that a token began in the browser. Sessions are
+kept in memory: when the console is started again, people log in again. A session ends with its token.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.sealed import PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
-from sifu.store.unfinished_copies import unfinished_copies
+from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.closed_form.blocks import parts_through, strike
 from sifu.theory.rollback import Exposure, Subject

@@ -29,7 +29,7 @@ from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.sealed import SALTS_FILE
 from sifu.store.statistics_files import STATISTICS, UPDATES
-from sifu.store.unfinished_copies import remove_copies_in, unfinished_backup, unfinished_restoration
+from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration
 
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"

@@ -32,15 +32,6 @@ from sifu.store.checkpoints import (
 )
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, TIMESTAMPS, stamp_at_the_end, time_after, timestamp_authority, utc_now
-from sifu.store.creation import (
-    CREATING,
-    FOLDERS,
-    STAGING,
-    NewRun,
-    check_free,
-    clear_unfinished,
-    finish_creation,
-)
 from sifu.store.database import (
     DATABASE,
     Memory,
@@ -78,7 +69,16 @@ from sifu.store.statistics_files import (
     statistics_path,
     updates_path,
 )
-from sifu.store.unfinished_copies import remove_unfinished_copies
+from sifu.store.unfinished import (
+    CREATING,
+    FOLDERS,
+    STAGING,
+    NewRun,
+    check_free,
+    clear_unfinished,
+    finish_creation,
+    remove_unfinished_copies,
+)
 from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
 from sifu.theory.history import PathNode
 

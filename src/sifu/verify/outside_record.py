@@ -48,7 +48,7 @@ from sifu.store.files import TEMPORARY_PREFIX, certificate_path, read_plain
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import FILE_NAME, STATISTICS, STATISTICS_NAME, UPDATES
-from sifu.store.unfinished_copies import unfinished_copies
+from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE
 
 MODELS = "models"
