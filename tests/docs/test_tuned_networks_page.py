@@ -46,5 +46,5 @@ def test_the_table_is_what_was_measured() -> None:
 
 def test_another_figure_is_noticed() -> None:
     """The negative control."""
-    page = (ROOT / "docs" / "tuned-networks.md").read_text(encoding="utf-8").replace("90.1, 89.8", "91.1, 89.8")
+    page = (ROOT / "docs" / "tuned-networks.md").read_text(encoding="utf-8").replace("90.1, 89.9", "91.1, 89.9")
     assert len(differing_cells(page)) == 1

@@ -160,7 +160,8 @@ class TuningOnDevice(TuningFederation):
             if not finite:
                 raise RoundRejectedError(
                     f"round {start + 1} made a model with NaN or Inf and was rejected: lower local.rate "
-                    f"({self.facts.local_rate:g}); the last good state stays"
+                    f"({self.facts.local_rate:g}), or scale the samples, which reach {self.loop.largest_sample:g}; the "
+                    "last good state stays"
                 )
             yield [
                 StreamedRound(

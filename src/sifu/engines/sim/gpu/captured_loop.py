@@ -104,6 +104,11 @@ class CapturedLoop(LoopTrainer):
                 yield slice(first + place, first + place + 1), rows[place : place + 1].cpu()
         self._check_memory()
 
+    @property
+    def largest_sample(self) -> float:
+        """The largest number in all samples, without its sign."""
+        return float(self._samples.abs().max())
+
     def on_device(self, model: Vector) -> Tensor:
         """A copy of a model on the device."""
         with self._queue.here():

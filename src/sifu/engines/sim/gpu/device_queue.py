@@ -123,7 +123,7 @@ def capture(
 
     Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
     It is recorded in a separate stream: torch's default one is shared by all graphs, and with it cuBLAS's workspace, in
-    which graphs replayed next to each other would overwrite each other's sums.
+    which graphs replayed next to each other could overwrite each other's sums.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
