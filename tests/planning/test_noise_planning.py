@@ -245,7 +245,7 @@ def test_the_plan_itself_is_always_among_the_noises_shown(
 
     plan = sifu.open_run(after_one).plan(["client-002"])
     assert len(plan.options) > 3
-    monkeypatch.setattr(plans, "thinned", lambda options: [options[0], options[-1]])
+    monkeypatch.setattr(plans, "MOST_OPTIONS", 2)
     for option in plan.options:
         plans.print_curve(dataclasses.replace(plan, source_depth=option.depth, noise_std=option.noise_std))
         assert f"{plans.number(option.noise_std)} *" in capsys.readouterr().out

@@ -12,20 +12,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sifu.api import open_run
 from sifu.audit import (
-    AuditOptions,
     AuditReport,
     ClientAudit,
     Control,
-    audit_client,
-    audit_run,
-    run_controls,
 )
 from sifu.cli.output import ShownBar, err, level_text, names_text, number, out, percent, print_json, table
 from sifu.core.ledger import plain_values
-from sifu.errors import InputError
-from sifu.store.database import DATABASE
 
 MOST_SUBJECTS = 12
 MODELS = ("before", "released", "scratch")
@@ -54,67 +47,6 @@ class AuditProgress(ShownBar):
                 self._bar.remove_task(self._task)
             self._task, self._phase = self._bar.add_task(phase, total=total), phase
         self._bar.update(self._task, completed=done, total=total)
-
-
-def audit_folder(
-    folder: Path | None, options: AuditOptions, controls: bool, output: Path | None, data: Path | None, as_json: bool
-) -> None:
-    """`sifu audit DIR`, with `--controls` also or instead."""
-    with AuditProgress(quiet=as_json) as progress:
-        report = None
-        if folder is not None:
-            report = audit_run(open_run(folder, data_folder=data), options, data_folder=data, progress=progress)
-        checked = run_controls(seed=options.seed, progress=progress) if controls else []
-    place = output if output is not None or folder is None else folder / "audit"
-    show_audit(report, checked, place, as_json)
-
-
-CLIENT_FILES = {"certificate": "certificate.json", "before": "before.safetensors", "after": "after.safetensors"}
-OWN_DATA = "data.npz"
-CHECKPOINTS = "checkpoints.jsonl"
-
-
-def audit_as_client(
-    client: str,
-    folder: Path | None,
-    certificate: Path | None,
-    before: Path | None,
-    after: Path | None,
-    own_data: Path | None,
-    public_key: str | None,
-    nonce: str | None,
-    witnesses: list[Path],
-    as_json: bool,
-) -> None:
-    """`sifu client-audit`: files by option, or by their usual names in a folder."""
-    if folder is not None and (folder / DATABASE).exists():
-        raise InputError(
-            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
-            f"--after and --own-data, or a folder with {', '.join(CLIENT_FILES.values())} and {OWN_DATA}"
-        )
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
-
-    def found(given: Path | None, name: str) -> Path | None:
-        usual = None if folder is None else folder / name
-        return given if given is not None else usual if usual is not None and usual.is_file() else None
-
-    chosen = found(certificate, CLIENT_FILES["certificate"])
-    if chosen is None:
-        raise InputError("a client needs its public certificate: give --certificate FILE")
-    show_client_audit(
-        audit_client(
-            client,
-            chosen,
-            before=found(before, CLIENT_FILES["before"]),
-            after=found(after, CLIENT_FILES["after"]),
-            data=found(own_data, OWN_DATA),
-            public_key=public_key,
-            nonce=nonce,
-            witnesses=witnesses or ([kept] if (kept := found(None, CHECKPOINTS)) else []),
-        ),
-        as_json,
-    )
 
 
 def show_audit(report: AuditReport | None, controls: Sequence[Control], output: Path | None, as_json: bool) -> None:

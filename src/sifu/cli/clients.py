@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import Format, FormatOption, note_run
+from sifu.cli.options import Format, FormatOption, note_run, tell
 from sifu.errors import InputError
 
 clients = typer.Typer(
@@ -75,7 +75,6 @@ def sign_own_request(
     """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
     import json
 
-    from sifu.cli.output import tell
     from sifu.requests.letters import sign_request
     from sifu.store.files import write_atomically
 
@@ -99,7 +98,6 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 
 def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
-    from sifu.cli.output import tell
     from sifu.requests.client_list import ask_for_change
 
     done = ask_for_change(run, change)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import Format, FormatOption
+from sifu.cli.options import Format, FormatOption, tell
 from sifu.errors import InputError
 
 
@@ -108,7 +108,6 @@ def create_token(
     A requester files requests and sees their own. An approver sees runs and approves or refuses. An auditor sees
     everything and changes nothing. An operator files, refuses, withdraws and carries out, and approves nothing.
     """
-    from sifu.cli.output import tell
     from sifu.console.tokens import TokenFile, state_folder
 
     created, secret = TokenFile(state_folder(folder)).create(name, roles, days, sign_in=sign_in)
@@ -150,7 +149,6 @@ def revoke_token(
     format: FormatOption = Format.text,
 ) -> None:
     """Let a token open nothing from now on; a running console notices at once."""
-    from sifu.cli.output import tell
     from sifu.console.tokens import TokenFile, state_folder
 
     revoked = TokenFile(state_folder(folder)).revoke(who)

@@ -55,8 +55,7 @@ TUNED = Spec.from_mapping(
     }
 )
 """Fewer clients with more digits each: three groups tune a network that was trained on public digits."""
-REQUESTS = 3
-CLIENTS_A_REQUEST = 5
+REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 
 def run_demo(folder: Path | None, as_json: bool) -> None:
@@ -77,10 +76,8 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         rounds = len(reader.path()) - 1
     say(f"   {rounds} rounds; every client's influence on the model was bounded in each of them.\n")
     outcomes: list[Outcome] = []
-    for number in range(REQUESTS):
-        first = number * CLIENTS_A_REQUEST
-        clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
-        say(f"[bold]{number + 2}. Forget[/]  request {number + 1} of {REQUESTS}")
+    for number, clients in enumerate(REQUESTS):
+        say(f"[bold]{number + 2}. Forget[/]  request {number + 1} of {len(REQUESTS)}")
         if not as_json:
             print_plan(run.plan(clients, method="sifu"), everything=False)
         with RoundsProgress(quiet=as_json) as progress:
@@ -89,15 +86,9 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         say(f"   Done in {outcome.rounds} rounds; Scratch took {outcome.scratch_rounds}. Level: {outcome.level}.\n")
     verified = run.verify()
     page = write_report(target)
-    total, scratch = (
-        sum(outcome.rounds for outcome in outcomes),
-        sum(outcome.scratch_rounds or 0 for outcome in outcomes),
-    )
-    first_clients = [
-        [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
-        for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST)
-    ]
-    exact = _forget_exactly(EXACT, target.with_name(f"{target.name}-exact"), first_clients)
+    total = sum(outcome.rounds for outcome in outcomes)
+    scratch = sum(outcome.scratch_rounds or 0 for outcome in outcomes)
+    exact = _forget_exactly(EXACT, target.with_name(f"{target.name}-exact"), REQUESTS)
     allow_code(TUNED.features.module)
     tuned = _forget_exactly(TUNED, target.with_name(f"{target.name}-tuned"), [["client-003"]])
     if as_json:

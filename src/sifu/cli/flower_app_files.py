@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import Format, FormatOption
+from sifu.cli.options import Format, FormatOption, tell
 from sifu.errors import InputError
 
 flower = typer.Typer(
@@ -32,8 +32,6 @@ def new_app(
     format: FormatOption = Format.text,
 ) -> None:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
-    from sifu.cli.output import tell
-
     files = write_app(folder, run or default_run(folder), insecure)
     tell(
         format,

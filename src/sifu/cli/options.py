@@ -22,6 +22,17 @@ class Format(enum.StrEnum):
     json = "json"
 
 
+def tell(format: Format, values: dict[str, Any], *sentences: str) -> None:
+    """What a command did: values for a machine, or sentences for a person."""
+    from sifu.cli.output import harmless, out, print_json
+
+    if format is Format.json:
+        print_json(values)
+        return
+    for sentence in sentences:
+        out.print(harmless(sentence), markup=False, soft_wrap=True)
+
+
 runs_at_work: list[Path] = []
 """The run folders that this command was given; when it ends, it says what is overdue in them."""
 

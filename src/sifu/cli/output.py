@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from sifu.cli.options import Format
 from sifu.core.ledger import plain_values
 from sifu.report.metrics_log import MetricsLog
 from sifu.run.training import expected_rounds
@@ -37,15 +36,6 @@ out = _Console(soft_wrap=False, highlight=False)
 err = _Console(stderr=True, highlight=False)
 
 LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "bold yellow", "none": "bold red"}
-
-
-def tell(format: Format, values: dict[str, Any], *sentences: str) -> None:
-    """What a command did: values for a machine, or sentences for a person."""
-    if format is Format.json:
-        print_json(values)
-        return
-    for sentence in sentences:
-        out.print(harmless(sentence), markup=False, soft_wrap=True)
 
 
 def table(*columns: str, title: str | None = None) -> Table:

@@ -20,17 +20,7 @@ from sifu.core.premises import premises_that_count
 from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
-from sifu.planning.plan import NoiseOption, Plan, Way
-
-
-def ways_values(plan: Plan) -> dict[str, Any]:
-    """Every way and the choice, as plain values."""
-    return {
-        "ways": [asdict(way) | {"allowed": not way.refused} for way in plan.ways],
-        "chosen": plan.terms.method,
-        "least_level": plan.auto.least_level if plan.auto else None,
-        "why": plan.auto.reason if plan.auto else None,
-    }
+from sifu.planning.plan import Plan, Way
 
 
 def _attacker(way: Way) -> str:
@@ -121,6 +111,7 @@ def seconds_text(seconds: float) -> str:
 
 
 MOST_OPTIONS = 16
+BUDGET_VALUES = ("budget", "used", "cost", "left", "covered")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -163,22 +154,16 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "predicted_interval": list(plan.predicted_interval) if plan.predicted_interval else None,
         "options": [asdict(option) for option in plan.options],
         "units": [asdict(unit) | {"psi_now": finite_or_text(unit.psi_now)} for unit in plan.units],
-        "budgets": [budget_values(budget) for budget in plan.budgets],
+        "budgets": [
+            {"clients": list(line.names)} | {name: getattr(line, name) for name in BUDGET_VALUES}
+            for line in plan.budgets
+        ],
         "outlook": asdict(plan.outlook) if plan.outlook else None,
         "notes": list(plan.notes),
-        **ways_values(plan),
-    }
-
-
-def budget_values(line: BudgetLine) -> dict[str, Any]:
-    """The budget of someone forgotten earlier, as plain values."""
-    return {
-        "clients": list(line.names),
-        "budget": line.budget,
-        "used": line.used,
-        "cost": line.cost,
-        "left": line.left,
-        "covered": line.covered,
+        "ways": [asdict(way) | {"allowed": not way.refused} for way in plan.ways],
+        "chosen": plan.terms.method,
+        "least_level": plan.auto.least_level if plan.auto else None,
+        "why": plan.auto.reason if plan.auto else None,
     }
 
 
@@ -192,7 +177,10 @@ def show_plan(plan: Plan, picture: Path | None, as_json: bool, everything: bool)
     if everything:
         print_curve(plan)
         print_units(plan)
-        print_sequence(plan)
+        if plan.budgets:
+            out.print(budgets_table(plan.budgets))
+        if plan.outlook:
+            out.print(outlook_text(plan.outlook))
     if picture is not None:
         out.print(f"Wrote {picture}", markup=False)
     out.print("Nothing was changed." + ("" if everything else " More with --all."))
@@ -222,7 +210,9 @@ def print_curve(plan: Plan) -> None:
     chosen = [
         option for option in plan.options if option.depth == plan.source_depth and option.noise_std == plan.noise_std
     ]
-    few = thinned(plan.options)
+    last = len(plan.options) - 1
+    places = {round(k * last / (MOST_OPTIONS - 1)) for k in range(MOST_OPTIONS)}
+    few = [plan.options[place] for place in sorted(places)]
     few += [option for option in chosen if option not in few]  # the plan itself is always among those shown
     for option in sorted(few, key=lambda option: (-option.rounds, option.noise_std)):
         shown.add_row(
@@ -233,13 +223,6 @@ def print_curve(plan: Plan) -> None:
             level_text(option.level),
         )
     out.print(shown)
-
-
-def thinned(options: Sequence[NoiseOption], most: int = MOST_OPTIONS) -> list[NoiseOption]:
-    """At most this many of the options, evenly spaced; the first and the last stay."""
-    if len(options) <= most:
-        return list(options)
-    return [options[round(k * (len(options) - 1) / (most - 1))] for k in range(most)]
 
 
 def interval_text(rounds: int | None, interval: tuple[int, int] | None) -> str:
@@ -267,14 +250,6 @@ def print_units(plan: Plan) -> None:
     out.print(shown)
 
 
-def print_sequence(plan: Plan) -> None:
-    """What earlier requests have left, and how far the history still goes."""
-    if plan.budgets:
-        out.print(budgets_table(plan.budgets))
-    if plan.outlook:
-        out.print(outlook_text(plan.outlook))
-
-
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
     """The budgets of those forgotten earlier: the ones with least left."""
     shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
@@ -291,28 +266,21 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 
 def outlook_text(outlook: Outlook) -> str:
     """How far the history still goes, in a sentence or two."""
-    return _fixed_noise_text(outlook) + _auto_text(outlook)
-
-
-def _auto_text(outlook: Outlook) -> str:
-    if outlook.auto_requests is None:
-        return ""
-    many = f"{LOOK_AHEAD} or more" if outlook.auto_requests >= LOOK_AHEAD else f"about {outlook.auto_requests}"
-    return f" With --sigma auto {many} further requests of {outlook.usual_size:g} should each be faster than Scratch."
-
-
-def _fixed_noise_text(outlook: Outlook) -> str:
+    expected, size = outlook.expected_requests, f"{outlook.usual_size:g}"
+    more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
+    text = (
+        f"With this same noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
+        f"without going back before it: {more} of {size}, if clients ask in random order."
+    )
     if outlook.fitting == outlook.active:
-        return (
+        text = (
             f"With this same noise every one of the {outlook.active} other clients could be forgotten later without "
             "going back before it, where those forgotten have little budget left."
         )
-    expected = outlook.expected_requests
-    more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
-    return (
-        f"With this same noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
-        f"without going back before it: {more} of {outlook.usual_size:g}, if clients ask in random order."
-    )
+    if outlook.auto_requests is None:
+        return text
+    many = f"{LOOK_AHEAD} or more" if outlook.auto_requests >= LOOK_AHEAD else f"about {outlook.auto_requests}"
+    return f"{text} With --sigma auto {many} further requests of {size} should each be faster than Scratch."
 
 
 def show_advice(spec: Path, advice: Advice, as_json: bool, everything: bool) -> None:
@@ -446,10 +414,7 @@ def print_plan(plan: Plan, everything: bool) -> None:
         reached = f"{number(plan.delta_reached, 5)} by this release"
         facts.add_row("delta", f"{reached}; at most {number(plan.delta_at_most, 5)} {later}")
     rate = attacker_rate(plan.level, plan.multiplier)
-    if rate is None:
-        meaning = "nothing is guaranteed"
-    else:
-        meaning = attacker_words(plan.level, rate, terms.scope)
+    meaning = "nothing is guaranteed" if rate is None else attacker_words(plan.level, rate, terms.scope)
     facts.add_row("what it means", meaning)
     if terms.retention == "strict":
         facts.add_row("erased", "every model until now that holds their part, also from before that round")

@@ -6,14 +6,12 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import Format, FormatOption
-
-if TYPE_CHECKING:
-    from sifu.api import PredictedRow
+import sifu
+from sifu.cli.options import Format, FormatOption, tell
 
 
 def predict(
@@ -37,11 +35,10 @@ def predict(
     Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
     class.
     """
-    from sifu.api import load_model
-    from sifu.cli.output import print_json, tell
+    from sifu.cli.output import print_json
     from sifu.store.files import write_atomically
 
-    rows = load_model(model, module=module).predict_rows(data)
+    rows = sifu.load_model(model, module=module).predict_rows(data)
     if output is None and format is Format.json:
         print_json({"predictions": [row.to_mapping() for row in rows]})
         return
@@ -57,7 +54,7 @@ def predict(
         tell(format, {"rows": len(rows), "file": str(output)}, f"Wrote {len(rows)} predictions to {output}")
 
 
-def _lines(rows: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
+def _lines(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:
     """The columns of each row: identity or number, what is predicted, the scores."""
     for row in (row.to_mapping() for row in rows):
         scores = row.pop("scores")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import sifu
 from sifu.cli.options import (
     AllOption,
     DataOption,
@@ -18,6 +19,7 @@ from sifu.cli.options import (
     RequestArgument,
     RunArgument,
     note_run,
+    tell,
 )
 from sifu.errors import InputError, VerificationError
 
@@ -59,7 +61,6 @@ def verify(
     """
     from rich.markup import escape
 
-    from sifu.api import verify_certificate, verify_run
     from sifu.cli.output import out, print_json
     from sifu.report.evidence import is_evidence, verify_evidence
 
@@ -72,9 +73,9 @@ def verify(
     if evidence:
         result = verify_evidence(target, public_key)
     elif of_run:
-        result = verify_run(target, public_key, anchor, witness or (), authority)
+        result = sifu.verify_run(target, public_key, anchor, witness or (), authority)
     else:
-        result = verify_certificate(target, public_key, authority)
+        result = sifu.verify_certificate(target, public_key, authority)
     if format is Format.json:
         names = ("subject", "holds", "public_key", "checked", "notes", "leftovers", "problems")
         values = asdict(result) | {"holds": result.holds}
@@ -140,11 +141,18 @@ def audit(
     """
     if folder is None and not controls:
         raise InputError("name the run folder to audit, or give --controls")
-    from sifu.audit import AuditOptions, Replays
-    from sifu.cli.audit import audit_folder
+    from sifu.audit import AuditOptions, Replays, run_controls
+    from sifu.cli.audit import AuditProgress, show_audit
 
     options = AuditOptions(subjects, Replays(replays=replays), attacks, shadows, request=request, seed=seed)
-    audit_folder(folder, options, controls, output, data, format is Format.json)
+    report = None
+    with AuditProgress(quiet=format is Format.json) as progress:
+        if folder is not None:
+            opened = sifu.open_run(folder, data_folder=data)
+            report = sifu.audit_run(opened, options, data_folder=data, progress=progress)
+        checked = run_controls(seed=seed, progress=progress) if controls else []
+    place = output if output is not None or folder is None else folder / "audit"
+    show_audit(report, checked, place, format is Format.json)
 
 
 def client_audit(
@@ -169,10 +177,37 @@ def client_audit(
     It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
     are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.
     """
-    from sifu.cli.audit import audit_as_client
+    from sifu.cli.audit import show_client_audit
+    from sifu.store.database import DATABASE
 
-    as_json = format is Format.json
-    audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, witness or [], as_json)
+    if folder is not None and (folder / DATABASE).exists():
+        raise InputError(
+            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
+            "--after and --own-data, or a folder with certificate.json, before.safetensors, after.safetensors and "
+            "data.npz"
+        )
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"there is no folder {folder}")
+
+    def given_or_usual(given: Path | None, name: str) -> Path | None:
+        usual = None if folder is None else folder / name
+        return given if given is not None else usual if usual is not None and usual.is_file() else None
+
+    chosen = given_or_usual(certificate, "certificate.json")
+    if chosen is None:
+        raise InputError("a client needs its public certificate: give --certificate FILE")
+    kept = given_or_usual(None, "checkpoints.jsonl")
+    checked = sifu.audit_client(
+        client,
+        chosen,
+        before=given_or_usual(before, "before.safetensors"),
+        after=given_or_usual(after, "after.safetensors"),
+        data=given_or_usual(own_data, "data.npz"),
+        public_key=public_key,
+        nonce=nonce,
+        witnesses=witness or ([kept] if kept else []),
+    )
+    show_client_audit(checked, format is Format.json)
 
 
 def evidence(
@@ -186,7 +221,6 @@ def evidence(
     The public certificate, a signed statement, signed heads of the ledger, a page to print, and all that is needed to
     check it again without you. Nothing of other clients, no private key. The run is verified first.
     """
-    from sifu.cli.output import tell
     from sifu.report import write_evidence
 
     path = write_evidence(run, request, output)

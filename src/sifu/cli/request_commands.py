@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import sifu
 from sifu.choices import Decision
-from sifu.cli.options import ActorOption, AllOption, Format, FormatOption, RequestArgument, RunArgument
+from sifu.cli.options import ActorOption, AllOption, Format, FormatOption, RequestArgument, RunArgument, tell
 from sifu.errors import InputError
-
-if TYPE_CHECKING:
-    from sifu.api import PendingRequest, PublicRequest, RequestRecord, Run
 
 requests = typer.Typer(
     name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
@@ -32,14 +30,14 @@ def list_requests(
 
     --pending and --overdue also list what waits in the inbox of a run. A deadline of today is not overdue today.
     """
-    from sifu.api import Run, find_runs, pending_requests
-
     if pending or overdue:
         if public:
             raise InputError("--public lists whole runs: leave --pending and --overdue out")
-        _show_pending([request for request in pending_requests(*folders) if request.overdue or not overdue], format)
+        _show_pending(
+            [request for request in sifu.pending_requests(*folders) if request.overdue or not overdue], format
+        )
         return
-    runs = [Run(folder) for folder in (find_runs(*folders) or folders)]
+    runs = [sifu.Run(folder) for folder in (sifu.find_runs(*folders) or folders)]
     if not public:
         _show({run: run.request_records() for run in runs}, format)
     elif len(runs) > 1:
@@ -48,7 +46,7 @@ def list_requests(
         _show_public(runs[0].public_record(), format)
 
 
-def _show_pending(waiting: list[PendingRequest], format: Format) -> None:
+def _show_pending(waiting: list[sifu.PendingRequest], format: Format) -> None:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, out, print_json, table
@@ -72,7 +70,7 @@ def _show_pending(waiting: list[PendingRequest], format: Format) -> None:
     out.print(shown)
 
 
-def _show_public(record: list[PublicRequest], format: Format) -> None:
+def _show_public(record: list[sifu.PublicRequest], format: Format) -> None:
     from sifu.cli.output import out, print_json, table
 
     if format is Format.json:
@@ -95,9 +93,7 @@ def _show_public(record: list[PublicRequest], format: Format) -> None:
 @requests.command("show")
 def show_request(run: RunArgument, request: RequestArgument, format: FormatOption = Format.text) -> None:
     """One request with its steps, times, actors and deadline."""
-    from sifu.api import Run
-
-    opened = Run(run)
+    opened = sifu.Run(run)
     _show({opened: [opened.request_record(request)]}, format)
 
 
@@ -120,10 +116,7 @@ def decide(
     approved it, who did not file it. An approval covers only the request's current terms. While a
     command trains, the decision waits in the run's inbox.
     """
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    opened = Run(run)
+    opened = sifu.Run(run)
     decided = opened.decide(request, decision, reason, actor, terms)
     values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
     if decided == "posted":
@@ -136,7 +129,7 @@ def decide(
     tell(format, values | {"approvals_missing": missing}, sentence)
 
 
-def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
+def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], format: Format) -> None:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, out, print_json
@@ -189,11 +182,10 @@ def show_certificate(
 
     With --format json it is the signed file.
     """
-    from sifu.api import Run
     from sifu.cli.output import out, print_json
     from sifu.requests.request_record import auditor_lines, in_short, plain_answer
 
-    opened = Run(run)
+    opened = sifu.Run(run)
     if format is Format.json:
         print_json(opened.certificate(request, "public" if public else "auditor").to_mapping())
         return
@@ -209,7 +201,6 @@ def show_certificate(
 @certificate.command("attest")
 def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
     """The public certificate as an in-toto statement in a DSSE envelope, for other people's tools; needs the key."""
-    from sifu.api import Run
     from sifu.cli.output import print_json
 
-    print_json(Run(run).attestation(request))
+    print_json(sifu.Run(run).attestation(request))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import sifu
 from sifu.cli.options import (
     AllOption,
     DataOption,
@@ -17,6 +18,7 @@ from sifu.cli.options import (
     RunArgument,
     SetOption,
     note_run,
+    tell,
 )
 from sifu.errors import InputError
 
@@ -46,7 +48,7 @@ def metrics(
     import sys
     from dataclasses import asdict, astuple
 
-    from sifu.cli.output import print_json, tell
+    from sifu.cli.output import print_json
     from sifu.errors import InputError
     from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
     from sifu.store.known_keys import check_known_key
@@ -108,7 +110,6 @@ def init(
     With --from it is proposed for a table of yours, by its header and the types of its columns: every column has a
     role, and what you must know without looking at the clients' data is marked CHECK.
     """
-    from sifu.cli.output import tell
     from sifu.core.spec import Spec, commented_toml
     from sifu.store.files import write_atomically
 
@@ -153,16 +154,14 @@ def train(
     Every client's influence on the model is bounded round by round, and the models a later request may
     go back to are kept. Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.api import load_spec
-    from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
     from sifu.cli.output import RoundsProgress
     from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
-    merged = load_spec(spec, settings or [])
+    merged = sifu.load_spec(spec, settings or [])
     with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
-        trained = start(
+        trained = sifu.train(
             merged,
             run=run,
             data_folder=data,
@@ -188,11 +187,10 @@ def rebuild(
 
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.api import open_run
-    from sifu.cli.output import RoundsProgress, tell
+    from sifu.cli.output import RoundsProgress
 
     with RoundsProgress(quiet=format is Format.json) as progress:
-        count = open_run(run, data_folder=data, device=device).rebuild(progress)
+        count = sifu.open_run(run, data_folder=data, device=device).rebuild(progress)
     words = "1 group was built again" if count == 1 else f"{count} groups were built again"
     tell(format, {"built": count}, words if count else "No group has to be built again")
 
@@ -213,11 +211,10 @@ def join(
     join under another name; records that it lost go with sifu forget --records. Run the same command again after an
     interruption.
     """
-    from sifu.api import open_run
-    from sifu.cli.output import RoundsProgress, names_text, tell
+    from sifu.cli.output import RoundsProgress, names_text
 
     with RoundsProgress(quiet=format is Format.json) as progress:
-        joined = open_run(run, data_folder=data).join(progress, file=file, name=client)
+        joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
     who = names_text(joined, escaped=False) if joined else "No new client"
     tell(format, {"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
@@ -229,10 +226,9 @@ def status(run: RunArgument, everything: AllOption = False, format: FormatOption
     hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without going
     back.
     """
-    from sifu.api import Run
     from sifu.cli.commands import show_status
 
-    show_status(Run(run), as_json=format is Format.json, everything=everything)
+    show_status(sifu.Run(run), as_json=format is Format.json, everything=everything)
 
 
 def report(
@@ -243,7 +239,6 @@ def report(
     format: FormatOption = Format.text,
 ) -> None:
     """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
-    from sifu.cli.output import tell
     from sifu.report import write_report
 
     page = write_report(run, output)
@@ -262,10 +257,7 @@ def export(
     A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
     .onnx (sifu\\[onnx]) contains its description.
     """
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    path = Run(run).export(model)
+    path = sifu.Run(run).export(model)
     tell(format, {"model": str(path)}, f"Wrote {path}")
 
 

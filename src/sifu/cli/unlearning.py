@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import sifu
 from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
@@ -23,6 +24,7 @@ from sifu.cli.options import (
     flags,
     read_records,
     takes_terms,
+    tell,
 )
 from sifu.cli.runs import MetricsOption, warn
 from sifu.errors import InputError
@@ -43,15 +45,13 @@ def advise(
 
     For another budget: --set privacy.epsilon=5.
     """
-    from sifu.api import load_spec
-    from sifu.api.advice import advise as advice_for
     from sifu.cli.output import RoundsProgress
     from sifu.cli.plans import show_advice
 
     if spec.is_dir():
         raise InputError(f"{spec} is a folder: sifu advise takes a spec, from before training (sifu init writes one)")
     with RoundsProgress(quiet=format is Format.json) as progress:
-        advice = advice_for(load_spec(spec, settings or []), data_folder=data, progress=progress)
+        advice = sifu.advise(sifu.load_spec(spec, settings or []), data_folder=data, progress=progress)
     show_advice(spec, advice, as_json=format is Format.json, everything=everything)
 
 
@@ -77,10 +77,9 @@ def plan(
     """
     if (clients is None) == (not most_expensive):
         raise InputError("name the clients with --clients A,B, or ask for --most-expensive: one of the two")
-    from sifu.api import Run
     from sifu.cli.plans import draw_picture, show_plan
 
-    opened = Run(run)
+    opened = sifu.Run(run)
     _add_records(terms, clients, records, run)
     names = client_names(clients) if clients is not None else [opened.most_expensive()]
     planned = opened.plan(names, **terms)
@@ -112,13 +111,12 @@ def request(
     Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
     plan shows what a request would do. While a command trains, it waits in the run's inbox.
     """
-    from sifu.api import Run
     from sifu.cli.clients import read_statement
-    from sifu.cli.output import names_text, tell
+    from sifu.cli.output import names_text
     from sifu.core.wording import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
 
-    opened = Run(run)
+    opened = sifu.Run(run)
     _add_records(terms, clients, records, run)
     if signed is not None:
         if clients is not None or id is not None or terms:
@@ -168,7 +166,6 @@ def forget(
     writes a signed certificate. An interrupted request is finished first. With --records the client joins again with
     what it has left, in the same command.
     """
-    from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.cli.output import RoundsProgress
     from sifu.report.metrics_log import MetricsLog
@@ -182,7 +179,7 @@ def forget(
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
     with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
-        opened = open_run(run, data_folder=data, device=device, precision=precision)
+        opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,
@@ -199,6 +196,5 @@ def _add_records(terms: TermsGiven, clients: str | None, records: str | None, ru
         return
     if clients is None:
         raise InputError("--records are rows of one client's data: name it with --client NAME")
-    from sifu.api import Run
 
-    terms["records"] = read_records(records, by_identity=Run(run).spec.data.name == "table")
+    terms["records"] = read_records(records, by_identity=sifu.Run(run).spec.data.name == "table")

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from sifu.cli.options import Format, FormatOption, RunArgument
+import sifu
+from sifu.cli.options import Format, FormatOption, RunArgument, tell
 
 PACKAGES = (
     "sifu", "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
@@ -76,10 +77,9 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
     """
     from rich.markup import escape
 
-    from sifu.api import Run
     from sifu.cli.output import out, print_json
 
-    done = Run(run).purge()
+    done = sifu.Run(run).purge()
     if format is Format.json:
         print_json(asdict(done))
         return
@@ -98,10 +98,7 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
 
 def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Print the chain's head, to publish or keep elsewhere; sifu verify --anchor checks it later."""
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    head = Run(run).anchor()
+    head = sifu.Run(run).anchor()
     tell(format, {"anchor": head}, head)
 
 
@@ -118,10 +115,7 @@ def sign(
     is built on those events until the operator says that they are right; the ledger says permanently that they
     were signed only then.
     """
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    tail = Run(run).sign(clock=clock)
+    tail = sifu.Run(run).sign(clock=clock)
     if tail is None:
         tell(format, {"signed": None}, "Every event has a signature.")
     else:
@@ -135,10 +129,7 @@ def timestamp(run: RunArgument, format: FormatOption = Format.text) -> None:
     The authority is named before the command: sifu --timestamp URL timestamp DIR, or by SIFU_TIMESTAMP. Commands that
     write do the same by themselves at their end; this is for what they could not get.
     """
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    came = Run(run).timestamp()
+    came = sifu.Run(run).timestamp()
     said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."
     tell(format, {"timestamps": came}, said)
 
@@ -148,10 +139,7 @@ BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup
 
 def backup(run: RunArgument, file: BackupArgument, format: FormatOption = Format.text) -> None:
     """Write the whole run into one file; the ledger records that it was made."""
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    head = Run(run).backup(file)
+    head = sifu.Run(run).backup(file)
     tell(
         format,
         {"backup": str(file), "anchor": head},
@@ -180,10 +168,7 @@ def restore(
     Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed form: no
     anchor shows that the run the backup was made of did not go on.
     """
-    from sifu.api import restore as make_folder
-    from sifu.cli.output import tell
-
-    restored = make_folder(file, run, anchor, certificates or [], accept_older)
+    restored = sifu.restore(file, run, anchor, certificates or [], accept_older)
     sentences = [
         f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so.",
         "Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed "
@@ -213,10 +198,7 @@ def rotate(
     format: FormatOption = Format.text,
 ) -> None:
     """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    public = Run(run).rotate_key(brought)
+    public = sifu.Run(run).rotate_key(brought)
     tell(format, {"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
 
 
@@ -232,7 +214,6 @@ def accept(
     not sign stops every command. Compare the key with the one that the operator published before you accept it.
     """
     from sifu.api.safekeeping import accept_key
-    from sifu.cli.output import tell
 
     accept_key(run, public_key)
     tell(format, {"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")
@@ -241,10 +222,7 @@ def accept(
 @key.command("show")
 def show(run: RunArgument, format: FormatOption = Format.text) -> None:
     """The public keys of the run, and whether the private one is encrypted at rest."""
-    from sifu.api import Run
-    from sifu.cli.output import tell
-
-    keys = Run(run).keys()
+    keys = sifu.Run(run).keys()
     tell(
         format,
         keys.to_mapping(),

@@ -32,8 +32,6 @@ from sifu.engines.flower.wire import (
     arrays_of,
     profile_reply,
     read_arrays,
-    scores_record,
-    several_of,
 )
 from sifu.errors import InputError
 
@@ -99,8 +97,11 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
     def evaluate_several(message: Message, context: Context) -> Message:
         client, instruction = make_client(context), Instruction.of(message)
-        scores = [client.evaluate(model, instruction) for model in several_of(message)]
-        return Message(RecordDict({METRICS: scores_record(scores)}), reply_to=message)
+        models = [message.content[f"{ARRAYS}-{number}"] for number in range(len(message.content.array_records))]
+        scores = [client.evaluate(arrays_of(model), instruction) for model in models]  # type: ignore[arg-type]
+        samples, correct, losses = (list(column) for column in zip(*scores, strict=True))
+        metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     return guard(app)
 

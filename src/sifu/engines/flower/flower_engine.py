@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -21,14 +20,14 @@ from numpy.typing import NDArray
 from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import vector_refusal
-from sifu.core.round import RoundSetup, draw, listed, run_round
+from sifu.core.round import RoundSetup, draw, listed
 from sifu.core.round_stream import RoundsWanted, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Exchange, Roster
 from sifu.engines.flower.group_rounds import run_groups_together
 from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
-from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Messenger
+from sifu.engines.flower.messenger import ATTEMPTS, EVALUATION, NOWHERE, Answer, Messenger
 from sifu.engines.flower.plain_rounds import OpenRound
 from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, read_score, read_scores
 from sifu.errors import InputError, NoClientResponseError
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 Score = tuple[int, int, float]
 """Samples, correct predictions and the sum of losses."""
 NO_SCORE: Score = (0, 0, 0.0)
-ATTEMPTS = 3
-"""How often clients are asked for what cannot be done without."""
 MOST_AT_ONCE = 1 << 24
 """Parameters of all models in one message together; larger models travel one by one."""
 
@@ -65,8 +62,6 @@ class FlowerFederation:
         self._exchange = exchange or Exchange(grid, self._patience.poll)
         self._messenger = Messenger(self._exchange, roster, blueprint, self._patience)
         facts = with_minimum(blueprint.facts, self._patience)
-        self._round: OpenRound | MaskedRound
-        self._run_round: Callable[[RoundSetup], RoundResult]
         self.after_round: Callable[[Position, ArrayRecord], None] | None = None
         if masked:
             if blueprint.carried:
@@ -78,11 +73,7 @@ class FlowerFederation:
                 raise InputError("server.clip and server.update_bound need every client's update: not with masked ones")
             # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
             facts = replace(facts, outside=(*facts.outside, OUTSIDE), rounding_bounded=False)
-            self._round = MaskedRound(self._messenger, facts)
-            self._run_round = partial(run_round, self._round)
-        else:
-            self._round = OpenRound(self._messenger, facts)
-            self._run_round = partial(run_round, self._round)
+        self._round = (MaskedRound if masked else OpenRound)(self._messenger, facts)
 
     @property
     def layout(self) -> ModelLayout:
@@ -143,8 +134,7 @@ class FlowerFederation:
         want_updates: bool = False,
     ) -> RoundResult:
         """One round of FedAvg among those who answer; too few answers leave the model as it was."""
-        setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates)
-        return self._run_round(setup)
+        return self._round.run(RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates))
 
     def run_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
@@ -234,8 +224,7 @@ class FlowerFederation:
             if attempt:
                 time.sleep(self._patience.pause)
             evaluation = self._evaluate(model, clients)
-            somebody_may_answer = self.evaluates and self._messenger.may_ask(clients)
-            if evaluation.samples.any() or not somebody_may_answer:
+            if evaluation.samples.any() or not (self.evaluates and self._messenger.may_ask(clients)):
                 return evaluation
         raise NoClientResponseError(
             "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
@@ -283,9 +272,5 @@ class FlowerFederation:
 
 
 def _evaluation(clients: ClientIndices, scores: Sequence[Score]) -> Evaluation:
-    return Evaluation(
-        np.asarray(clients, dtype=np.int64).copy(),
-        np.array([samples for samples, _, _ in scores], dtype=np.int64),
-        np.array([correct for _, correct, _ in scores], dtype=np.int64),
-        np.array([loss for _, _, loss in scores], dtype=np.float64),
-    )
+    samples, correct, losses = np.array(scores, dtype=np.float64).reshape(-1, 3).T
+    return Evaluation(np.array(clients, dtype=np.int64), samples.astype(np.int64), correct.astype(np.int64), losses)

@@ -51,14 +51,8 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
     def prepare(message: Message, context: Context) -> Message:
         return _prepare(message, context, train)
 
-    @app.train(MASKED_TRAIN.partition(".")[2])
-    def masked(message: Message, context: Context) -> Message:
-        return _masked(message, context)
-
-    @app.query(DRIFT_QUERY.partition(".")[2])
-    def drift(message: Message, context: Context) -> Message:
-        return _drift(message, context)
-
+    app.train(MASKED_TRAIN.partition(".")[2])(_masked)
+    app.query(DRIFT_QUERY.partition(".")[2])(_drift)
     return app
 
 

@@ -9,16 +9,17 @@ its drift is recorded as infinite: Psi unbounded, never zero.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.engine import Rejection
+from sifu.core.engine import Rejection, RoundResult
 from sifu.core.layout import ModelLayout
-from sifu.core.round import Average, RoundSetup
+from sifu.core.round import Average, RoundSetup, run_round
 from sifu.engines.flower.masking import FixedPoint
+from sifu.engines.flower.messenger import ATTEMPTS
 from sifu.engines.flower.plain_rounds import FlowerRound
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 OUTSIDE = DROPPED_MASKED_ROUND
 """Without that client the round would have counted, so clients are coupled: certificates name it as assumed."""
-ATTEMPTS = 3
-"""How often a client is asked for its drift."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,10 @@ class MaskedRound(FlowerRound):
         """How many answers a round needs to count."""
         return max(super().least, LEAST_MASKED)
 
+    def run(self, setup: RoundSetup) -> RoundResult:
+        """The whole round."""
+        return run_round(self, setup)
+
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Prepared:
         """Let everybody train, who then says how many samples it has and whether its update fits the range."""
         if setup.want_gram or setup.want_updates:
@@ -86,10 +89,7 @@ class MaskedRound(FlowerRound):
         samples = sum(int(self.samples[client]) for client in nodes)
         prepared = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
         model = arrays_record(self.layout, setup.start)
-        messages = {
-            client: self._message(model, setup, prepared, client, PREPARE, prepared.numbers) for client in nodes
-        }
-        return prepared, messages
+        return prepared, self._messages(nodes, model, setup, prepared, PREPARE, prepared.numbers)
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Prepared
@@ -142,7 +142,7 @@ class MaskedRound(FlowerRound):
         """What those who are ready are sent: everybody's keys."""
         clients = sorted(accepted.ready)
         more = {**accepted.numbers, "clients": clients, "keys": [accepted.ready[client].key for client in clients]}
-        return {client: self._message(None, setup, accepted, client, MASKED_TRAIN, more) for client in clients}
+        return self._messages(clients, None, setup, accepted, MASKED_TRAIN, more)
 
     def total(self, setup: RoundSetup, accepted: Prepared, answers: Mapping[int, Words]) -> Words | None:
         """The sum of the masked updates that came from those who were ready; None if one is missing."""
@@ -169,9 +169,7 @@ class MaskedRound(FlowerRound):
             if missing:
                 if attempt:
                     time.sleep(self._messenger.patience.pause)
-                messages = {
-                    client: self._message(record, setup, accepted, client, DRIFT_QUERY, {}) for client in missing
-                }
+                messages = self._messages(missing, record, setup, accepted, DRIFT_QUERY, {})
                 answers, why = self._messenger.try_to_ask(messages, lambda reply: read_drift(reply, position))
                 drifts |= answers
         for client in clients:
@@ -180,16 +178,19 @@ class MaskedRound(FlowerRound):
                 self._messenger.note(position, client, unknown)
         return np.array([drifts.get(client, np.inf) for client in clients], dtype=np.float64)
 
-    def _message(
+    def _messages(
         self,
+        clients: Iterable[int],
         record: ArrayRecord | None,
         setup: RoundSetup,
         prepared: Prepared,
-        client: int,
         kind: str,
         more: Mapping[str, Any],
-    ) -> Message:
-        return self._messenger.message(record, setup.position, client, prepared.nodes[client], kind, more=more)
+    ) -> dict[int, Message]:
+        return {
+            client: self._messenger.message(record, setup.position, client, prepared.nodes[client], kind, more=more)
+            for client in clients
+        }
 
 
 def _in_layout(vector: Floats, layout: ModelLayout) -> Floats:

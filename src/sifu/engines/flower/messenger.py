@@ -35,6 +35,8 @@ Answers = tuple[dict[int, Answer], dict[int, str]]
 NOWHERE = Position(0, 0)
 """The position of what belongs to no round, such as an evaluation."""
 EVALUATION = "evaluation: "
+ATTEMPTS = 3
+"""How often clients are asked for what cannot be done without."""
 
 
 class Messenger:
@@ -88,11 +90,6 @@ class Messenger:
         """Clients that have not answered an earlier message yet, which still may be answered."""
         return self._exchange.busy()
 
-    def note_late(self, position: Position) -> None:
-        """Note the answers to earlier messages that have come since: they are refused."""
-        for client, seconds in self._exchange.late():
-            self.note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
-
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
         names = {client: self.clients[client].name for client in self.may_ask(clients)}
@@ -112,11 +109,12 @@ class Messenger:
     def online(
         self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
     ) -> dict[int, int]:
-        """As `nodes`, sorted by client; who is not there, or busy with an earlier round, is noted.
+        """As `nodes`, sorted by client; who is not there, busy with an earlier round, or late with one, is noted.
 
         With `everybody` the busy are asked, too.
         """
-        self.note_late(position)
+        for client, seconds in self._exchange.late():
+            self.note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
         reachable, busy = self.may_ask(clients), frozenset() if everybody else self.busy()
         nodes = self._nodes_if_any_come(reachable)
         for client in reachable:

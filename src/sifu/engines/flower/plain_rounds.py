@@ -10,10 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from sifu.core.engine import Rejection
+from sifu.core.engine import Rejection, RoundResult
 from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply
-from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies
+from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.messenger import Messenger
 from sifu.theory.arrays import Integers
@@ -52,6 +52,10 @@ class FlowerRound:
 
 class OpenRound(FlowerRound):
     """A round of models that the server sees one by one."""
+
+    def run(self, setup: RoundSetup) -> RoundResult:
+        """The whole round."""
+        return run_round(self, setup)
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> list[Reply]:
         """What those answered whose node is there."""

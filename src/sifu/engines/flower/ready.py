@@ -63,9 +63,6 @@ def _computed(features: FeatureMap, x: Array, dtype: str) -> Array:
     return np.concatenate([phi for _, phi in features.chunks(x)]).astype(dtype)
 
 
-FEWEST_CLASSES = 2
-
-
 class NodeData(ClientData, Hashable, Protocol):
     """A node's client: its name and its data, the same object for as long as the process lives."""
 
@@ -76,11 +73,6 @@ def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
     if len(shapes) != 1 or () in shapes:
         raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
     return next(iter(shapes))
-
-
-def features_text(features: FeaturesSpec) -> str:
-    """The section `[features]` as it travels."""
-    return json.dumps(asdict(features), sort_keys=True)
 
 
 @lru_cache(maxsize=8)
@@ -100,7 +92,7 @@ def head_wire_profile(client: NodeData, plan: WirePlan) -> WireProfile:
     if ridge.task == "classification":
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size or labels.min() < 0:
             raise InputError(f"class numbers from 0 on were expected, one for each sample; found {labels.dtype}")
-        outputs = max(FEWEST_CLASSES, 1 + int(labels.max()))
+        outputs = max(2, 1 + int(labels.max()))
     else:
         outputs = labels.shape[1] if labels.ndim == 2 else 1
     head_of(client, plan, max(outputs, plan.outputs))  # labels and samples that cannot be used are named now
@@ -179,31 +171,33 @@ def head_blueprint(
     return blueprint, solved_once(spec, "sum")
 
 
-PLACEHOLDER_RATE = 1.0
-"""What clients are asked for their profile with: no bound of a profile depends on the rate."""
-
-
-def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> WirePlan:
+def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
     """What clients must know of a spec; before the profiles are in, without rate and outputs."""
     local = spec.local
+    rate = 1.0 if local.rate == "auto" else local.rate  # no bound of a profile depends on the rate
     return WirePlan(
         spec.model.kind,
         outputs,
         spec.model.init,
         spec.model.dtype,
         spec.seed,
-        0.0 if spec.model.kind == RIDGE and not spec.is_tuned else rate if local.rate == "auto" else local.rate,
+        0.0 if spec.model.kind == RIDGE and not spec.is_tuned else rate,
         local.steps,
         local.batch,
         local.momentum,
         local.nesterov,
         local.weight_decay,
         local.clip,
-        features_text(spec.features) if spec.features.kind != "none" or spec.model.kind == RIDGE else "",
-        json.dumps(asdict(spec.ridge), sort_keys=True) if spec.model.kind == RIDGE else "",
+        _text(spec.features) if spec.features.kind != "none" or spec.model.kind == RIDGE else "",
+        _text(spec.ridge) if spec.model.kind == RIDGE else "",
         spec.groups.count if spec.is_tuned else 0,
         spec.groups.stretch if spec.is_tuned else 1.0,
     )
+
+
+def _text(section: FeaturesSpec | RidgeSpec) -> str:
+    """A section of the spec as it travels."""
+    return json.dumps(asdict(section), sort_keys=True)
 
 
 def _training(plan: WirePlan) -> LocalTraining:
@@ -235,7 +229,7 @@ class ReadyClient:
         profile = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
         if plan.model not in OBJECTIVES:
             return profile
-        federation = self._federation(replace(plan, outputs=max(outputs, plan.outputs)), 0)
+        federation = _federation_of(self, replace(plan, outputs=max(outputs, plan.outputs)), 0)
         sizes, own = federation.sizes, federation.clients[0]
         assert sizes is not None  # every linear model has them
         return replace(
@@ -251,7 +245,8 @@ class ReadyClient:
         """K local steps, the batches drawn for this client's number."""
         plan = WirePlan.of_text(instruction.plan)
         head = head_of(self, plan, plan.outputs, instruction.client) if plan.groups else None
-        federation = head.tuning if isinstance(head, TunedFederation) else self._federation(plan, instruction.client)
+        tuned = isinstance(head, TunedFederation)
+        federation = head.tuning if tuned else _federation_of(self, plan, instruction.client)
         start = federation.layout.flatten(model)
         moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
@@ -260,7 +255,7 @@ class ReadyClient:
         """On its own data."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
-            _asked_head(self, instruction) if plan.model == RIDGE else self._federation(plan, instruction.client)
+            _asked_head(self, instruction) if plan.model == RIDGE else _federation_of(self, plan, instruction.client)
         )
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
@@ -273,38 +268,22 @@ class ReadyClient:
         head = _asked_head(self, instruction)
         return head.sent_by(0), head.facts.features
 
-    def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:
-        return _federation_of(self, plan, number)
-
 
 @lru_cache(maxsize=32)
 def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
     """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
-    data = _MappedClient(client.name, _mapped(client, plan), client.y) if plan.features else client
-    model = make_model(plan.model, input_shape([data]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
+    if plan.features:
+        features = travelled_map(plan.features, input_shape([client]))
+        client = replace(client, x=cached_features(features, np.asarray(client.x), plan.dtype, client.cache))
+    model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
     return SimulatedFederation(
-        [data],
+        [client],
         model,
         _training(plan),
         dtype=plan.dtype,  # type: ignore[arg-type]
         seed=plan.seed,
         numbers=[number],
     )
-
-
-@dataclass(frozen=True)
-class _MappedClient:
-    """A client whose samples are features."""
-
-    name: str
-    x: Array
-    y: Array
-
-
-def _mapped(client: ReadyClient, plan: WirePlan) -> Array:
-    """The features of a client's samples, from its cache where it has one."""
-    features = travelled_map(plan.features, input_shape([client]))
-    return cached_features(features, np.asarray(client.x), plan.dtype, client.cache)
 
 
 def blueprint(
@@ -335,8 +314,7 @@ def blueprint(
     model: LinearModel | ModuleModel = make_model(
         plan.model, shape if features is None else (features.features,), outputs, init=spec.model.init
     )
-    server = spec.server
-    rules = ReplyRules(server.rejected, server.update_bound)
+    server, rules = spec.server, ReplyRules(spec.server.rejected, spec.server.update_bound)
     clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
     rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
     facts = TrainingFacts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from sifu.engines.flower.statistics_wire import (
     WORDS,
     Origin,
     origin_records,
-    statistics_reply,
 )
 from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED, Instruction, arrays_of, in_order
 from sifu.errors import InputError
@@ -48,42 +48,26 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
                 "this client sends masked statistics only: the server must run with masked-statistics = true"
             )
         words, origin = computed(message, context)
-        return statistics_reply(words, origin, message)
+        content = RecordDict({ARRAYS: ArrayRecord({WORDS: Array(words)}), **origin_records(origin)})
+        return Message(content, reply_to=message)
 
     @app.train(PREPARE_STATISTICS.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
-        return _prepare(message, context, computed)
+        place, networks = _place(message), _networks_digest(message)
+        kept = context.state.get(STATE)
+        same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
+        if isinstance(kept, ConfigRecord) and same and STATE_WORDS in context.state:
+            origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
+        else:
+            words, origin = computed(message, context)
+            context.state[STATE_WORDS] = ArrayRecord({WORDS: Array(words)})
+        secret = new_secret()
+        made_for = {"place": place, "networks": networks, "secret": secret}
+        context.state[STATE] = ConfigRecord(made_for | asdict(origin))
+        return Message(RecordDict({**origin_records(origin, public_part(secret))}), reply_to=message)
 
-    @app.train(SEND_MASKED_STATISTICS.partition(".")[2])
-    def masked(message: Message, context: Context) -> Message:
-        return _masked(message, context)
-
+    app.train(SEND_MASKED_STATISTICS.partition(".")[2])(_masked)
     return app
-
-
-def _prepare(
-    message: Message, context: Context, computed: Callable[[Message, Context], tuple[Integers, Origin]]
-) -> Message:
-    place, networks = _place(message), _networks_digest(message)
-    kept = context.state.get(STATE)
-    same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
-    if isinstance(kept, ConfigRecord) and same and STATE_WORDS in context.state:
-        origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
-    else:
-        words, origin = computed(message, context)
-        context.state[STATE_WORDS] = ArrayRecord({WORDS: Array(words)})
-    secret = new_secret()
-    context.state[STATE] = ConfigRecord(
-        {
-            "place": place,
-            "networks": networks,
-            "samples": origin.samples,
-            "features": origin.features,
-            "numbers": origin.numbers,
-            "secret": secret,
-        }
-    )
-    return Message(RecordDict({**origin_records(origin, public_part(secret))}), reply_to=message)
 
 
 def _masked(message: Message, context: Context) -> Message:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from sifu.core.closed_form_engine import MaskedSum, Trunk
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
-from sifu.core.layout import Vector
-from sifu.core.round_stream import RoundsWanted, StreamedRound
+from sifu.core.round_stream import StreamedRound
 from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
+from sifu.engines.flower.messenger import ATTEMPTS
 from sifu.engines.flower.statistics_wire import (
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
@@ -39,14 +39,11 @@ from sifu.theory.closed_form import FixedPoint, Statistics
 from sifu.theory.closed_form.statistics_check import find_flaw
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
-from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-ATTEMPTS = 3
-"""How often a masked sum is tried before the server gives up until it is started again."""
 BYTES_AT_ONCE = 1 << 28
 """The most bytes of statistics requested at once; clients are asked in several batches if all would exceed it."""
 
@@ -130,27 +127,15 @@ class FlowerStatistics(FlowerFederation):
             for client, node in self._messenger.online(position, clients, everybody=True).items()
         }
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-        *,
-        want_gram: bool = False,
-        want_updates: bool = False,
-    ) -> RoundResult:
+    def run_round(self, *arguments: Any, **wanted: Any) -> RoundResult:
         """There are none: a head is solved from statistics."""
         raise InputError("a head in closed form is solved from statistics, not trained in rounds")
 
-    def run_rounds(
-        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
-    ) -> Iterator[StreamedRound]:
+    def run_rounds(self, *arguments: Any) -> Iterator[StreamedRound]:
         """There are none."""
         raise InputError("a head in closed form is solved from statistics, not trained in rounds")
 
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
+    def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
         """There are none."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 

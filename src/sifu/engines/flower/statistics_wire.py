@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
-from sifu.engines.flower.wire import ARRAYS, CONFIG, KEY, METRICS, SAMPLES
+from sifu.engines.flower.wire import ARRAYS, CONFIG, KEY, METRICS, SAMPLES, read_key
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 
@@ -37,12 +37,6 @@ def origin_records(origin: Origin, key: bytes | None = None) -> dict[str, Metric
     if key is not None:
         config[KEY] = key
     return {METRICS: MetricRecord({SAMPLES: origin.samples}), CONFIG: ConfigRecord(config)}  # type: ignore[arg-type]
-
-
-def statistics_reply(words: Integers, origin: Origin, message: Message) -> Message:
-    """The answer to `STATISTICS`."""
-    content = RecordDict({ARRAYS: ArrayRecord({WORDS: Array(words)}), **origin_records(origin)})
-    return Message(content, reply_to=message)
 
 
 def read_origin(reply: Message) -> Origin:
@@ -72,8 +66,5 @@ def read_statistics_words(reply: Message) -> tuple[Origin, Integers]:
 
 def read_prepared(reply: Message) -> tuple[Origin, bytes]:
     """The answer to `PREPARE_STATISTICS`: where the statistics come from, and a key."""
-    config = reply.content.get(CONFIG)
-    key = config.get(KEY) if isinstance(config, ConfigRecord) else None
-    if not isinstance(key, bytes) or len(key) != 32:
-        raise InputError("the answer holds no key for the round")
+    key = read_key(reply)
     return read_origin(reply), key

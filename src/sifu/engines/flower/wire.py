@@ -165,7 +165,8 @@ class WireProfile:
         try:
             shape = tuple(int(length) for length in values["input_shape"])
             # The store's JSON writes 1.0 as 1.
-            numbers = {key: _real(values.get(key)) for key in BOUNDS}
+            bounds = {key: values.get(key) for key in BOUNDS}
+            numbers = {key: float(bound) if type(bound) is int else bound for key, bound in bounds.items()}
             profile = WireProfile(**(dict(values) | numbers | {"input_shape": shape}))
             sound = (
                 isinstance(profile.name, str)
@@ -184,11 +185,6 @@ class WireProfile:
         if not sound:
             raise InputError(f"a client reported a profile that cannot be used: {dict(values)!r}"[:300])
         return profile
-
-
-def _real(value: object) -> object:
-    """A whole number as a float, anything else as it is."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def arrays_record(
@@ -304,11 +300,17 @@ class Ready:
 
 def read_ready(reply: Message) -> Ready:
     """The answer to `PREPARE`."""
-    metrics, config = _metrics(reply), reply.content.get(CONFIG)
+    metrics = _metrics(reply)
+    return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), read_key(reply))
+
+
+def read_key(reply: Message) -> bytes:
+    """The key for a masked round in a reply."""
+    config = reply.content.get(CONFIG)
     key = config.get(KEY) if isinstance(config, ConfigRecord) else None
     if not isinstance(key, bytes) or len(key) != 32:
         raise InputError("the answer holds no key for the round")
-    return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), key)
+    return key
 
 
 def read_masked(reply: Message, size: int) -> Words:
@@ -344,15 +346,6 @@ class MetricNames:
     loss: str = ""
     accuracy: str = ""
 
-    def loss_in(self, metrics: MetricRecord) -> str | None:
-        """The metric that is the loss, if there is one."""
-        usual = (*LOSS_KEYS, *sorted(key for key in metrics if "loss" in key.lower()))
-        return self.loss or next((key for key in usual if key in metrics), None)
-
-    def accuracy_in(self, metrics: MetricRecord) -> str | None:
-        """The metric that is the accuracy, if there is one."""
-        return self.accuracy or next((key for key in ACCURACY_KEYS if key in metrics), None)
-
 
 USUAL_METRICS = MetricNames()
 
@@ -364,7 +357,9 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int,
     """
     metrics = _metrics(reply)
     samples = int(_number(metrics, SAMPLES))
-    loss, accuracy = names.loss_in(metrics), names.accuracy_in(metrics)
+    like_a_loss = sorted(key for key in metrics if "loss" in key.lower())
+    loss = names.loss or next((key for key in (*LOSS_KEYS, *like_a_loss) if key in metrics), None)
+    accuracy = names.accuracy or next((key for key in ACCURACY_KEYS if key in metrics), None)
     if "correct" in metrics:
         correct = int(_number(metrics, "correct"))
     else:
@@ -378,18 +373,6 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int,
     if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
         raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
     return samples, correct, loss_sum
-
-
-def several_of(message: Message) -> list[Arrays]:
-    """The models of an `EVALUATE_SEVERAL`, in order."""
-    count = sum(name.startswith(f"{ARRAYS}-") for name in message.content)
-    return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(count)]  # type: ignore[arg-type]
-
-
-def scores_record(scores: Sequence[tuple[int, int, float]]) -> MetricRecord:
-    """The answer to `EVALUATE_SEVERAL`: samples, correct predictions and sum of losses of each model."""
-    samples, correct, losses = (list(column) for column in zip(*scores, strict=True))
-    return MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
 
 
 def read_scores(reply: Message, count: int) -> list[tuple[int, int, float]]:

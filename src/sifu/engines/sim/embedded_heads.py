@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,9 +154,7 @@ class ClosedFormFederation:
         drifts = np.full(chosen.size, np.inf)
         return RoundResult(vector, chosen, samples, drifts, norm_up(vector - model), 0.0)
 
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
+    def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
         """There are none."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
@@ -242,21 +240,11 @@ class KeptStatistics:
             raise self._gone(client)
         return iter(())
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-        *,
-        want_gram: bool = False,
-        want_updates: bool = False,
-    ) -> RoundResult:
+    def run_round(self, model: Vector, position: Position, active: ClientIndices, **wanted: Any) -> RoundResult:
         """A round needs data."""
         raise self._gone(int(active[0]))
 
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
+    def local_updates(self, model: Vector, position: Position, clients: ClientIndices, steps: int) -> Floats:
         """There are none."""
         raise self._gone(int(clients[0]))
 

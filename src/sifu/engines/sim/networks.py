@@ -1,14 +1,11 @@
 """The networks a spec can name, and dropout by keyed masks; none is certified beyond an assumed regularity.
 
-Dropout whose masks are keyed by their place, so that every path and device drops the same units.
-
-In step k of a client's round, unit u of the b-th sample of the batch is kept by dropout layer l iff
+Masks are keyed by their place, so that every path and device drops the same units. In step k of a client's round, unit
+u of the b-th sample of the batch is kept by dropout layer l iff
 
     fraction(score(key, b * units + u)) >= p,    key = place(seed, "dropout"; branch, round, client, k, l),
 
 and kept units are scaled by 1/(1 - p). See `sifu.theory.participation` for what a place is.
-
-The networks a spec can name; none is certified beyond an assumed regularity.
 
 A `ConvNet` only describes a convolutional classifier. From the one description come the module that the plain loop
 trains, and the shapes and offsets that hand-written trainers need; the flat parameter vector is the module's order,
