@@ -16,7 +16,6 @@ from sifu.data import load
 from sifu.data.feature_maps import (
     FeatureMap,
     RandomConvolutions,
-    client_statistics,
     feature_map,
     fixed_point,
 )
@@ -25,7 +24,8 @@ from sifu.data.feature_maps.feature_map import drawn_normals
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError
-from sifu.theory.closed_form import Targets, fit_head, total
+from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, total
+from sifu.theory.closed_form.sums import statistics_of_chunks
 from suite_setup import examples
 
 torch = pytest.importorskip("torch")
@@ -46,6 +46,14 @@ def maps() -> list[FeatureMap]:
         feature_map("random_convolutions", (3, 9, 11), seed=3, **SMALL),
         feature_map("module", (3, 9, 11), module=convolution),
     ]
+
+
+def client_statistics(
+    features: FeatureMap, targets: Targets, fixed: FixedPoint, x: np.ndarray, y: np.ndarray
+) -> Statistics:
+    """(G, H, n, q) of a client's samples, a chunk at a time."""
+    encoded = targets.encode(y)
+    return statistics_of_chunks(fixed, ((phi, encoded[rows]) for rows, phi in features.chunks(x)))
 
 
 def images(count: int, shape: tuple[int, ...] = (3, 9, 11), seed: int = 0) -> np.ndarray:
@@ -206,9 +214,8 @@ def test_statistics_of_chunks_of_clients_are_those_of_all_samples() -> None:
     features, targets = maps()[3], Targets("classification", 4)
     x, y = images(600), np.random.default_rng(0).integers(4, size=600)
     fixed = fixed_point(features, targets)
-    seen: list[tuple[int, int]] = []
-    whole = client_statistics(features, targets, fixed, x, y, lambda done, all_: seen.append((done, all_)))
-    assert seen == [(256, 600), (512, 600), (600, 600)]
+    assert [rows.stop for rows, _ in features.chunks(x)] == [256, 512, 600]
+    whole = client_statistics(features, targets, fixed, x, y)
     parts = (client_statistics(features, targets, fixed, x[a::7], y[a::7]) for a in range(7))
     assert total(fixed, parts).digest() == whole.digest()
 

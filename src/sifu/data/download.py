@@ -108,20 +108,16 @@ def download_official(
     for file in OFFICIAL[name]:
         target = folder / file.name
         if not (target.is_file() and file_checksum(target, file.checksum) == file.checksum):
-            _fetch_from_any(file, target, progress, opener)
+            failures = []  # each place is tried in turn; when all fail, it is said what happened at every one
+            for place in file.folders:
+                try:
+                    fetch(place + file.name, target, file.checksum, progress, opener=opener)
+                    break
+                except InputError as error:
+                    failures.append(str(error))
+            else:
+                raise InputError(" ".join(failures))
     return folder
-
-
-def _fetch_from_any(file: OfficialFile, target: Path, progress: Progress | None, opener: Opener | None) -> None:
-    """Try each place in turn; when all fail, say what happened at every one."""
-    failures = []
-    for folder in file.folders:
-        try:
-            fetch(folder + file.name, target, file.checksum, progress, opener=opener)
-            return
-        except InputError as error:
-            failures.append(str(error))
-    raise InputError(" ".join(failures))
 
 
 def fetch(
@@ -158,6 +154,8 @@ def fetch(
 
 
 def _copy(url: str, file: Any, digest: Any, progress: Progress | None, opener: Opener) -> None:
+    from http.client import HTTPException
+
     try:
         with contextlib.closing(opener(url)) as response:
             announced = str(response.headers.get("Content-Length") or "")
@@ -171,19 +169,13 @@ def _copy(url: str, file: Any, digest: Any, progress: Progress | None, opener: O
                 digest.update(chunk)
                 if progress is not None:
                     progress(done, total)
-    except _network_errors() as error:
+    except (OSError, HTTPException) as error:
         raise InputError(
             f"{url} could not be downloaded ({error}); check the connection, or get it by other means and put it "
             "where the data are looked for."
         ) from error
     if total and done != total:
         raise InputError(f"{url} broke off after {done} of {total} bytes; nothing was kept. Try again.")
-
-
-def _network_errors() -> tuple[type[Exception], ...]:
-    from http.client import HTTPException
-
-    return (OSError, HTTPException)
 
 
 def open_https(url: str) -> Response:

@@ -141,11 +141,17 @@ def _dataset(
         samples.append(_features(table, features, coding, places))
         labels.append(coding.labels(table.columns[coding.label], places, commas=table.decimal_commas))
         owners += _owners(table, coding, places)
-        identities += _identities(table, coding, places)
-    x, y = np.concatenate(samples), _joined(labels)
+        if coding.identity:
+            identities += _filled(table, coding.identity, places, "the identity (data.id), is empty")
+    x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else _numbered(owners)
-    _check_identities(identity)
+    different = np.unique(identity).size  # two rows of one client under one identity are fine: both are that person's
+    if len(identity) > 20 and different * 10 < len(identity):
+        _warn(
+            f"data.id has only {different} different values in {len(identity)} rows: a request for one of them takes "
+            "many rows out"
+        )
     warn_of_table(x, y, features, coding)
     kept = np.ones(len(y), dtype=bool)
     x_test, y_test, client_test = x[:0], y[:0], None
@@ -306,12 +312,6 @@ def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[
     return _filled(table, coding.client, places, "the client, is empty: say whose row it is")
 
 
-def _identities(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
-    if not coding.identity:
-        return []
-    return _filled(table, coding.identity, places, "the identity (data.id), is empty")
-
-
 def _filled(table: TableFile, column: str, places: list[Place], trouble: str) -> list[str]:
     """The texts of a column in which no row may be empty."""
     texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
@@ -329,20 +329,6 @@ def _numbered(owners: Sequence[str]) -> Array:
         identities.append(str(numbers[owner]))
         numbers[owner] += 1
     return np.array(identities)
-
-
-def _check_identities(identity: Array) -> None:
-    """Two rows of one client under one identity are fine: both are that person's."""
-    if len(identity) > 20 and np.unique(identity).size * 10 < len(identity):
-        _warn(
-            f"data.id has only {np.unique(identity).size} different values in {len(identity)} rows: a request for one "
-            "of them takes many rows out"
-        )
-
-
-def _joined(labels: Sequence[Array]) -> Array:
-    """One array of labels; classes in one file and real numbers in another are real numbers."""
-    return np.concatenate(labels)
 
 
 def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:

@@ -106,11 +106,6 @@ class TableCoding:
             header=tuple(map(str, mapping["header"])),
         )
 
-    @property
-    def numbers_filled(self) -> list[str]:
-        """Columns for whose missing values a number stands."""
-        return [name for name, fill in self.missing.items() if fill is not None]
-
     def features_of(self, columns: Sequence[str]) -> list[str]:
         """The columns that are features, in the order given."""
         others = {self.label, self.client, self.identity, *self.ignored}
@@ -133,7 +128,8 @@ class TableCoding:
                         f"{file}{read_as} has no column {name!r}, which {key} names; it has "
                         f"{', '.join(columns)[:400]}{hint}"
                     )
-        for key, others in (("data.scale", self.scales), ("data.missing", self.numbers_filled)):
+        filled = [name for name, fill in self.missing.items() if fill is not None]
+        for key, others in (("data.scale", self.scales), ("data.missing", filled)):
             both = next((name for name in others if name in self.categories), None)
             if both is not None:
                 remedy = f"leave it out of {key}" if key == "data.scale" else f'write data.missing = "{both}="'
@@ -154,9 +150,14 @@ class TableCoding:
         positions = {} if words is None else {word: position for position, word in enumerate(words)}
         middle, spread = self.scales.get(name, (0.0, 1.0))
         for row, (value, place) in enumerate(zip(values, places, strict=True)):
-            if is_missing(value) and not _listed(value, positions):
+            if is_missing(value) and _text(value) not in positions:
                 if not fills:
-                    raise InputError(_missing_value(place, name, value, words is not None))
+                    example = f"{name}=NUMBER" if words is None else f"{name}="
+                    raise InputError(
+                        f"{place}: column {name!r} holds {_text(value)[:40]!r}, which stands for a missing value: say "
+                        f'what to use instead with data.missing = "{example}" (an indicator is added), or leave the '
+                        "column out with data.ignore"
+                    )
                 fill = self.missing[name]
                 if words is None and fill is not None:
                     features[row, 0] = (fill - middle) / spread
@@ -175,21 +176,12 @@ class TableCoding:
                     f"{place}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a missing "
                     "value: leave such rows out"
                 )
+        pairs = list(zip(values, places, strict=True))
         if self.classes:
             positions = {word: number for number, words in enumerate(self.classes) for word in words}
-            return np.array(
-                [
-                    _position(place, self.label, value, positions, "data.classes")
-                    for value, place in zip(values, places, strict=True)
-                ],
-                dtype=np.int64,
-            )
-        numbers = np.array(
-            [
-                _number(place, self.label, value, commas, "data.classes")
-                for value, place in zip(values, places, strict=True)
-            ]
-        )
+            coded = [_position(place, self.label, value, positions, "data.classes") for value, place in pairs]
+            return np.array(coded, dtype=np.int64)
+        numbers = np.array([_number(place, self.label, value, commas, "data.classes") for value, place in pairs])
         whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
         if whole and numbers.max() >= MOST_WORDS:
             worst = places[int(numbers.argmax())]
@@ -237,18 +229,9 @@ def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
     {'colour': ('red', 'green'), 'size; EU': ('S', 'M', 'L')}
     """
     return {
-        column: parse_words(words, f"data.categories, column {column[:80]!r}")
+        column: tuple(map(_unquoted, _listed_words(words, f"data.categories, column {column[:80]!r}")))
         for column, words in _entries(text, "data.categories")
     }
-
-
-def parse_words(text: str, what: str) -> tuple[str, ...]:
-    """A list of different words.
-
-    >>> parse_words("no,yes", "data.classes")
-    ('no', 'yes')
-    """
-    return tuple(map(_unquoted, _listed_words(text, what)))
 
 
 def _listed_words(text: str, what: str) -> list[str]:
@@ -371,10 +354,6 @@ def _text(value: Any) -> str:
     return "" if value is None else stripped(str(value))
 
 
-def _listed(value: Any, positions: Mapping[str, int]) -> bool:
-    return _text(value) in positions
-
-
 def _number(place: Place, column: str, value: Any, commas: bool, words_key: str = "data.categories") -> float:
     if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
@@ -407,14 +386,6 @@ def _why_no_number(text: str, words_key: str) -> str:
     if _WITH_A_SIGN.fullmatch(text):
         return "a number with a sign or a unit: write the number alone, or leave the column out with data.ignore"
     return "which is not a number: list the words of this column in data.categories, or leave it out with data.ignore"
-
-
-def _missing_value(place: Place, column: str, value: Any, category: bool) -> str:
-    example = f"{column}=" if category else f"{column}=NUMBER"
-    return (
-        f"{place}: column {column!r} holds {_text(value)[:40]!r}, which stands for a missing value: say what to use "
-        f'instead with data.missing = "{example}" (an indicator is added), or leave the column out with data.ignore'
-    )
 
 
 def _position(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:

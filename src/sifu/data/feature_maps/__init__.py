@@ -3,7 +3,7 @@
 `feature_map` says what a map is and when it is exact. Importing this package does not import torch.
 """
 
-from sifu.data.feature_maps.build import KINDS, client_statistics, feature_map, fixed_point
+from sifu.data.feature_maps.build import KINDS, feature_map, fixed_point
 from sifu.data.feature_maps.convolutions import RandomConvolutions
 from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
@@ -16,7 +16,6 @@ __all__ = [
     "Projection",
     "RandomConvolutions",
     "RandomFourier",
-    "client_statistics",
     "feature_map",
     "fixed_point",
 ]

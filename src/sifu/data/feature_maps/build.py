@@ -1,4 +1,4 @@
-"""From the words of a spec to a feature map, and from a client's samples to its statistics."""
+"""From the words of a spec to a feature map."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.allowed_code import demand_consent
 from sifu.core.spec import IMAGE_FEATURES
 from sifu.core.spec.sections import FeaturesSpec
-from sifu.data.feature_maps.convolutions import RandomConvolutions, options_for
-from sifu.data.feature_maps.feature_map import FeatureMap, Floats, Progress
+from sifu.data.feature_maps.convolutions import LARGE_IMAGES, LARGEST_SIDE, RandomConvolutions
+from sifu.data.feature_maps.feature_map import FeatureMap
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets
-from sifu.theory.closed_form.sums import statistics_of_chunks
+from sifu.theory.closed_form import FixedPoint, Targets
 
 if TYPE_CHECKING:  # it imports torch, which commands that only read a run do without
-    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
@@ -47,7 +41,8 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
                 return RandomFourier(shape, **options)
             case "random_convolutions":
                 image = _image(shape)
-                return RandomConvolutions(image, **(options_for(image) | options))
+                large = LARGE_IMAGES if max(image[1:]) > LARGEST_SIDE else {}
+                return RandomConvolutions(image, **(large | options))
             case "module":
                 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 
@@ -73,35 +68,6 @@ def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 1
     )
 
 
-def client_statistics(
-    features: FeatureMap,
-    targets: Targets,
-    fixed: FixedPoint,
-    x: NDArray[Any],
-    y: NDArray[Any],
-    progress: Progress | None = None,
-) -> Statistics:
-    """(G, H, n, q) of a client's samples, a chunk at a time; `progress(done, all)` after each.
-
-    >>> import numpy as np
-    >>> targets = Targets("classification", 2)
-    >>> plain = feature_map("none", (1,))
-    >>> data = client_statistics(plain, targets, fixed_point(plain, targets), np.array([[2.0]]), np.array([1]))
-    >>> data.gram / 2**32
-    array([[4., 2.],
-           [2., 1.]])
-    """
-    if len(x) != len(y):
-        raise InputError(f"{len(x)} samples have {len(y)} labels")
-    encoded = targets.encode(np.asarray(y))
-
-    def pieces() -> Iterator[tuple[Floats, Floats]]:
-        for rows, phi in features.chunks(x, progress):
-            yield phi, encoded[rows]
-
-    return statistics_of_chunks(fixed, pieces())
-
-
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise InputError(f"images have a shape (channels, height, width), found {shape}")
@@ -120,7 +86,8 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     512
     """
     if features.kind == "module":
-        return named_module_features(features.module, shape, features.norm)
+        module, source = module_of(features.module)
+        return feature_map("module", shape, module=module, norm=features.norm, source=source)
     options: dict[str, Any] = {"norm": features.norm}
     if features.kind not in ("none", "pretrained"):
         options["seed"] = features.seed
@@ -150,14 +117,6 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
         seed=features.seed,
         stretch=stretch,
     )
-
-
-def named_module_features(name: str, shape: tuple[int, ...], norm: float) -> NetworkFeatures:
-    """Features through the module that the function returns; its weights and the text of its file are in the digest."""
-    module, source = module_of(name)
-    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-
-    return NetworkFeatures(module, shape, norm=norm, source=source)
 
 
 def module_of(name: str) -> tuple[Any, str]:

@@ -69,18 +69,13 @@ class FilterBank:
 
     def deviations(self, sums: NDArray[np.int64], squares: NDArray[np.int64]) -> NDArray[np.float32]:
         """gain / sqrt(variance + FLAT) of every patch, from sums of pixels and of their squares up to each corner."""
-        first, second = (self._patch_sums(corners).astype(np.float64) for corners in (sums, squares))
+        size = self.patch
+        first, second = (
+            total[:, size:, size:] - total[:, :-size, size:] - total[:, size:, :-size] + total[:, :-size, :-size]
+            for total in (sums.astype(np.float64), squares.astype(np.float64))
+        )
         variance = (self.taps * second - first * first) / float(self.taps * self.taps)
         return np.asarray(self.gain / np.sqrt(variance + FLAT), dtype=np.float32)
-
-    def _patch_sums(self, corners: NDArray[np.int64]) -> NDArray[np.int64]:
-        size = self.patch
-        return np.asarray(
-            corners[:, size:, size:]
-            - corners[:, :-size, size:]
-            - corners[:, size:, :-size]
-            + corners[:, :-size, :-size]
-        )
 
     def sums(self, images: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Positive and negative parts summed over each region, (n, regions^2, 2, filters), as whole numbers."""
@@ -163,11 +158,8 @@ class RandomConvolutions(FeatureMap):
         factor = max(1, math.ceil(max(height, width) / LARGEST_SIDE))
         small = (channels, height // factor, width // factor)
         banks = tuple(FilterBank(small, *bank, seed=self.seed) for bank in self.banks)
-        waves = (
-            []
-            if not self.wave_weight
-            else _waves(small, self.waves if channels == 3 else (self.grey_waves,) * channels)
-        )
+        counts = self.waves if channels == 3 else (self.grey_waves,) * channels
+        waves = _waves(small, counts) if self.wave_weight else []
         for name, value in (("_factor", factor), ("_small", small), ("_banks", banks), ("_waves", waves)):
             object.__setattr__(self, name, value)
         count = sum(bank.numbers for bank in banks) + sum(len(down) * len(across) for down, across in waves)
@@ -250,15 +242,6 @@ class RandomConvolutions(FeatureMap):
             whole = down @ plane @ across.T
             parts.append(whole.reshape(len(images), -1) * (self.wave_weight / (full * math.sqrt(square))))
         return np.concatenate(parts, axis=1)
-
-
-def options_for(shape: tuple[int, int, int]) -> dict[str, Any]:
-    """What the default map takes of images of a shape, beyond the defaults of `RandomConvolutions`.
-
-    >>> options_for((3, 32, 32)), options_for((3, 64, 64))["wave_weight"]
-    ({}, 2.5)
-    """
-    return LARGE_IMAGES if max(shape[1:]) > LARGEST_SIDE else {}
 
 
 def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from sifu.errors import InputError, UnusableSamplesError
 from sifu.theory.participation import base_key, scores
 
 Floats = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 CHUNK = 256
 """This many samples are mapped at once: features of 100,000 samples need never be in memory together."""
@@ -70,13 +69,11 @@ class FeatureMap(abc.ABC):
         """Whether the operator must declare that the map is public: a seed says it on its own, a network does not."""
         return self.kind in ("module", "pretrained")
 
-    def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
-        """Features of many samples, `CHUNK` at a time, with their rows; `progress(done, all)` after each."""
+    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+        """Features of many samples, `CHUNK` at a time, with their rows."""
         for start in range(0, len(x), CHUNK):
             rows = slice(start, min(start + CHUNK, len(x)))
             yield rows, self(x[rows])
-            if progress is not None:
-                progress(rows.stop, len(x))
 
 
 def check_norm(norm: float) -> float:
@@ -148,23 +145,13 @@ def drawn_normals(seed: int, purpose: str, count: int) -> Floats:
     return (total - 6 * 65535) / 65536.0
 
 
-def drawn_signs(seed: int, purpose: str, shape: tuple[int, int]) -> Floats:
-    """Plus or minus one, each with probability 1/2, the same on every machine."""
-    words = scores(base_key(seed, purpose), np.arange(math.prod(shape)))
-    return np.where(words >> np.uint64(63), 1.0, -1.0).reshape(shape)
-
-
 class CachedFeatures(FeatureMap):
     """A map whose features of whole clients (`chunks`) are kept in `folder`; otherwise it is the map it was made of."""
 
     def __init__(self, computed: FeatureMap, folder: Path) -> None:
         self._map, self._folder = computed, folder
-        self.kind, self.features, self.norm, self.exact = (
-            computed.kind,
-            computed.features,
-            computed.norm,
-            computed.exact,
-        )
+        self.kind, self.features = computed.kind, computed.features
+        self.norm, self.exact = computed.norm, computed.exact
         self._digest = computed.digest()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
@@ -187,7 +174,7 @@ class CachedFeatures(FeatureMap):
         """That of the map: where features are kept changes nothing about them."""
         return self._map.digest()
 
-    def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
+    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Features a block at a time: read where they are kept, and kept where they are not."""
         path, shape = self.path_of(x), (len(x), self.features)
         try:
@@ -195,13 +182,11 @@ class CachedFeatures(FeatureMap):
         except (OSError, ValueError):
             kept = None
         if kept is None or kept.shape != shape or kept.dtype != np.dtype("<f8"):
-            yield from self._computed(x, path, progress)
+            yield from self._computed(x, path)
             return
         for start in range(0, len(x), CHUNK):
             rows = slice(start, min(start + CHUNK, len(x)))
             yield rows, np.array(kept[rows])
-            if progress is not None:
-                progress(rows.stop, len(x))
 
     def path_of(self, x: NDArray[Any]) -> Path:
         """Where the features of these samples are kept."""
@@ -210,13 +195,13 @@ class CachedFeatures(FeatureMap):
             hashed.update(np.ascontiguousarray(x[start : start + CHUNK]).tobytes())
         return self._folder / f"{hashed.hexdigest()}.npy"
 
-    def _computed(self, x: NDArray[Any], path: Path, progress: Progress | None) -> Iterator[tuple[slice, Floats]]:
+    def _computed(self, x: NDArray[Any], path: Path) -> Iterator[tuple[slice, Floats]]:
         """Compute, and give the file its name when it is whole."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             kept = np.lib.format.open_memmap(unfinished, mode="w+", dtype="<f8", shape=(len(x), self.features))
-            for rows, phi in self._map.chunks(x, progress):
+            for rows, phi in self._map.chunks(x):
                 kept[rows] = phi
                 yield rows, phi
             kept.flush()

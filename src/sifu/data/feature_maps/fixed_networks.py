@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from sifu.data.feature_maps.feature_map import FeatureMap, Floats, Progress, check_norm
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm
 from sifu.errors import InputError, UnusableSamplesError
 
 SIDE = 128
@@ -182,9 +182,9 @@ class NetworkFeatures(FeatureMap):
         lengths = np.array([math.sqrt(math.fsum(row * row)) for row in rows]).reshape(-1, 1)
         return np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
 
-    def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
+    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Features of a client's samples; a module of the user's is probed again when all of them went through."""
-        yield from super().chunks(x, progress)
+        yield from super().chunks(x)
         if self.kind == "module":
             self._check_nothing_is_remembered()
 

@@ -19,11 +19,11 @@ from sifu.data.feature_maps.feature_map import (
     check_norm,
     check_samples,
     drawn_normals,
-    drawn_signs,
     scaled,
     whole_numbers,
 )
 from sifu.errors import InputError, UnusableSamplesError
+from sifu.theory.participation import base_key, scores
 
 INPUT_BITS = 16
 FREQUENCY_BITS = 12
@@ -86,7 +86,9 @@ class Projection(FeatureMap):
         check_norm(self.norm)
         if self.features < 1:
             raise InputError(f"a projection needs at least one feature, found {self.features}")
-        signs = drawn_signs(self.seed, "projection", (math.prod(self.shape), self.features))
+        inputs = math.prod(self.shape)
+        words = scores(base_key(self.seed, "projection"), np.arange(inputs * self.features))
+        signs = np.where(words >> np.uint64(63), 1.0, -1.0).reshape(inputs, self.features)
         object.__setattr__(self, "signs", signs)
 
     def settings(self) -> dict[str, Any]:

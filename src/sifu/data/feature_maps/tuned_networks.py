@@ -65,8 +65,7 @@ class TunedNetwork(nn.Module):
 
     def flat(self) -> Vector:
         """The parameters as a flat vector."""
-        vector: Vector = torch.cat([value.detach().reshape(-1) for value in self.parameters()]).numpy().copy()
-        return vector
+        return torch.cat([value.detach().reshape(-1) for value in self.parameters()]).numpy().copy()
 
     def tuned_by(self, vector: Vector) -> nn.Module:
         """A copy of the network with the parameters of a flat vector, the last layer's at its end left aside."""
@@ -189,14 +188,8 @@ class TunedFeatures(FeatureMap):
         self.kind, self.features, self.norm = public.kind, self.blocks.features, self.blocks.norm(public.norm)
         self.network = TunedNetwork(public.module, width, outputs, trainable)
         self._public = public
-        self._plan = {
-            "tune": tune,
-            "block": self.blocks.block,
-            "count": count,
-            "trainable": trainable,
-            "seed": seed,
-            "stretch": stretch,
-        }
+        self._plan = {"tune": tune, "block": self.blocks.block, "count": count, "trainable": trainable}
+        self._plan |= {"seed": seed, "stretch": stretch}
         drawn = tune == "blocks" and self.blocks.block < width
         self._project = torch.tensor(projection(seed, width, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
