@@ -48,6 +48,16 @@ STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"
 their own, and which rows they are stays in the ledger."""
 SOLVE_FIELDS = ("sum", "samples")
 """What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
+MODELS = ("source_model", "noised_model", "final_model")
+BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
+"""What is said of noise in training; of the two epsilons only the composed one counts."""
+TERMS_AS_THEY_ARE = ("unit", "scope", "epsilon", "delta", "calibration", "retention")
+COMMON_AS_THEY_ARE = (
+    "run", "request", "method", "records", "level", "protection", "untouched", "delta_at_most", "accounting",
+    "participation", "start", "keeps_updates", "received", "carried_out", "issued",
+)  # fmt: skip
+CONFIDENTIAL_AS_THEY_ARE = ("delta_reached", "psi_star", "node", "noise_node", "final_node", "rounds")
+"""Fields that a certificate states under the names that `CertificateFacts` has."""
 
 
 @dataclass(frozen=True)
@@ -135,51 +145,23 @@ class CertificateFacts:
 
 
 def _common(facts: CertificateFacts) -> dict[str, Any]:
-    terms = facts.terms
+    terms, noise = facts.terms, facts.training_noise
     return {
         "format": FORMAT,
-        "run": facts.run,
-        "request": facts.request,
-        "method": facts.method,
+        "wording": WORDING,
         "clients": list(facts.clients),
-        "records": facts.records,
-        "level": facts.level,
-        "protection": facts.protection,
-        "untouched": facts.untouched,
         "terms": {name: value for name, value in terms.to_mapping().items() if name in STATED_TERMS},
-        "unit": terms.unit,
-        "scope": terms.scope,
-        "epsilon": terms.epsilon,
-        "delta": terms.delta,
-        "delta_at_most": facts.delta_at_most,
-        "calibration": terms.calibration,
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
         "sigma": facts.noise_std,
-        "training_noise": None if facts.training_noise is None else _training_noise(facts.training_noise),
+        "training_noise": None if noise is None else {name: getattr(noise, name) for name in BOTH_ACCOUNTINGS},
         "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
-        "accounting": facts.accounting,
-        "participation": facts.participation,
-        "retention": terms.retention,
-        "start": facts.start,
-        "keeps_updates": facts.keeps_updates,
         "keeps_statistics": facts.statistics,
-        "wording": WORDING,
-        "commitments": {
-            "source_model": facts.source_model.commitment,
-            "noised_model": facts.noised_model.commitment,
-            "final_model": facts.final_model.commitment,
-        },
-        "ledger": {
-            "seq": facts.ledger_seq,
-            "head": facts.ledger_head,
-            "time": facts.ledger_time,
-            "signature": facts.ledger_signature,
-        },
-        "received": facts.received,
-        "carried_out": facts.carried_out,
-        "issued": facts.issued,
+        "commitments": {name: getattr(facts, name).commitment for name in MODELS},
+        "ledger": {name: getattr(facts, f"ledger_{name}") for name in ("seq", "head", "time", "signature")},
         "versions": dict(facts.versions),
+        **{name: getattr(terms, name) for name in TERMS_AS_THEY_ARE},
+        **{name: getattr(facts, name) for name in COMMON_AS_THEY_ARE},
     }
 
 
@@ -192,44 +174,20 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
     """Everything, confidential."""
     return _common(facts) | {
         "form": "auditor",
-        "delta_reached": facts.delta_reached,
         "premises": [_premise(premise) | {"confidential": dict(premise.confidential)} for premise in facts.premises],
         "psi": finite_or_text(facts.psi),
-        "psi_star": facts.psi_star,
-        "node": facts.node,
-        "noise_node": facts.noise_node,
-        "final_node": facts.final_node,
-        "rounds": facts.rounds,
         "subjects": [_statement(subject) for subject in facts.subjects],
         "earlier_subjects": [_statement(subject) for subject in facts.earlier],
-        "models": {
-            "source_model": asdict(facts.source_model),
-            "noised_model": asdict(facts.noised_model),
-            "final_model": asdict(facts.final_model),
-        },
+        "models": {name: asdict(getattr(facts, name)) for name in MODELS},
         "erased_nodes": list(facts.erased_nodes),
         "remaining_nodes": list(facts.remaining_nodes),
         "solve": None if facts.solve is None else {name: facts.solve[name] for name in SOLVE_FIELDS},
+        **{name: getattr(facts, name) for name in CONFIDENTIAL_AS_THEY_ARE},
     }
 
 
 def _premise(premise: Premise) -> dict[str, Any]:
-    return {
-        "name": premise.name,
-        "status": premise.status,
-        "case": premise.case,
-        "values": dict(premise.values),
-    }
-
-
-def _training_noise(noise: TrainingNoise) -> dict[str, float]:
-    """Both accountings; only the composed one counts."""
-    return {
-        "clip": noise.clip,
-        "noise": noise.noise,
-        "epsilon_one_round": noise.epsilon_one_round,
-        "epsilon_composed": noise.epsilon_composed,
-    }
+    return {"name": premise.name, "status": premise.status, "case": premise.case, "values": dict(premise.values)}
 
 
 def _statement(subject: SubjectStatement) -> dict[str, Any]:

@@ -221,31 +221,20 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
     return (Premise("replies", "assumed", confidential={"replies_left_out": left_out}),)
 
 
-def record_premises(history: RecordHistory) -> tuple[Premise, ...]:
+def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
     """Releases that this record knows nothing of are charged to no one; said wherever there may be some.
 
     That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
-    of did not go on: both would then spend the same budget.
+    of did not go on: both would then spend the same budget. A `merge` of groups spends none, so such releases do not
+    matter to it; who was in a group does (docs/theory.md, section 15.2). And until an event is signed anyone who can
+    write to the folder can change it.
     """
+    signed_late = (Premise("signatures", "trusted"),) if history.vouched else ()
     if not (history.older or history.complete):
-        return signed_late_premise(history)
-    case = "older" if history.older else "complete"
-    return (Premise("record", "assumed", case), *signed_late_premise(history))
-
-
-def groups_record_premises(history: RecordHistory) -> tuple[Premise, ...]:
-    """A merge spends no budget, so releases that are not counted do not matter to it; who was in a group does.
-
-    docs/theory.md, section 15.2.
-    """
-    if not (history.older or history.complete):
-        return signed_late_premise(history)
-    return (Premise("record", "trusted"), *signed_late_premise(history))
-
-
-def signed_late_premise(history: RecordHistory) -> tuple[Premise, ...]:
-    """Until an event is signed anyone who can write to the folder can change it; said only where it happened."""
-    return (Premise("signatures", "trusted"),) if history.vouched else ()
+        return signed_late
+    if merge:
+        return (Premise("record", "trusted"), *signed_late)
+    return (Premise("record", "assumed", "older" if history.older else "complete"), *signed_late)
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
@@ -265,11 +254,6 @@ def noise_premise(noise: str) -> Premise:
 def chosen_noise_premise(chosen: bool) -> Premise:
     """Whether noise on a fresh model was sized by what the forgotten clients had done to another one."""
     return Premise("noise size", "assumed" if chosen else "trusted")
-
-
-def training_noise_size_premise(counted_rounds: int) -> Premise:
-    """Without a client the average of a round would have noise of another size (docs/theory.md, section 10)."""
-    return Premise("training noise", "met" if counted_rounds == 0 else "failed")
 
 
 @dataclass(frozen=True)
@@ -384,14 +368,15 @@ def training_noise_premises(
     `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
     than those that were counted, and calibration is neither clipped nor noised.
     """
-    within, reached = promised.epsilon_composed <= epsilon, _digits_up(promised.epsilon_composed)
+    composed = promised.epsilon_composed
+    scale = 10.0 ** (3 - math.floor(math.log10(composed))) if composed > 0.0 else 1.0
+    within, reached = composed <= epsilon, {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}  # four digits, up
     return (
         Premise("clipping", "met", values={"clip": facts.clip, "noise": facts.noise}),
-        training_noise_size_premise(promised.counted_rounds),
+        # Without a client the average of a round would have noise of another size (docs/theory.md, section 10).
+        Premise("training noise", "failed" if promised.counted_rounds else "met"),
         Premise("history", "failed" if replayed else "met"),
-        Premise("budget", "met", values={"reached": reached})
-        if within
-        else Premise("budget", "failed", values={"reached": reached, "epsilon": epsilon}),
+        Premise("budget", "met" if within else "failed", values=reached if within else reached | {"epsilon": epsilon}),
         counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
@@ -402,22 +387,13 @@ def training_noise_premises(
     )
 
 
-def _digits_up(value: float) -> str:
-    """Four digits, rounded up."""
-    scale = 10.0 ** (3 - math.floor(math.log10(value))) if value > 0.0 else 1.0
-    return f"{math.ceil(value * scale) / scale:.6g}"
-
-
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
-    if facts.shape_from_labels:
-        hyper_parameters = hyper_parameters_premise("given", shape_from_labels=True)
-    else:
-        hyper_parameters = Premise("hyper-parameters", "met", "fixed")
+    counted = facts.shape_from_labels
     return (
         preprocessing_premise(facts),
         *features_premise(facts),
-        hyper_parameters,
+        Premise("hyper-parameters", "assumed" if counted else "met", "labels" if counted else "fixed"),
         *identity_premises(facts),
         *(premise for premise in engine_premises(facts) if premise.status == "assumed"),
         Premise("statistics", "trusted", "masked" if MASKED_STATISTICS in facts.outside else ""),
@@ -431,16 +407,9 @@ def grouping_premise(count: int, depends: bool) -> Premise:
 
 def group_premises(count: int, rounds: int, stretch: float, *, depends: bool) -> tuple[Premise, ...]:
     """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
-    moved = stretch != 1.0
-    return (
-        grouping_premise(count, depends),
-        Premise(
-            "rounds apart",
-            "met",
-            "moved on" if moved else "",
-            values={"rounds": rounds} | ({"stretch": stretch} if moved else {}),
-        ),
-    )
+    moved = {"stretch": stretch} if stretch != 1.0 else {}
+    apart = Premise("rounds apart", "met", "moved on" if moved else "", values={"rounds": rounds} | moved)
+    return (grouping_premise(count, depends), apart)
 
 
 def tuning_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:

@@ -171,17 +171,8 @@ def stream_group_rounds(
     that does not run ahead runs them as `run_group_rounds` does.
     """
     if isinstance(engine, GroupStreamingEngine):
-        return engine.stream_group_rounds(models, position, groups, wanted)
-    return _group_rounds_one_by_one(engine, models, position, groups, wanted)
-
-
-def _group_rounds_one_by_one(
-    engine: Engine,
-    models: Sequence[Vector],
-    position: Position,
-    groups: Sequence[ClientIndices],
-    wanted: RoundsWanted,
-) -> Iterator[list[StreamedRound]]:
+        yield from engine.stream_group_rounds(models, position, groups, wanted)
+        return
     for start in range(position.round, wanted.stop.max_rounds):
         results = run_group_rounds(engine, models, Position(position.branch, start), groups)
         models = [result.model for result in results]

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, before_training_premises, group_premises, groups_record_premises, level_of
+from sifu.core.premises import Premise, before_training_premises, group_premises, level_of, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
@@ -92,7 +92,7 @@ class Groups(Method):
         """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
         view, groups = claim.view, claim.view.spec.groups
         return (
-            *groups_record_premises(view.record_history),
+            *record_premises(view.record_history, merge=True),
             *group_premises(groups.count, groups.rounds, groups.stretch, depends=view.groups_depend_on(claim.clients)),
             *before_training_premises(view.facts, view.rate_source(claim.clients)),
         )

@@ -245,8 +245,9 @@ class ReadyClient:
         """K local steps, the batches drawn for this client's number."""
         plan = WirePlan.of_text(instruction.plan)
         head = head_of(self, plan, plan.outputs, instruction.client) if plan.groups else None
-        tuned = isinstance(head, TunedFederation)
-        federation = head.tuning if tuned else _federation_of(self, plan, instruction.client)
+        federation = (
+            head.tuning if isinstance(head, TunedFederation) else _federation_of(self, plan, instruction.client)
+        )
         start = federation.layout.flatten(model)
         moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples

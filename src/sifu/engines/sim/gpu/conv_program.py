@@ -15,7 +15,7 @@ from torch import Tensor
 from sifu.engines.sim.gpu import round_kernels
 from sifu.engines.sim.gpu.conv_backward import Activations, ConvBackward, ConvForward
 from sifu.engines.sim.gpu.conv_plan import ConvPlan, stored_channels
-from sifu.engines.sim.gpu.device_queue import CapturedRounds
+from sifu.engines.sim.gpu.lane_stream import Program
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
@@ -30,14 +30,12 @@ def with_border(network: ConvNet, images: Tensor) -> Tensor:
     return torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
 
 
-class ConvProgram:
-    """`lanes` lanes of at most `slots` clients each, `width` of them at a time, at most `chunk` rounds ahead.
+class ConvProgram(Program):
+    """`images` are `with_border`. `summed_for` is the number of slots that sums are split for.
 
-    `images` are `with_border`. `summed_for` is the number of slots that sums are split for: that of the run, whatever
-    part of its clients a lane holds, so that a group of clients has the same bits in any company.
+    It is that of the run, whatever part of its clients a lane holds, so that a group of clients has the same bits in
+    any company.
     """
-
-    whole_lanes = False
 
     def __init__(
         self,
@@ -56,40 +54,23 @@ class ConvProgram:
         precision: str = "float32",
         clipped: bool = False,
     ) -> None:
-        self.plan = ConvPlan.of(network, batch, summed_for or slots, precision)
-        self.training, self.server_rate, self.clipped = training, server_rate, clipped
-        self.lanes, self.slots, self.width = lanes, slots, width or lanes * slots
-        self.device = images.device
-        size, width = self.plan.layout.size, self.width
-        self._size, self._blocks = size, -(-size // _BLOCK)
-
-        def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        self.history = make(chunk + 1, lanes, size)
-        self.origins = make(lanes, size, dtype=torch.float64)
-        self.params = make(width, size)
-        self.counter = make(1, dtype=torch.int64)
+        self.plan, self.clipped = ConvPlan.of(network, batch, summed_for or slots, precision), clipped
+        size, width = self.plan.layout.size, width or lanes * slots
+        super().__init__(training, server_rate, images, size=size, lanes=lanes, slots=slots, chunk=chunk, width=width)
+        self._blocks = -(-size // _BLOCK)
         self.rows = torch.full((chunk, training.steps, width, batch), -1, dtype=torch.int32, device=self.device)
         self._now_rows = torch.full((training.steps, width, batch), -1, dtype=torch.int32, device=self.device)
-        self.weights = make(chunk, lanes, slots, dtype=torch.float64)
-        self._order = make(chunk, width, dtype=torch.int64)
-        self._places = make(chunk, lanes, slots, dtype=torch.int64)
+        self.weights = self._zeros(chunk, lanes, slots, kind=torch.float64)
         layers = max(len(network.hidden), 1)
-        self.dropout = make(chunk, training.steps, layers, width, dtype=torch.int64)
-        self._now_dropout = make(training.steps, layers, width, dtype=torch.int64)
-        self.measured = make(chunk, lanes, slots + 3, dtype=torch.float64)
-        self.clip, self.noise = make(lanes, dtype=torch.float64), make(lanes, dtype=torch.float64)
-        self.noise_seeds = make(chunk, lanes * slots, dtype=torch.int64)
-        self._partial = make(lanes, slots + 3, self._blocks, dtype=torch.float64)
-        self._real_entries = make(size)
+        self.dropout = self._zeros(chunk, training.steps, layers, width, kind=torch.int64)
+        self._now_dropout = self._zeros(training.steps, layers, width, kind=torch.int64)
+        self._partial = self._zeros(lanes, slots + 3, self._blocks, kind=torch.float64)
+        self._real_entries = self._zeros(size)
         self._real_entries[torch.from_numpy(self.plan.layout.entries).to(self.device)] = 1.0
-        self._norm_partial = make(width, self._blocks, dtype=torch.float64)
-
+        self._norm_partial = self._zeros(width, self._blocks, kind=torch.float64)
         self._activations = Activations.of(self.plan, width * batch, self.device)
         self._forward = ConvForward(self.plan, images, labels)
         self._backward = ConvBackward(self.plan, training, images, labels, self.params, self._activations, batch)
-        self._rounds = CapturedRounds(self.counter, self.history)
 
     def load(self, schedule: Schedule) -> None:
         """Take over the schedule of the next rounds."""
@@ -100,19 +81,6 @@ class ConvProgram:
         if self.plan.dropout:
             self.dropout[:rounds] = packing.dropout(schedule)
 
-    def run(self, rounds: int) -> None:
-        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self._rounds.run(self._round, rounds)
-
-    def local_steps(self, steps: int) -> None:
-        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
-        self.counter.zero_()
-        self._local_steps(steps)
-
-    def local_models(self, at: int, lane: int) -> Tensor:
-        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
-        return self.params[self._places[at, lane].clamp(min=0)]
-
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
     ) -> tuple[Tensor, Tensor]:
@@ -120,7 +88,7 @@ class ConvProgram:
         return self._forward.evaluate(models, rows)
 
     def _round(self) -> None:
-        size, slots, lanes = self._size, self.slots, self.lanes
+        size, slots, lanes = self.size, self.slots, self.lanes
         self._local_steps(self.training.steps)
         if self.clipped:
             self._clip()
@@ -140,7 +108,7 @@ class ConvProgram:
         if dropout:
             self._now_dropout.copy_(self.dropout.index_select(0, self.counter)[0])
         round_kernels.hand_out[(self._blocks, self.width)](
-            self.history, self.counter, self._order, self.params, self.lanes, self.width, self._size,
+            self.history, self.counter, self._order, self.params, self.lanes, self.width, self.size,
             SLOTS=self.slots, BLOCK=_BLOCK,
         )  # fmt: skip
         for step in range(steps):
@@ -149,7 +117,7 @@ class ConvProgram:
             self._backward.step(rows, first=step == 0)
 
     def _clip(self) -> None:
-        grid, size, slots, lanes, width = (self._blocks, self.width), self._size, self.slots, self.lanes, self.width
+        grid, size, slots, lanes, width = (self._blocks, self.width), self.size, self.slots, self.lanes, self.width
         round_kernels.update_norms[grid](
             self.history, self.counter, self._order, self.params, self._norm_partial, lanes, width, size,
             SLOTS=slots, BLOCK=_BLOCK,

@@ -1,11 +1,12 @@
-"""The server's step at the end of a round of all lanes, and the lengths that are kept of it."""
+"""What programs of lanes have in common, and the streams of rounds that lanes take from them."""
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,67 +15,99 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.spec import StopSpec
-from sifu.engines.sim.gpu.device_queue import Mark
+from sifu.engines.sim.gpu.device_queue import CapturedRounds, Mark
 from sifu.engines.sim.gpu.schedule import Drawing, Schedule
-
-
-def end_round(
-    history: Tensor,
-    measured: Tensor,
-    counter: Tensor,
-    *,
-    start: Tensor,
-    mean: Tensor,
-    drifts: Tensor,
-    origins: Tensor,
-    server_rate: float,
-) -> None:
-    """Write the model after round `counter` and what was measured in it, and count it.
-
-    `start` and `mean` (lanes, size) are the model that was handed out and the mean of the local ones, in float64;
-    `drifts` (lanes, slots) the lengths of local models less their mean. Behind them come, for each lane, how far the
-    mean went, how far the new model is from `origins`, and the length of the old one.
-    """
-    new = (start + server_rate * (mean - start)).to(history.dtype)
-    lengths = torch.cat(
-        [
-            drifts,
-            torch.linalg.vector_norm(mean - start, dim=1, keepdim=True),
-            torch.linalg.vector_norm(new.to(torch.float64) - origins, dim=1, keepdim=True),
-            torch.linalg.vector_norm(start, dim=1, keepdim=True),
-        ],
-        dim=1,
-    )
-    measured.index_copy_(0, counter, lengths[None])
-    counter.add_(1)
-    history.index_copy_(0, counter, new[None])
-
+from sifu.engines.sim.local_training import LocalTraining
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Correct predictions and the sum of losses of every client."""
 
 
-class Program(Protocol):
-    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
+class Program(abc.ABC):
+    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order.
 
-    width: int
-    whole_lanes: bool
+    `lanes` lanes of at most `slots` clients each, `width` of them at a time, at most `chunk` rounds ahead.
+    """
+
+    whole_lanes = False
     """Whether models are evaluated on whole lanes only."""
-    history: Tensor
-    origins: Tensor
-    measured: Tensor
-    params: Tensor
-    clip: Tensor
-    noise: Tensor
-    noise_seeds: Tensor
 
-    def load(self, schedule: Schedule) -> None: ...
-    def run(self, rounds: int) -> None: ...
-    def local_steps(self, steps: int) -> None: ...
-    def local_models(self, at: int, lane: int) -> Tensor: ...
+    def __init__(
+        self,
+        training: LocalTraining,
+        server_rate: float,
+        like: Tensor,
+        *,
+        size: int,
+        lanes: int,
+        slots: int,
+        chunk: int,
+        width: int,
+    ) -> None:
+        self.training, self.server_rate = training, server_rate
+        self.size, self.lanes, self.slots, self.width = size, lanes, slots, width
+        self.device, self._dtype = like.device, like.dtype
+        self.history = self._zeros(chunk + 1, lanes, size)
+        self.origins = self._zeros(lanes, size, kind=torch.float64)
+        self.params = self._zeros(width, size)
+        self.counter = self._zeros(1, kind=torch.int64)
+        self.measured = self._zeros(chunk, lanes, slots + 3, kind=torch.float64)
+        self.clip, self.noise = self._zeros(lanes, kind=torch.float64), self._zeros(lanes, kind=torch.float64)
+        self.noise_seeds = self._zeros(chunk, lanes * slots, kind=torch.int64)
+        self._order = self._zeros(chunk, width, kind=torch.int64)
+        self._places = self._zeros(chunk, lanes, slots, kind=torch.int64).sub_(1)
+        self._rounds = CapturedRounds(self.counter, self.history)
+
+    def _zeros(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(shape, dtype=kind or self._dtype, device=self.device)
+
+    @abc.abstractmethod
+    def load(self, schedule: Schedule) -> None:
+        """Take over the schedule of the next rounds."""
+
+    def run(self, rounds: int) -> None:
+        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        self._rounds.run(self._round, rounds)
+
+    def local_steps(self, steps: int) -> None:
+        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
+        self.counter.zero_()
+        self._local_steps(steps)
+
+    def local_models(self, at: int, lane: int) -> Tensor:
+        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
+        return self.params[self._places[at, lane].clamp(min=0)]
+
+    @abc.abstractmethod
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss.
+
+        `firsts` is the first row of each lane, by which lanes with the same data are found.
+        """
+
+    @abc.abstractmethod
+    def _round(self) -> None:
+        """The round that `counter` names."""
+
+    @abc.abstractmethod
+    def _local_steps(self, steps: int) -> None:
+        """Hand the models out and train them by the schedule of the round that `counter` names."""
+
+    def _end_round(self, start: Tensor, mean: Tensor, drifts: Tensor) -> None:
+        """Write the model after round `counter` and what was measured in it, and count it.
+
+        `start` and `mean` (lanes, size) are the model that was handed out and the mean of the local ones, in float64;
+        `drifts` (lanes, slots) the lengths of local models less their mean. Behind them come, for each lane, how far
+        the mean went, how far the new model is from `origins`, and the length of the old one.
+        """
+        new = (start + self.server_rate * (mean - start)).to(self.history.dtype)
+        ways = (mean - start, new.to(torch.float64) - self.origins, start)
+        lengths = torch.cat([drifts, *(torch.linalg.vector_norm(way, dim=1, keepdim=True) for way in ways)], dim=1)
+        self.measured.index_copy_(0, self.counter, lengths[None])
+        self.counter.add_(1)
+        self.history.index_copy_(0, self.counter, new[None])
 
 
 @dataclass(frozen=True)

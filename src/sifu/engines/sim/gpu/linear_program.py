@@ -8,6 +8,7 @@ of sums. Clipped steps are those of `engines.sim.linear`, too: in float64 betwee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.device_queue import CapturedRounds
-from sifu.engines.sim.gpu.lane_stream import end_round
+from sifu.engines.sim.gpu.lane_stream import Program
 from sifu.engines.sim.gpu.schedule import Schedule
 from sifu.engines.sim.linear import cheaper_between_samples
 from sifu.engines.sim.local_training import LocalTraining
@@ -27,11 +27,11 @@ from sifu.engines.sim.models import LinearModel
 _BLOCK = 1024
 
 
-class LinearProgram:
-    """`lanes` runs of `slots` clients each, at most `chunk` rounds ahead.
+class LinearProgram(Program):
+    """`samples` (clients of all lanes, rows, features + 1) are padded with zero rows, `targets` likewise.
 
-    `samples` (clients of all lanes, rows, features + 1) are padded with zero rows, `targets` likewise; a row of the
-    schedule is client * rows + place. `everyone`: the participants of a lane stay the same through a chunk.
+    A row of the schedule is client * rows + place. `everyone`: the participants of a lane stay the same through a
+    chunk. Slots are not packed: they lie in the order of their lanes.
     """
 
     whole_lanes = True
@@ -53,37 +53,20 @@ class LinearProgram:
         everyone: bool = False,
         clipped: bool = False,
     ) -> None:
-        self.training, self.objective = training, model.objective
+        rows, self._shape = samples.shape[1], (samples.shape[2], targets.shape[2])
+        size, width = math.prod(self._shape), lanes * slots
+        super().__init__(training, server_rate, samples, size=size, lanes=lanes, slots=slots, chunk=chunk, width=width)
+        self.objective, self.everyone, self.clipped = model.objective, everyone, clipped
         self.samples, self.targets, self.gram = samples, targets, gram
-        self.lanes, self.slots, self.groups, self.chunk = lanes, slots, lanes * slots, chunk
-        self.width = self.groups
-        self.server_rate, self.everyone, self.clipped = server_rate, everyone, clipped
-        self._lane_rows = clients_a_lane * samples.shape[1]
-        self.device, dtype = samples.device, samples.dtype
-        rows, width, outputs = samples.shape[1], samples.shape[2], targets.shape[2]
-        self._shape, self.size = (width, outputs), width * outputs
+        self._lane_rows = clients_a_lane * rows
         self._steps_apart = 1 if batch >= rows else training.steps
-
-        def make(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(shape, dtype=kind, device=self.device)
-
-        self.history = make(chunk + 1, lanes, self.size)
-        self.origins = make(lanes, self.size, kind=torch.float64)
-        self.params = make(self.groups, self.size)
-        self.counter = make(1, kind=torch.int64)
-        self.weights = make(chunk, lanes, slots, kind=torch.float64)
-        self.measured = make(chunk, lanes, slots + 3, kind=torch.float64)
-        self.clip, self.noise = make(lanes, kind=torch.float64), make(lanes, kind=torch.float64)
-        self.noise_seeds = make(chunk, self.groups, kind=torch.int64)
-        self._clients = make(chunk, self.groups, kind=torch.int64)
-        # Slots lie in the order of their lanes.
-        self._order = torch.arange(self.groups, device=self.device).repeat(chunk, 1)
-        self._row_weights = make(
-            1 if everyone and self._steps_apart == 1 else chunk, self._steps_apart, self.groups, rows
-        )
+        self.weights = self._zeros(chunk, lanes, slots, kind=torch.float64)
+        self._clients = self._zeros(chunk, width, kind=torch.int64)
+        self._order.copy_(torch.arange(width, device=self.device))
+        stays = everyone and self._steps_apart == 1
+        self._row_weights = self._zeros(1 if stays else chunk, self._steps_apart, width, rows)
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self._real_entries = torch.ones(self.size, dtype=dtype, device=self.device)
-        self._rounds = CapturedRounds(self.counter, self.history)
+        self._real_entries = torch.ones(size, dtype=samples.dtype, device=self.device)
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
@@ -125,14 +108,10 @@ class LinearProgram:
                     old.copy_(new)
         return self._taken
 
-    def run(self, rounds: int) -> None:
-        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self._rounds.run(self._round, rounds)
-
     def _round(self) -> None:
         now = self.counter
         theta = self.history.index_select(0, now)[0]
-        self._local_steps(theta, self.training.steps)
+        self._local_steps(self.training.steps)
         if self.clipped:
             self._clip(theta)
         local = self.params.view(self.lanes, self.slots, self.size).to(torch.float64)
@@ -140,41 +119,26 @@ class LinearProgram:
         exact = theta.to(torch.float64)
         mean = torch.bmm(shares[:, None, :], local)[:, 0]
         mean = torch.where(shares.sum(dim=1, keepdim=True) > 0.0, mean, exact)
-        end_round(
-            self.history,
-            self.measured,
-            now,
-            start=exact,
-            mean=mean,
-            drifts=torch.linalg.vector_norm(local - mean[:, None], dim=2),
-            origins=self.origins,
-            server_rate=self.server_rate,
-        )
-
-    def local_steps(self, steps: int) -> None:
-        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
-        self.counter.zero_()
-        self._local_steps(self.history[0], steps)
+        self._end_round(exact, mean, torch.linalg.vector_norm(local - mean[:, None], dim=2))
 
     def local_models(self, at: int, lane: int) -> Tensor:
-        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
+        """The slots of a lane, which lie next to each other."""
         return self.params[lane * self.slots : (lane + 1) * self.slots]
 
-    def _local_steps(self, theta: Tensor, steps: int) -> None:
+    def _local_steps(self, steps: int) -> None:
+        theta = self.history.index_select(0, self.counter)[0]
         if self.everyone and self._taken is not None:
             samples, targets, gram = self._taken
         else:
             samples, targets, gram = self._take(self._clients.index_select(0, self.counter)[0])
         at = torch.zeros_like(self.counter) if self._row_weights.shape[0] == 1 else self.counter
         row_weights = self._row_weights.index_select(0, at)[0][..., None]
-        start = (
-            theta.view(self.lanes, 1, *self._shape).expand(-1, self.slots, -1, -1).reshape(self.groups, *self._shape)
-        )
+        start = theta.view(self.lanes, 1, *self._shape).expand(-1, self.slots, -1, -1).reshape(self.width, *self._shape)
         if gram is None:
             local = self._between_features(samples, targets, row_weights, start, steps)
         else:
             local = self._between_samples(samples, targets, gram, row_weights, start, steps)
-        self.params.copy_(local.reshape(self.groups, self.size))
+        self.params.copy_(local.reshape(self.width, self.size))
 
     def _between_features(
         self, samples: Tensor, targets: Tensor, row_weights: Tensor, start: Tensor, steps: int
@@ -211,18 +175,15 @@ class LinearProgram:
     def _clip(self, theta: Tensor) -> None:
         updates = self.params.view(self.lanes, self.slots, self.size) - theta[:, None]
         norms = torch.linalg.vector_norm(updates.to(torch.float64), dim=2).reshape(-1)
-        round_kernels.clip_and_noise[(-(-self.size // _BLOCK), self.groups)](
+        round_kernels.clip_and_noise[(-(-self.size // _BLOCK), self.width)](
             self.history, self.counter, self._order, self.params, self._real_entries, norms, self.clip, self.noise,
-            self.noise_seeds, self.lanes, self.groups, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
+            self.noise_seeds, self.lanes, self.width, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
         )  # fmt: skip
 
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Whether each sample of its lane is classified rightly by each model, and its loss; `rows` are whole lanes.
-
-        `firsts` is the first row of each, by which lanes with the same data are found.
-        """
+        """As every program does it; `rows` are whole lanes."""
         correct = torch.zeros(rows.shape, dtype=torch.int32, device=self.device)
         losses = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
         start = np.asarray(firsts) // self._lane_rows

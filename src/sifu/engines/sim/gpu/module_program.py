@@ -18,19 +18,14 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.embedded_clients import Objective
-from sifu.engines.sim.gpu.lane_stream import end_round
+from sifu.engines.sim.gpu.lane_stream import Program
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.module_pass import ModulePass
 
 
-class ModuleProgram:
-    """`lanes` lanes of at most `slots` clients each, `width` of them at a time, at most `chunk` rounds ahead.
-
-    `samples` (all clients' samples, ...) and their `encoded` targets are what rows of a schedule point into.
-    """
-
-    whole_lanes = False
+class ModuleProgram(Program):
+    """`samples` (all clients' samples, ...) and their `encoded` targets are what rows of a schedule point into."""
 
     def __init__(
         self,
@@ -40,33 +35,16 @@ class ModuleProgram:
         encoded: Tensor,
         training: LocalTraining,
         *,
-        size: int,
-        lanes: int,
-        slots: int,
         batch: int,
-        chunk: int,
-        width: int,
         server_rate: float = 1.0,
+        **sizes: int,
     ) -> None:
-        self.module, self.objective, self.training, self.server_rate = module, objective, training, server_rate
-        self.samples, self.encoded = samples, encoded
-        self.lanes, self.slots, self.width = lanes, slots, width
-        self.device, dtype = samples.device, samples.dtype
-
-        def make(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(shape, dtype=kind, device=self.device)
-
-        self.history = make(chunk + 1, lanes, size)
-        self.origins = make(lanes, size, kind=torch.float64)
-        self.params, self._velocity = make(width, size), make(width, size)
-        self.counter = make(1, kind=torch.int64)
-        self.measured = make(chunk, lanes, slots + 3, kind=torch.float64)
-        self.clip, self.noise = make(lanes, kind=torch.float64), make(lanes, kind=torch.float64)
-        self.noise_seeds = make(chunk, lanes * slots, kind=torch.int64)
-        self._rows = torch.full((chunk, training.steps, width, batch), -1, dtype=torch.int32, device=self.device)
-        self._order = make(chunk, width, kind=torch.int64)
-        self._places = torch.full((chunk, lanes, slots), -1, device=self.device)
-        self._shares = make(chunk, lanes, width, kind=torch.float64)
+        super().__init__(training, server_rate, samples, **sizes)
+        self.module, self.objective, self.samples, self.encoded = module, objective, samples, encoded
+        chunk = self.measured.shape[0]
+        self._velocity = torch.zeros_like(self.params)
+        self._rows = torch.full((chunk, training.steps, self.width, batch), -1, dtype=torch.int32, device=self.device)
+        self._shares = self._zeros(chunk, self.lanes, self.width, kind=torch.float64)
 
     def load(self, schedule: Schedule) -> None:
         """Take over the schedule of the next rounds."""
@@ -80,19 +58,10 @@ class ModuleProgram:
         self._shares[:rounds] = torch.where(own, flat[:, None, :], 0.0)
 
     def run(self, rounds: int) -> None:
-        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        """One by one, uncaptured."""
         self.counter.zero_()
         for _ in range(rounds):
             self._round()
-
-    def local_steps(self, steps: int) -> None:
-        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
-        self.counter.zero_()
-        self._local_steps(steps)
-
-    def local_models(self, at: int, lane: int) -> Tensor:
-        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
-        return self.params[self._places[at, lane].clamp(min=0)]
 
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
@@ -114,16 +83,7 @@ class ModuleProgram:
         lane = self._order.index_select(0, now)[0] // self.slots
         away = torch.linalg.vector_norm(local.sub_(mean[lane]), dim=1)
         places = self._places.index_select(0, now)[0]
-        end_round(
-            self.history,
-            self.measured,
-            now,
-            start=exact,
-            mean=mean,
-            drifts=torch.where(places >= 0, away[places.clamp(min=0)], 0.0),
-            origins=self.origins,
-            server_rate=self.server_rate,
-        )
+        self._end_round(exact, mean, torch.where(places >= 0, away[places.clamp(min=0)], 0.0))
 
     def _local_steps(self, steps: int) -> None:
         """Hand the models out and train them by the schedule of the round that `counter` names."""
