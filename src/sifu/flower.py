@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from sifu.core.spec import Spec
+from sifu.engines.flower.blueprint import RATE_KEYS
 from sifu.engines.flower.checkpoints_of_nodes import witness_mod
 from sifu.engines.flower.client import add_profile, client_app
-from sifu.engines.flower.own import RATE_KEYS
 from sifu.errors import InputError
 from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress

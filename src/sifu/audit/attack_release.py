@@ -12,10 +12,10 @@ from sifu.audit.membership import (
     MembershipAudit,
     RecordedRounds,
     WatermarkSuccess,
+    attack_rates,
     bound_rates,
     forgetting_audit,
     lira,
-    loss_attack,
     shadow_scores,
 )
 from sifu.audit.replay_evidence import Evidence, Watched
@@ -112,7 +112,7 @@ class ReleaseAttack:
         if before is not None and before.node in models:
             named["before"] = models[before.node]
         named |= {"released": models[row.final_node], "scratch": scratch}
-        data, scorer = self._data(), self._scorer()
+        data, scorer = self._data(), scorer_of(self.engine)
         samples = self._samples(data, forgotten, row) if data is not None and scorer is not None else {}
         everyone = np.sort(np.concatenate([active, forgotten]))
         self.progress("relearning", 0, 1)
@@ -147,9 +147,14 @@ class ReleaseAttack:
     ) -> MembershipAudit:
         options, engine = self.options, self.engine
         held_out = samples.get("held out")
-        loss = loss_attack(scorer, models, samples["forgotten"], held_out) if held_out is not None else None
-        if loss is None:
+        loss = None
+        if held_out is None:
             self.notes.append("the data have no held-out samples: the loss-threshold attack was left out")
+        else:
+            loss = {
+                name: attack_rates(-scorer.losses(model, samples["forgotten"]), -scorer.losses(model, held_out))
+                for name, model in models.items()
+            }
         noise_std, source = row.noise_std or 0.0, row.source_node
         candidates = [
             subject
@@ -208,9 +213,6 @@ class ReleaseAttack:
         if self._clients is None:
             self.notes.append("the clients' samples are not available: attacks that look at them were left out")
         return self._clients
-
-    def _scorer(self) -> Scorer | None:
-        return scorer_of(self.engine)
 
     def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
         result = {"forgotten": stacked(data, forgotten.tolist())}

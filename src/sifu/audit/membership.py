@@ -76,14 +76,6 @@ def bound_rates(multiplier: float) -> AttackRates:
     )
 
 
-def loss_attack(scorer: Scorer, models: dict[str, Vector], members: Samples, others: Samples) -> dict[str, AttackRates]:
-    """The loss threshold on each model."""
-    return {
-        name: attack_rates(-scorer.losses(model, members), -scorer.losses(model, others))
-        for name, model in models.items()
-    }
-
-
 @dataclass(frozen=True)
 class RecordedRounds:
     """The retraining of a request as it was recorded: who took part from each position on."""

@@ -128,7 +128,8 @@ def run_app(app: typer.Typer) -> None:
     except (KeyboardInterrupt, typer.Abort):
         _leave(INTERRUPTED, as_json)
     except Exception as error:
-        if _is_usage_error(error):
+        # Typer's parser refused the command line; its exception class moved between its releases.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
             if as_json:
                 _fail(error.format_message(), 2, as_json)  # type: ignore[attr-defined]
             error.show()  # type: ignore[attr-defined]
@@ -207,11 +208,6 @@ def _wants_json(arguments: list[str]) -> bool:
     """Whether `--format json` stands on the command line; it must be known even if the rest is not understood."""
     separate = any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
     return separate or "--format=json" in arguments
-
-
-def _is_usage_error(error: Exception) -> bool:
-    """Whether Typer's parser refused the command line; its exception class moved between its releases."""
-    return hasattr(error, "show") and hasattr(error, "exit_code")
 
 
 def _fail(sentence: str, code: int, as_json: bool) -> None:

@@ -213,15 +213,13 @@ class _HandedIn:
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> list[Reply]:
         """Each reply with its client's count of samples, copied: its sender may still hold the arrays."""
         samples = {client.name: client.samples for client in self.clients}
-        return [
-            Reply(name, setup.position, samples.get(name, 0), self._vector(reply), owned=True)
-            for name, reply in self._replies.items()
-        ]
-
-    def _vector(self, reply: Any) -> Any:
-        """A reply as one vector; what is not a mapping of arrays is refused as it is."""
-        arrays = isinstance(reply, Mapping) and all(type(array) is np.ndarray for array in reply.values())
-        return np.asarray(model_pieces(reply, self.layout)) if arrays else reply
+        collected = []
+        for name, reply in self._replies.items():
+            # What is not a mapping of arrays is refused as it is.
+            arrays = isinstance(reply, Mapping) and all(type(array) is np.ndarray for array in reply.values())
+            vector = np.asarray(model_pieces(reply, self.layout)) if arrays else reply
+            collected.append(Reply(name, setup.position, samples.get(name, 0), vector, owned=True))
+        return collected
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: list[Reply]

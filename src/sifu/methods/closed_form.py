@@ -19,7 +19,7 @@ from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.run.group_state import REBUILT, is_hit, members_now, models_at_hand, own_statistics, trunks_at_hand
+from sifu.run.group_state import REBUILT, is_hit, models_at_hand, own_statistics, trunks_at_hand
 from sifu.run.run_view import RunView
 
 
@@ -30,33 +30,22 @@ class ClosedForm(Scratch):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """A fresh head from the sum over those who stay; nothing is charged to anyone."""
-        hit = self._networks_hit(view, terms)
+        leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
+        trunks = trunks_at_hand(view.reader) if view.spec.is_tuned else ()
+        hit = [row.grp for row in trunks if is_hit(row, leaving)]
         rounds = self._rounds(view, len(hit))
+        cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
         return replace(
             super().plan(view, terms),
             predicted_rounds=rounds,
             scratch_rounds=1 + (view.spec.groups.rounds if view.spec.is_tuned else 0),
-            rebuild_client_rounds=self._rebuilt(view, terms, hit),
+            rebuild_client_rounds=rebuild_client_rounds(view, hit, leaving),
             notes=(
                 *self._network_notes(view, hit),
                 self._note(view, 0 if terms.records else len(terms.clients), rounds),
-                *self._cache_note(view),
+                *((cached,) if folder else ()),
             ),
         )
-
-    def _networks_hit(self, view: RunView, terms: RequestTerms) -> list[int]:
-        """The groups whose network held a client that is leaving now."""
-        if not view.spec.is_tuned:
-            return []
-        leaving = set(view.indices(terms.clients))
-        return [row.grp for row in trunks_at_hand(view.reader) if is_hit(row, leaving)]
-
-    def _rebuilt(self, view: RunView, terms: RequestTerms, hit: Sequence[int]) -> int:
-        """Client-rounds of tuning the hit groups' networks again; none where the spec does not want them back."""
-        if not hit or view.spec.groups.rebuild == "never":
-            return 0
-        leaving, members = set(view.indices(terms.clients)), members_now(view)
-        return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
     def _rounds(self, view: RunView, networks_hit: int) -> int:
         """Rounds of communication: none where everyone's statistics are available and can be struck."""
@@ -76,12 +65,6 @@ class ClosedForm(Scratch):
         if not left:
             said.append("every group held a client that is forgotten: the public network's own features are left")
         return tuple(said)
-
-    def _cache_note(self, view: RunView) -> tuple[str, ...]:
-        folder = view.spec.features.cache
-        if not folder:
-            return ()
-        return (f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it",)
 
     def _note(self, view: RunView, leaving: int, rounds: int) -> str:
         size, staying = self.bytes_kept(view), len(view.clients) - len(view.forgotten) - leaving

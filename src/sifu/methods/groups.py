@@ -63,7 +63,7 @@ class Groups(Method):
             predicted_rounds=predicted.rounds if predicted and merged_before else None,
             predicted_interval=predicted.interval if predicted and merged_before else None,
             expected_rounds=expected if merged_before else None,
-            rebuild_client_rounds=self._rebuilt(view, terms, hit),
+            rebuild_client_rounds=rebuild_client_rounds(view, hit, set(view.leaving(terms.clients))),
             notes=tuple(_notes(view, merged, hit)),
             untouched=True,
         )
@@ -80,13 +80,6 @@ class Groups(Method):
             return [group for group in sorted(members) if group not in hit], hit
         merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
         return merged, [group for group, row in sorted(models.items()) if is_hit(row, leaving)]
-
-    def _rebuilt(self, view: RunView, terms: RequestTerms, hit: Sequence[int]) -> int:
-        """Client-rounds of building the hit groups again; none where the spec does not want them back."""
-        if view.spec.groups.rebuild == "never":
-            return 0
-        leaving, members = set(view.leaving(terms.clients)), members_now(view)
-        return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""

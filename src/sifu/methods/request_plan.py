@@ -128,12 +128,9 @@ def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) 
             ways.append(Way(name, info.summary, refused=str(error)))
             continue
         ways.append(_way(view, method, plans[name]))
-    return plans, sorted(ways, key=_shown_at)
-
-
-def _shown_at(way: Way) -> tuple[bool, bool, float]:
-    """Ways that are allowed come first, certified ones before them, those of fewer rounds before others."""
-    return bool(way.refused), way.level == "none", float("inf") if way.rounds is None else way.rounds
+    # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
+    ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
+    return plans, ways
 
 
 def _way(view: RunView, method: Method, plan: Plan) -> Way:

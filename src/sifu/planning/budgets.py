@@ -132,7 +132,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
     disturbed: list[tuple[float, float]] = [*forecast.edges(depth), (noise_std, 0.0)]
     now = done
     for served in range(min(LOOK_AHEAD, int(needed.size / size)) + 1):
-        rounds = forecast.expected_after(now, disturbed)
+        rounds = float(forecast.times_after(now, disturbed).mean())
         if served and rounds > WORTH_IT * forecast.training:
             return served - 1
         now += rounds

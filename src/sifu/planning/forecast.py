@@ -43,6 +43,7 @@ from sifu.core.round_stream import evaluation_interval
 from sifu.core.spec import LINEAR_KINDS
 from sifu.planning.learning_curve import FirstTraining
 from sifu.planning.measure import Measure, measure_of
+from sifu.run.group_state import members_now
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_standing
 from sifu.store.reader import RunReader
@@ -172,7 +173,7 @@ class Forecast:
     def times(self, depth: int, noise_std: float) -> Floats:
         """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
-        return self._times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
+        return self.times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
 
     def _unluckier(self, depth: int) -> float:
         """How much less lucky an earlier model is than the one whose evaluation was the first to reach the target.
@@ -194,12 +195,11 @@ class Forecast:
         """The expectation behind `predict`, also where no target was reached: for comparing noises."""
         return float(self.times(depth, noise_std).mean())
 
-    def expected_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> float:
-        """Rounds to the target from a model of `done` rounds with noise of some (sigma, age) in it."""
-        return float(self._times_after(done, disturbed).mean())
+    def times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
+        """Rounds to the target, for each quantile, from a model of `done` rounds with noise of some (sigma, age) in it.
 
-    def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
-        """The same for each quantile; new noise has age 0."""
+        New noise has age 0.
+        """
         if not disturbed:
             return np.array([max(self._from_the_beginning - done, 0.0)])
         measure = self.measure
@@ -233,9 +233,9 @@ class Forecast:
 
     def scratch(self) -> Prediction | None:
         """Rounds of Scratch: what the first training took, or more or fewer if those who leave did better or worse."""
-        return (
-            None if self.training is None else Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
-        )
+        if self.training is None:
+            return None
+        return Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
 
 
 def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats, done: float) -> Floats:
@@ -291,6 +291,9 @@ def _correction(reader: RunReader, common: float, apart: float, count: int) -> f
     return statistics.median(ratios) if ratios else 1.0
 
 
-def rebuild_client_rounds(view: RunView, members: Sequence[int]) -> int:
-    """Client-rounds of building groups again with this many remaining members each."""
-    return sum(members) * view.spec.groups.rounds
+def rebuild_client_rounds(view: RunView, hit: Sequence[int], leaving: set[int]) -> int:
+    """Client-rounds of building the hit groups again without those who leave; none where the spec wants none back."""
+    if not hit or view.spec.groups.rebuild == "never":
+        return 0
+    members = members_now(view)
+    return sum(len(set(members[group]) - leaving) for group in hit) * view.spec.groups.rounds

@@ -140,14 +140,20 @@ class Measure:
 
 def measure_of(first: FirstTraining, target: float, linear: bool) -> Measure | None:
     """Wrong predictions where rounds were rehearsed, else the loss; None where neither tells anything."""
-    if first.losses is None:
-        return None
     return _measure_of_errors(first, target, linear) or _measure_of_loss(first)
 
 
 def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Measure | None:
-    errors, healing = first.errors, _healing(first, linear)
-    if errors is None or healing is None:
+    errors = first.errors
+    if errors is None or first.losses is None:
+        return None
+    rises = {
+        noise_std: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
+        for noise_std, (noised, plain) in first.rehearsed.items()
+    }
+    samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
+    healing = Healing.of(healed_noise(first.evaluations), rises, samples, first.losses, linear)
+    if healing is None:
         return None
     goal = errors.at_end
     if first.rounds_to_target is not None:
@@ -161,18 +167,6 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * healing.noise_std / noise_std, SPREAD_OF_LAW))
 
     return Measure(True, errors.scatter, errors.errors, goal, healing.errors, spread)
-
-
-def _healing(first: FirstTraining, linear: bool) -> Healing | None:
-    """How noise heals, where rounds were rehearsed."""
-    if first.losses is None:
-        return None
-    rises = {
-        noise_std: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
-        for noise_std, (noised, plain) in first.rehearsed.items()
-    }
-    samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
-    return Healing.of(healed_noise(first.evaluations), rises, samples, first.losses, linear)
 
 
 def _measure_of_loss(first: FirstTraining) -> Measure | None:

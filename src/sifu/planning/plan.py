@@ -1,14 +1,11 @@
 """What a request would do, before anything is done, and every way to forget, side by side.
 
-Every way to forget, side by side, and the rule by which `--method auto` takes one (docs/theory.md, section 9.7).
-
-The rule has two steps. Of the ways that are exact one is named by what the run is made of, never by a prediction: a
-head in closed form is solved again, groups that are left are merged, and a fresh model comes last. If `exact` was asked
-for, that one is taken, so nothing of the client's data has a say in the choice. Otherwise it is held against the ways
-that are not exact, by predicted rounds: the fewest win, and on a tie the stronger guarantee. What a certificate of
-those promises holds for the plan that was carried out, the method included.
-
-What a request would do, before anything is done. A request of several clients is planned in both units.
+The rule by which `--method auto` takes one (docs/theory.md, section 9.7) has two steps. Of the ways that are exact one
+is named by what the run is made of, never by a prediction: a head in closed form is solved again, groups that are left
+are merged, and a fresh model comes last. If `exact` was asked for, that one is taken, so nothing of the client's data
+has a say in the choice. Otherwise it is held against the ways that are not exact, by predicted rounds: the fewest win,
+and on a tie the stronger guarantee. What a certificate of those promises holds for
+the plan that was carried out, the method included.
 
 Psi of a set taken jointly is exact where the Gram matrix of a round was kept, and bounded by the triangle inequality
 from the same scalars elsewhere (docs/theory.md, section 3.2). A plan shows both units, so that the price of the

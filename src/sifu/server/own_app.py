@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.engines.flower.own import own_blueprint
+from sifu.engines.flower.blueprint import own_blueprint
 from sifu.engines.flower.wire import TRAIN, Instruction, MetricNames, model_message
 from sifu.engines.own_models import fresh_model
 from sifu.requests.worker import Tell

@@ -166,11 +166,9 @@ class ActivePath:
 
     def noise_energy(self, depth: int) -> float:
         """The sum of sigma^2 of all noise on the path to `depth`."""
-        return float(self._noise_energy[np.searchsorted(self.added_noise[0], depth, side="right")])
-
-    @cached_property
-    def _noise_energy(self) -> Floats:
-        return np.concatenate([[0.0], np.cumsum(self.added_noise[2] ** 2)])
+        depths, _, sizes = self.added_noise
+        energies = np.concatenate([[0.0], np.cumsum(sizes**2)])
+        return float(energies[np.searchsorted(depths, depth, side="right")])
 
     @cached_property
     def unbounded_from(self) -> int:

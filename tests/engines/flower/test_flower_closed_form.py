@@ -22,14 +22,16 @@ from sifu.core.guarantee import words_of
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
-from sifu.engines.flower.statistics_wire import (
+from sifu.engines.flower.wire import (
+    ARRAYS,
+    CONFIG,
     FEATURES,
+    MASKED,
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
     STATISTICS,
     WORDS,
 )
-from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec

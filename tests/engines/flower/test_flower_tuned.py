@@ -24,8 +24,16 @@ from sifu.core.spec import Spec
 from sifu.data import ClientData
 from sifu.engines.flower import ready
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.statistics_wire import PREPARE_STATISTICS, SEND_MASKED_STATISTICS, STATISTICS
-from sifu.engines.flower.wire import ARRAYS, MASKED_TRAIN, NETWORK, PREPARE, TRAIN
+from sifu.engines.flower.wire import (
+    ARRAYS,
+    MASKED_TRAIN,
+    NETWORK,
+    PREPARE,
+    PREPARE_STATISTICS,
+    SEND_MASKED_STATISTICS,
+    STATISTICS,
+    TRAIN,
+)
 from sifu.errors import NoClientResponseError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec

@@ -60,7 +60,8 @@ def average_replies(
     step_norm = root_up(sum(block.step for block in blocks), size)
     if mean_norm is None or step_norm is None or not trusted.all():  # squares over- or underflowed
         mean = _whole_mean(rows, weights, size)
-        bad = tuple(place for place in np.flatnonzero(~np.isfinite(norms)).tolist() if not _finite(rows[place]))
+        doubtful = np.flatnonzero(~np.isfinite(norms)).tolist()
+        bad = tuple(place for place in doubtful if not np.isfinite(np.asarray(rows[place])).all())
         if bad or not np.isfinite(mean).all():
             return Average(step, np.full(count, np.inf), np.inf, None, bad)
         for place in np.flatnonzero(~trusted).tolist():
@@ -131,7 +132,3 @@ def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int) -> Floa
         for first, _, mean in _blocks(rows, weights, size, range(0, size, _width(rows, size))):
             whole[first : first + mean.size] = mean
     return whole
-
-
-def _finite(row: ModelPieces) -> bool:
-    return all(bool(np.isfinite(piece).all()) for piece in row.pieces)

@@ -1,9 +1,10 @@
-"""What a server on Flower knows of the training it runs, and how long it waits for its clients."""
+"""What a server on Flower knows of the training it runs, also of models of the users' own, and how long it waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -11,8 +12,11 @@ from numpy.typing import NDArray
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules, Wait
-from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
+from sifu.core.spec import Spec
+from sifu.engines.flower.wire import USUAL_METRICS, Instruction, MetricNames, WireProfile, arrays_record
+from sifu.engines.own_models import own_training
 from sifu.engines.sim.client_updates import Clipping
+from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint
 from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -87,11 +91,6 @@ class Patience:
     wait: Wait = Wait()
     absence: float = 0.0
 
-    @property
-    def round_timeout(self) -> float:
-        """Seconds for the answers of a round."""
-        return self.timeout if self.wait.seconds is None else min(self.wait.seconds, self.timeout)
-
 
 def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
     """The facts of a training whose rounds need several answers, or close without the slowest.
@@ -104,3 +103,54 @@ def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
     if patience.wait.closes_early:
         coupled.append(CLOSED_EARLY)
     return replace(facts, outside=(*facts.outside, *coupled)) if coupled else facts
+
+
+RATE_KEYS = ("lr", "learning-rate", "learning_rate")
+"""What apps call the local rate in the configuration of a message."""
+OUR_KEYS = frozenset(Instruction.__dataclass_fields__) - {"position"} | {"branch", "round", "server-round"}
+
+
+def own_blueprint(
+    initial: Callable[..., Any],
+    spec: Spec,
+    profiles: Sequence[WireProfile],
+    *,
+    identity: str,
+    preprocessing: str,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    metrics: MetricNames = USUAL_METRICS,
+    evaluates: bool = True,
+) -> tuple[Blueprint, Spec]:
+    """Training that only the clients know, of a model that `initial` makes (`own_training`).
+
+    `config` goes into every message, as `train_config` of Flower's FedAvg does.
+    """
+    _check_config(spec, config)
+    training = own_training(initial, spec, identity=identity, preprocessing=preprocessing)
+    blueprint = Blueprint(
+        training.layout,
+        tuple(profile.client for profile in profiles),
+        training.facts,
+        training.initial_model,
+        spec.seed,
+        replies=training.replies,
+        several=all(profile.several for profile in profiles),
+        carried=training.carried,
+        config=config,
+        metrics=metrics,
+        evaluates=evaluates,
+    )
+    return blueprint, spec
+
+
+def _check_config(spec: Spec, config: Mapping[str, Any]) -> None:
+    """What the clients are told must not contradict the spec, nor our own messages."""
+    taken = sorted(OUR_KEYS & set(config))
+    if taken:
+        raise InputError(f"the configuration's {taken[0]!r} is a key of sifu's own messages: give it another name")
+    for key in RATE_KEYS:
+        if key in config and spec.local.rate != "auto" and float(config[key]) != float(spec.local.rate):
+            raise InputError(
+                f"the clients are told {key} = {config[key]}, and the spec says local.rate = {spec.local.rate}: say "
+                "the same in both"
+            )

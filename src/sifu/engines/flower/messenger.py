@@ -7,6 +7,7 @@ never sent anything.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +20,15 @@ from sifu.core.replies import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Exchange, Roster
-from sifu.engines.flower.statistics_wire import SEND_MASKED_STATISTICS
-from sifu.engines.flower.wire import SHOW_EVENT, TRAIN, Instruction, model_message, read_model, with_config
+from sifu.engines.flower.wire import (
+    SEND_MASKED_STATISTICS,
+    SHOW_EVENT,
+    TRAIN,
+    Instruction,
+    model_message,
+    read_model,
+    with_config,
+)
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices
@@ -181,7 +189,7 @@ class Messenger:
                 messages,
                 lambda sent: self._exchange.ask(
                     sent,
-                    patience.round_timeout,
+                    min(patience.timeout, math.inf if patience.wait.seconds is None else patience.wait.seconds),
                     read,
                     expires=patience.timeout,
                     enough=[

@@ -16,15 +16,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from sifu.engines.flower.masking import mask, new_secret, public_part
-from sifu.engines.flower.statistics_wire import (
+from sifu.engines.flower.wire import (
+    ARRAYS,
+    CONFIG,
+    MASKED,
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
     STATISTICS,
     WORDS,
+    Instruction,
     Origin,
+    arrays_of,
+    in_order,
     origin_records,
 )
-from sifu.engines.flower.wire import ARRAYS, CONFIG, MASKED, Instruction, arrays_of, in_order
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 

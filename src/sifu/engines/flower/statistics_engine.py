@@ -24,15 +24,15 @@ from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.messenger import ATTEMPTS
-from sifu.engines.flower.statistics_wire import (
+from sifu.engines.flower.wire import (
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
     STATISTICS,
     Origin,
+    read_masked,
     read_prepared,
     read_statistics_words,
 )
-from sifu.engines.flower.wire import read_masked
 from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Statistics

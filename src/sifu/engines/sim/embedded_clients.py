@@ -1,7 +1,5 @@
 """The data of the clients, checked once, in the element type that training uses, and the losses of linear models.
 
-The three losses of linear models: their gradients in the outputs, their values, their curvature.
-
 For outputs z of one sample and target t (a one-hot row, a 0/1 label, or real values):
 
     softmax        f = log sum_j exp(z_j) - z_t        df/dz = softmax(z) - t     d2f/dz2 <= 1/2
@@ -74,14 +72,6 @@ def _softmax(scores: Tensor, dim: int) -> Tensor:
     return powers.div_(powers.sum(dim=-1, keepdim=True))
 
 
-def _half_squared_error(scores: Tensor, targets: Tensor) -> Tensor:
-    return 0.5 * (scores - targets.reshape(scores.shape)).square().sum(dim=-1).mean()
-
-
-def _logistic_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(scores.reshape(-1), targets.to(scores.dtype))
-
-
 OBJECTIVES: dict[str, Objective] = {
     "softmax": Objective(
         "softmax",
@@ -95,14 +85,14 @@ OBJECTIVES: dict[str, Objective] = {
         curvature_factor=0.25,
         residual=lambda z, t, dim=-1: torch.sigmoid(z).sub_(t),
         row_loss=lambda z, t, dim=-1: (functional.softplus(z) - t * z).sum(dim=dim),
-        mean_loss=_logistic_loss,
+        mean_loss=lambda z, t: functional.binary_cross_entropy_with_logits(z.reshape(-1), t.to(z.dtype)),
     ),
     "least_squares": Objective(
         "least_squares",
         curvature_factor=1.0,
         residual=lambda z, t, dim=-1: z - t,
         row_loss=lambda z, t, dim=-1: 0.5 * (z - t).square().sum(dim=dim),
-        mean_loss=_half_squared_error,
+        mean_loss=lambda z, t: 0.5 * (z - t.reshape(z.shape)).square().sum(dim=-1).mean(),
     ),
 }
 """Every loss by its name in a spec."""

@@ -241,8 +241,9 @@ class VectorisedTrainer:
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
             residual = self._objective.residual(scores, targets, dim=1)
-            if self._plain and rows is None:  # `descend` in one pass instead of two
-                dual = _add_scaled(dual, residual, -training.rate * row_weights)
+            if self._plain and rows is None:  # `descend` in one pass instead of two, in the memory of one of them
+                scale = -training.rate * row_weights
+                dual = residual.mul_(scale) if dual is None else dual.addcmul_(residual, scale)
                 continue
             gradient = residual.mul_(row_weights)
             if rows is not None:
@@ -297,11 +298,6 @@ class Rows:
 
 
 _Batches = Sequence[tuple[Rows | None, Tensor]]
-
-
-def _add_scaled(total: Tensor | None, values: Tensor, scale: Tensor) -> Tensor:
-    """total + scale * values in the memory of one of them; None is a total of zeros."""
-    return values.mul_(scale) if total is None else total.addcmul_(values, scale)
 
 
 def _averaged_by_duals(dual: Tensor) -> bool:

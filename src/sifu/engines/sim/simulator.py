@@ -358,11 +358,7 @@ class SimulatedFederation:
             if not increasing:
                 return chosen
             self._last_checked = Places.of(chosen, self._numbers[chosen])
-        # Read-only arrays are cached by identity, however long they are.
-        self._last_given = clients if isinstance(clients, np.ndarray) and _is_constant(clients) else None
+        # Arrays that own their values and are read-only are cached by identity, however long they are.
+        constant = isinstance(clients, np.ndarray) and clients.base is None and not clients.flags.writeable
+        self._last_given = clients if constant else None
         return self._last_checked.index
-
-
-def _is_constant(array: np.ndarray) -> bool:
-    """Whether an array owns its values and they cannot be written to."""
-    return array.base is None and not array.flags.writeable

@@ -28,11 +28,6 @@ NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**6
 """A stop rule that looks at nothing."""
 
 
-def _own_copy(model: NDArray[np.floating]) -> NDArray[np.floating]:
-    """A copy that does not keep the chunk alive; made in one go, without handing the interpreter to another thread."""
-    return np.frombuffer(bytearray(model), dtype=model.dtype)
-
-
 class LaneEngine:
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
 
@@ -81,7 +76,7 @@ class LaneEngine:
         """One round on its own."""
         self._refuse_gram(want_gram)
         wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
-        start, origin = self._upload_model(model), self._upload_origin(wanted)
+        start, origin = self._upload(model), self._upload(wanted.origin, "float64")
         streams = [self._stream(start, origin, position, active, wanted, absent, single=True)]
         self._group.open(streams)
         try:
@@ -121,10 +116,10 @@ class LaneEngine:
         models_stay: bool,
     ) -> Generator[list[StreamedRound]]:
         self._refuse_gram(wanted.want_gram)
-        origin = self._upload_origin(wanted)
+        origin = self._upload(wanted.origin, "float64")
         # Groups mostly begin with the same model: it is put into device order and sent once.
         different = {id(model): model for model in models}
-        starts = {key: self._upload_model(model) for key, model in different.items()}
+        starts = {key: self._upload(model) for key, model in different.items()}
         streams = [
             self._stream(starts[id(model)], origin, position, members, wanted, models_stay=models_stay)
             for model, members in zip(models, groups, strict=True)
@@ -144,13 +139,10 @@ class LaneEngine:
         if want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
 
-    def _upload_model(self, model: Vector) -> Tensor:
+    def _upload(self, model: Vector, dtype: str = "") -> Tensor:
+        """A model in device order, in its own type or another one."""
         with self._group.queue.here():
-            return self._group.queue.upload(self._in_device_order(model, self.layout.dtype))
-
-    def _upload_origin(self, wanted: RoundsWanted) -> Tensor:
-        with self._group.queue.here():
-            return self._group.queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64))
+            return self._group.queue.upload(self._in_device_order(model).astype(dtype or self.layout.dtype))
 
     def _stream(
         self,
@@ -192,15 +184,14 @@ class LaneEngine:
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
-        start = self._in_device_order(model, self.layout.dtype)
+        start = self._in_device_order(model)
         updates = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
-        in_order: NDArray[np.floating] = updates[:, self._places]
-        return in_order
+        return np.asarray(updates[:, self._places])
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """How `model` does on the data of each of `clients`."""
         with self._queue.here():
-            start = self._queue.upload(self._in_device_order(model, self.layout.dtype))
+            start = self._queue.upload(self._in_device_order(model))
         return self._evaluation(self._group.evaluate(self._queue, self._lane, start), np.asarray(clients))
 
     def _evaluation(self, evaluated: Evaluated, clients: ClientIndices) -> Evaluation:
@@ -235,7 +226,13 @@ class LaneEngine:
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                evaluation = self._look(chunk, ahead, np.asarray(looked_at))
+                known = chunk.evaluated.get(ahead + 1)  # now, if the device did not know that it would be wanted
+                clients = np.asarray(looked_at)
+                evaluation = (
+                    self.evaluate(self._model_of(chunk, ahead), clients)
+                    if known is None
+                    else self._evaluation(known, clients)
+                )
                 if not stream.models_stay:  # groups are looked at as if nothing were known (`stream_group_rounds`)
                     stream.accuracy = evaluation.accuracy
             updates = None
@@ -255,17 +252,12 @@ class LaneEngine:
                 updates,
             )
 
-    def _look(self, chunk: Chunk, ahead: int, clients: ClientIndices) -> Evaluation:
-        """The evaluation after a round of a chunk, now if the device did not know that it would be wanted."""
-        if ahead + 1 in chunk.evaluated:
-            return self._evaluation(chunk.evaluated[ahead + 1], clients)
-        return self.evaluate(self._model_of(chunk, ahead), clients)
-
     def _model_of(self, chunk: Chunk, ahead: int) -> Vector:
         """The model after a round of a chunk."""
         model = chunk.models[ahead]
         if isinstance(model, np.ndarray):
-            return _own_copy(model)
+            # A copy that does not keep the chunk alive, made without handing the interpreter to another thread.
+            return np.frombuffer(bytearray(model), dtype=model.dtype)
         with self._queue.here():
             fetched: Vector = model.index_select(0, self._entries).cpu().numpy()
         return fetched
@@ -283,7 +275,7 @@ class LaneEngine:
                 f"({self.facts.local_rate:g}); the last good state stays"
             )
 
-    def _in_device_order(self, model: NDArray[np.floating], dtype: str) -> NDArray[np.floating]:
-        flat = np.zeros(self._group.size, dtype=dtype)
+    def _in_device_order(self, model: NDArray[np.floating]) -> NDArray[np.floating]:
+        flat = np.zeros(self._group.size, dtype=self.layout.dtype)
         flat[self._places] = model
         return flat
