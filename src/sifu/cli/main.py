@@ -132,7 +132,7 @@ def run_app(app: typer.Typer) -> None:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             if as_json:
                 _fail(error.format_message(), 2, as_json)  # type: ignore[attr-defined]
-            error.show()  # type: ignore[attr-defined]
+            error.show()
             sys.exit(2)
         if os.environ.get("SIFU_DEBUG"):
             raise

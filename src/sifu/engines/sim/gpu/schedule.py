@@ -63,8 +63,8 @@ class LaneTables:
 
     def select(self, lanes: Tensor) -> LaneTables:
         """The tables of some lanes."""
-        own = (self.rows, self.sizes, self.participation_keys, self.batch_keys, self.dropout_keys)
-        return LaneTables(*(values[lanes] for values in own), self.smallest)
+        keys = (self.participation_keys[lanes], self.batch_keys[lanes], self.dropout_keys[lanes])
+        return LaneTables(self.rows[lanes], self.sizes[lanes], *keys, self.smallest)
 
 
 @dataclass(frozen=True)
