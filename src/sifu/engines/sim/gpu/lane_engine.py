@@ -226,14 +226,14 @@ class LaneEngine:
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                known = chunk.evaluated.get(ahead + 1)  # now, if the device did not know that it would be wanted
+                evaluated = chunk.evaluated.get(ahead + 1)  # now, if the device did not know that it would be wanted
                 clients = np.asarray(looked_at)
                 evaluation = (
                     self.evaluate(self._model_of(chunk, ahead), clients)
-                    if known is None
-                    else self._evaluation(known, clients)
+                    if evaluated is None
+                    else self._evaluation(evaluated, clients)
                 )
-                if not stream.models_stay:  # groups are looked at as if nothing were known (`stream_group_rounds`)
+                if not stream.models_stay:  # groups are looked at as if nothing were evaluated (`stream_group_rounds`)
                     stream.accuracy = evaluation.accuracy
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
