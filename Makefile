@@ -38,11 +38,12 @@ $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
 	$(BIN)/sifu demo
 
+# Tests that need Flower run with `make test-flower` alone, whether Flower is installed here or not.
 test: $(VENV)/.dev       ## everything that is quick, in minutes
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines/flower $(TESTS)
 
 test-long: $(VENV)/.dev  ## what takes long: whole runs, second verifier, browser, kills, GPU kernels in an interpreter, properties with all examples
-	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "(long or hypothesis) and not slow and not flower"
+	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines/flower -m "(long or hypothesis) and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import sifu
-from run_tools import Command, environment, query, run_cli, small_spec, start_cli, state
+from run_tools import Command, environment, query, small_spec, start_cli, state
 from sifu.api import verify_run
 from sifu.store.lock import WriterLock
 from sifu.store.writer import RunWriter
@@ -60,7 +60,7 @@ def wait_for_rounds(folder: Path, process: subprocess.Popen[str], at_least: int,
     raise AssertionError("no rounds appeared")
 
 
-def test_ctrl_c_loses_nothing(tmp_path: Path, long_spec: Path) -> None:
+def test_ctrl_c_loses_nothing(cli: Command, tmp_path: Path, long_spec: Path) -> None:
     folder = tmp_path / "run"
     process = start_cli("train", long_spec, "--run", folder)
     seen = wait_for_rounds(folder, process, 20)
@@ -74,7 +74,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path, long_spec: Path) -> None:
     assert saved >= seen
     assert verify_run(folder).problems == []
     # The same command continues and finishes.
-    answer = run_cli("train", long_spec, "--run", folder, "--format", "json")
+    answer = cli("train", long_spec, "--run", folder, "--format", "json")
     assert answer.code == 0, answer.err
     assert answer.json["phase"] == "ready"
     assert answer.json["rounds_run"] == 1500
@@ -87,8 +87,8 @@ def test_ctrl_c_loses_nothing(tmp_path: Path, long_spec: Path) -> None:
     assert '"exit_code": 130' in out
     assert query(folder, "SELECT status FROM requests") == [("running",)]
     assert verify_run(folder).problems == []
-    assert run_cli("export", folder, "--model", tmp_path / "m.safetensors").code == 2
-    answer = run_cli("forget", folder)
+    assert cli("export", folder, "--model", tmp_path / "m.safetensors").code == 2
+    answer = cli("forget", folder)
     assert answer.code == 0, answer.err
     assert query(folder, "SELECT status FROM requests") == [("done",)]
     assert verify_run(folder).problems == []

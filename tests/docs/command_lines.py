@@ -1,59 +1,97 @@
-"""Runs command lines one after another; each of `sifu` in a separate process that is forked after all imports.
+"""Runs what documents show, each in a separate process that is forked after all imports.
 
-    python tests/docs/command_lines.py COMMANDS.json
-
-Prints the output of the first command that fails, and ends with its status.
+A task is a line of JSON on standard input: the folder to work in, and either a command line of `sifu`, the text of a
+program or the path of one. Its status and what it printed are the answer, a line of JSON on standard output. Commands
+are parsed as Typer built them before the forks, which takes longer than most of them.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
-import subprocess
+import runpy
+import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
+
+import typer.main
 
 import sifu.cli.main as command_line
 
-# What commands import when they need it; a fork begins with all of it.
-import sifu.plots
-import sifu.report  # noqa: F401
-from sifu.engines import sim  # noqa: F401
+NEEDED_LATER = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
+    "rich.progress",
+    "rich.table",
+    "safetensors.torch",
+    "scipy.linalg",
+    "scipy.stats",
+    "sifu.audit",
+    "sifu.engines.sim",
+    "sifu.plots",
+    "sifu.report",
+    "sklearn.datasets",
+    "sklearn.metrics",
+)
+"""What commands import when they need it; a fork begins with all of it."""
+PATIENCE = 600
+"""Seconds after which a process is taken to hang."""
 
 
-def run_forked(command: str, output: Path) -> int:
-    """The exit status of a command line; what it printed is in `output`."""
-    child = os.fork()
-    if child == 0:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+def work(command: str = "", text: str = "", path: str = "") -> None:
+    """Carry out one task in this process."""
+    if command:
         sys.argv = command.split()
-        status = 0
-        try:
-            command_line.main()
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        command_line.main()
+    elif text:
+        exec(compile(text, "example", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [path]
+        sys.path.insert(0, str(Path(path).parent))
+        runpy.run_path(path, run_name="__main__")
+
+
+def run_forked(folder: str, **task: str) -> dict[str, Any]:
+    """Status and output of a task that runs in a folder, in a process of its own."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(PATIENCE)
+            os.chdir(folder)
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            status = 0
+            try:
+                work(**task)
+            except SystemExit as leaving:
+                status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        printed = []
+        for stream in (out, err):
+            stream.seek(0)
+            printed.append(stream.read().decode(errors="replace"))
+    return {"status": status, "out": printed[0], "err": printed[1]}
 
 
 def main() -> None:
-    output = Path("output-of-a-command.txt")
-    for command in json.loads(Path(sys.argv[1]).read_text()):
-        if command.startswith("sifu "):
-            status = run_forked(command, output)
-        else:
-            status = subprocess.run(["sh", "-c", command], check=False).returncode
-        if status != 0:
-            print(f"{command}\nended with {status}\n{output.read_text(errors='replace')}")
-            sys.exit(1)
+    for name in NEEDED_LATER:
+        importlib.import_module(name)
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(command_line.app)
+    for line in sys.stdin:
+        print(json.dumps(run_forked(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,51 +27,77 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if line.startswith(("sifu ", "printf "))]
 
 
-@pytest.fixture
-def shell(tmp_path: Path):
-    """Runs one command in a separate folder, with the `sifu` of this interpreter."""
+class Reader:
+    """Types what a page shows, in one folder; `sifu` and Python were started before (`command_lines.py`)."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process, self.folder = process, folder
+
+    def run(self, **task: str) -> Any:
+        """What a task printed to standard output; it has to end well."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps({"folder": str(self.folder)} | task), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline())
+        assert answer["status"] == 0, f"{task} ended with {answer['status']}\n{answer['out']}\n{answer['err']}"
+        return answer["out"]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[str]]:
+    """Python with everything imported, which forks for every task."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, str(ROOT / "tests" / "docs" / "command_lines.py")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
 
-    def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
 
-    return run
+@pytest.fixture
+def reader(process: subprocess.Popen[str], tmp_path: Path) -> Reader:
+    """Types into a folder that is empty."""
+    return Reader(process, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_runs(page: str, shell, tmp_path: Path) -> None:
+def test_every_command_of_a_page_runs(page: str, reader: Reader, tmp_path: Path) -> None:
     lines = commands(page)
     assert lines
     if page != "README.md":
         for example in blocks(page, "python"):
-            assert shell([sys.executable, "-c", example]).returncode == 0
-    (tmp_path / "commands.json").write_text(json.dumps(lines))
-    result = shell([sys.executable, str(ROOT / "tests" / "docs" / "command_lines.py"), "commands.json"])
-    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+            reader.run(text=example)
+    for line in lines:
+        if line.startswith("sifu "):
+            reader.run(command=line)
+        else:
+            subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
 
 
 @pytest.mark.long
-def test_the_example_of_frozen_features_runs(shell) -> None:
+def test_control_a_command_that_fails_is_noticed(reader: Reader) -> None:
+    for task in ({"command": "sifu status nowhere"}, {"text": "raise SystemExit(3)"}, {"text": "1 / 0"}):
+        with pytest.raises(AssertionError, match=r"ended with [123]"):
+            reader.run(**task)
+
+
+@pytest.mark.long
+def test_the_example_of_frozen_features_runs(reader: Reader) -> None:
     (example,) = blocks("docs/frozen-features.md", "python")
-    result = shell([sys.executable, "-c", example])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(("proven", "exact"))
+    assert reader.run(text=example).startswith(("proven", "exact"))
 
 
 @pytest.mark.long
-def test_the_readme_example_runs(shell) -> None:
+def test_the_readme_example_runs(reader: Reader) -> None:
     (example,) = blocks("README.md", "python")
-    result = shell([sys.executable, "-c", example])
-    assert result.returncode == 0, result.stderr
+    reader.run(text=example)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples_run(shell, example: str) -> None:
-    result = shell([sys.executable, str(ROOT / "examples" / example)])
-    assert result.returncode == 0, result.stderr
-    assert "verified: True" in result.stdout
+def test_the_examples_run(reader: Reader, example: str) -> None:
+    assert "verified: True" in reader.run(path=str(ROOT / "examples" / example))
 
 
 def test_every_command_is_documented() -> None:
