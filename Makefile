@@ -10,7 +10,8 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(LOCK))
+PIP_OPTIONS ?=
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) $(addprefix --constraint ,$(LOCK))
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
