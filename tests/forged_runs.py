@@ -16,12 +16,13 @@ from sifu.core.certificate import auditor_form, public_form
 from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest
 from sifu.store.checkpoints import Signer
+from sifu.store.erased_figures import digest_of_rest
 from sifu.store.files import certificate_path
 from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
-from sifu.store.sealed import PURGED, erase_sealed, set_apart
+from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, set_apart
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -49,7 +50,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         sealed = connection.execute("SELECT salt, content FROM sealed WHERE seq = ?", (seq,)).fetchone()
         if sealed is not None:
             content |= json.loads(sealed[1])
-        if "rows" in content:
+        if "rows" in content and nonce:  # of events without one a purge erased the salt
             first, last = content["rows"]["first"], content["rows"]["last"]
             content["rows"]["digest"] = rows_digest(
                 reader.node_rows(first, last),
@@ -62,6 +63,16 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             connection.execute(
                 "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
             )
+        if "kept_rows" in content and sealed is not None:
+            last, salt = content["kept_rows"]["last"], content[FIGURES_SALT]
+            rows = reader.node_rows(0, last), reader.participation().between(0, last), reader.grams(0, last)
+            content["kept_rows"]["digest"] = rows_digest(*rows, salt)
+            digest = clients_digest(reader.read_clients()[: int(content["run"]["client_count"])], salt)
+            content["run"]["clients_digest"] = digest
+            connection.execute("UPDATE run SET value = ? WHERE key = 'clients_digest'", (digest,))
+        if ALL_FIGURES in content:
+            before = [event for event in RunReader(folder).events() if event.seq < seq]
+            content[ALL_FIGURES] |= {"events": digest_of_rest(before), "verified": f"{seq - 1}:{previous.hex()}"}
         stated = content.get(SEALED)
         if edit is not None:
             edit(kind, content)

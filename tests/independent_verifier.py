@@ -44,6 +44,10 @@ PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scrat
               "fed_accum": "nothing"}  # fmt: skip
 SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt", "local_rates"}
 RATES_SET_BY = ("run created", "rolled back", "purged")
+# Section 6e: what a purge of all figures takes out of the payloads of these kinds of events.
+WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", "purged")
+FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
+           "source_node", "noise_std"}  # fmt: skip
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
@@ -211,6 +215,15 @@ class Verifier:
         erasing = [payload for payload in purges if payload.get("figures_erased")]  # section 6d
         self.erased_up_to = erasing[-1]["kept_rows"]["last"] if erasing else -1
         self.erased = {c for i in (erasing[-1]["subjects"] if erasing else []) for c in self.subjects.get(i, [])}
+        at_wish = [event for event in self.tables["events"] if event["kind"] == "purged"
+                   and "all_figures" in json.loads(event["payload"])]  # fmt: skip
+        self.wish = at_wish[-1]["seq"] if at_wish else 0  # section 6e: the last purge of all figures
+        self.wished: Row = json.loads(at_wish[-1]["payload"])["all_figures"] if at_wish else {"requests": []}
+        self.not_recomputed = {
+            name: event["time"]
+            for event in reversed(at_wish)
+            for name in json.loads(event["payload"])["all_figures"]["requests"]
+        }
         assumed = self.spec["regularity"]["kind"] == "assumed"
         self.regular = {
             first: {
@@ -265,8 +278,9 @@ class Verifier:
             at, text, payload = f"event {event['seq']}", event["payload"], parsed(event["payload"])
             self.agree(f"{at}: number", event["seq"], number)
             self.agree(f"{at}: payload", text, canonical(payload))
-            self.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
-            self.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
+            if event["nonce"] or event["seq"] > self.wish:  # section 6e: or it cannot be opened any more
+                self.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
+                self.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
             fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
             self.agree(f"{at}: hash", event["hash"].hex(), sha256(previous, b"\0".join(fields)))
             previous, models, name = event["hash"], replayed["models"], payload.get("request")
@@ -402,6 +416,7 @@ class Verifier:
             elif event["kind"] == "comparison":
                 columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")
                 put("comparisons", {key: payload[key] for key in columns if key in payload})
+        self.check_rest()
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
         text = (self.folder / "head").read_bytes().decode() if (self.folder / "head").is_file() else ""
         here = f"{len(self.tables['events'])}:{previous.hex()}"
@@ -417,8 +432,88 @@ class Verifier:
         self.check(self.rounds.keys() | self.grams.keys() == self.nodes.keys(), "there are rows of rounds that are not")
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
 
+    def check_rest(self) -> None:
+        """Section 6e: what a purge of all figures left of earlier events is tied by its digest, and holds none."""
+        digest, tip = hashlib.sha256(), None
+        for event in self.tables["events"][: max(self.wish - 1, 0)]:
+            payload, at = parsed(event["payload"]), f"event {event['seq']}"
+            if not event["nonce"]:
+                digest.update(f"{event['seq']}\0{event['payload']}\0".encode())
+                self.check(event["kind"] in WITH_FIGURES, f"{at}: no purge takes its nonce")
+            held = FIGURES & payload.keys() if event["kind"] in WITH_FIGURES else set()
+            choice = payload.get("choice", {"source_node": None})
+            if choice["source_node"] is not None:
+                hidden = [choice["noise_std"], choice["source_node"], choice["wanted_node"], payload["charges"]]
+                held |= set() if hidden == [None, tip, tip, []] else {"choice"}
+            self.check(not held, f"{at}: {sorted(held)} were erased and are there again")
+            tip = int(payload.get("run", {}).get("tip", -1 if tip is None else tip))
+        if self.wish:
+            self.agree("what is left of earlier events", self.wished["events"], digest.hexdigest())
+
+    def erased_forms(self, request: Row) -> list[str]:
+        """Section 6e: which certificates of a request went with all figures."""
+        if request["request"] not in self.not_recomputed:
+            return []
+        stays = request["level"] == "exact" or request["sigma"] != "auto"
+        return ["auditor"] if stays else ["auditor", "public"]
+
+    def check_rest_of_request(self, request: Row) -> None:
+        """Section 6e: what is left of a request whose figures are erased."""
+        name, noise = request["request"], self.nodes[request["noise_node"]]
+        chains = [self.chain(client) for client in json.loads(request["clients"])]
+        own = [clients for i, clients in self.subjects.items() if self.owner[i] is request]
+        at, everyone = f"request {name}", [[client for chain in chains for client in chain]]
+        self.agree(f"{at}: subjects", own, everyone if request["unit"] == "joint" else chains)
+        self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
+        fresh = request["source_node"] is None
+        expected = [request["source_node"], request["request_order"], 0.0 if fresh else math.inf]
+        self.agree(f"{at}: noise node", [noise[k] for k in ("parent", "request_order", "noise_std")], expected)
+        self.agree(f"{at}: sigma", request["noise_std"], 0.0 if fresh else None)
+        charged = [row for row in self.tables["charges"] if row["noise_node"] == noise["node"] and not fresh]
+        self.check(not charged, f"{at}: its charges are there again")
+        stored = {row["form"]: row["content"] for row in self.tables["certificates"] if row["request"] == name}
+        self.agree(f"{at}: certificates", sorted([*stored, *self.erased_forms(request)]), ["auditor", "public"])
+        for form, text in stored.items():
+            certificate, issued = json.loads(text), self.done[name]["payload"]["certificates"][form]
+            self.agree(f"{at}: certificate in the ledger", issued, sha256(text.encode()))
+            key = [key for seq, key in self.keys if seq < self.done[name]["seq"]][-1]
+            try:
+                public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+                public.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
+            except Exception:
+                self.problems.append(f"{at}: the signature of its certificate does not verify")
+
+    def check_wish(self, moment: Row) -> None:
+        """Section 6e: a purge of all figures says what was verified and erased, and which models it left."""
+        said, at, before = moment["payload"]["all_figures"], f"event {moment['seq']}", self.tables["events"]
+        last = before[moment["seq"] - 2]
+        served = [name for name, row in moment["requests"].items() if row.get("noise_node") is not None]
+        self.agree(f"{at}: what was verified", said["verified"], f"{last['seq']}:{last['hash'].hex()}")
+        self.agree(f"{at}: requests", said["requests"], served)
+        forms = {name: self.erased_forms(self.requests[name]) for name in served}
+        self.agree(f"{at}: certificates", said["certificates"], forms)
+        self.check(before[moment["seq"] - 1]["signature"] is not None, f"{at}: it is not signed")
+        methods = {self.requests[name]["method"] for name in served}
+        promised = all(self.requests[name]["level"] not in (None, "none") for name in served)
+        self.check(promised and methods <= {"sifu", "last", "scratch"}, f"{at}: a request was of another kind")
+        tied = self.spec["groups"]["count"] or self.spec["model"]["kind"] == "ridge"
+        self.check(not tied, f"{at}: the figures of such a run stay")
+        active = self.path(int(moment["tip"]))
+        left = set(moment["models"]) - set(moment["payload"].get("dropped_models", []))
+        may = set(self.kept_path(active)) | {active[0], active[-1]}
+        self.check(active[-1] in left and left <= may, f"{at}: models {sorted(left)} are left")
+        files = sorted(file for (file,) in moment["updates"])
+        self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), files)
+
+    def kept_path(self, active: list[int]) -> list[int]:
+        """Section 6e: the path whose figures stay, if the last request started it afresh."""
+        orders = [row["request_order"] for node, row in self.nodes.items() if node <= active[-1]]
+        return active if self.nodes[active[0]]["request_order"] == max(orders) else []
+
     def is_erased(self, event: Row) -> bool:
         """Section 6d: whether a purge erased the sealed part of an event."""
+        if event["seq"] < self.wish:
+            return True
         kinds = [(other["seq"], other["kind"]) for other in self.tables["events"]]
         purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
         rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
@@ -579,7 +674,7 @@ class Verifier:
             number = {row["name"]: n for n, row in self.clients.items()}
             gone = {number[name] for name, row in moment["requests"].items() if name in said["requests"]
                     for name in json.loads(row["clients"])}  # fmt: skip
-            for what in ("updates", "statistics"):
+            for what in ("updates", "statistics") if self.tables["events"][moment["seq"] - 1]["nonce"] else ():
                 held = {file: {*map(int, json.loads(row["clients"]))} for (file,), row in moment[what].items()}
                 hit = {n for n in said.get("dropped_models", []) if n in self.groups}
                 through = {file: set(json.loads(row.get("trunks", "[]"))) for (file,), row in moment[what].items()}
@@ -671,7 +766,8 @@ class Verifier:
         listed, vectors = {f"{row['node']}.safetensors": row for row in self.tables["models"]}, {}
         files = {path.name for path in (self.folder / "models").iterdir()}
         self.agree("files in models/", sorted(files), sorted(listed))
-        expected = sorted(f"{name}.{form}.json" for name in self.done for form in ("auditor", "public"))
+        expected = sorted(f"{name}.{form}.json" for name in self.done for form in ("auditor", "public")
+                          if form not in self.erased_forms(self.requests[name]))  # fmt: skip
         self.agree("certificates/", sorted(p.name for p in (self.folder / "certificates").iterdir()), expected)
         self.agree("rows of certificates", len(self.tables["certificates"]), len(expected))
         number = {"float64": "<f8", "float32": "<f4"}[self.facts["dtype"]]
@@ -697,6 +793,8 @@ class Verifier:
                         continue  # those of clients that a later request forgot were erased
                     moved = float(np.linalg.norm(vector - start - self.replayed(node, number)))
                     low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
+                elif math.isinf(row["noise_std"]):
+                    continue  # section 6e: erased
                 elif row["kind"] == "noise":
                     low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
                 self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
@@ -1101,7 +1199,10 @@ class Verifier:
         self.agree("orders of the requests", [r["request_order"] for r in carried], list(range(1, len(carried) + 1)))
         spent = dict.fromkeys(self.subjects, 0.0)
         for request in carried:
-            self.check_request(request, spent)
+            if request["request"] in self.not_recomputed:
+                self.check_rest_of_request(request)
+            elif self.check(request["noise_std"] is not None, f"request {request['request']}: its figures are missing"):
+                self.check_request(request, spent)
 
     def check_request(self, request: Row, spent: dict[int, float]) -> None:
         name, order, sigma, source = (request[k] for k in ("request", "request_order", "noise_std", "source_node"))
@@ -1226,6 +1327,8 @@ class Verifier:
     def check_purges(self) -> None:
         """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""
         for moment in self.purges:
+            if moment["seq"] < self.wish:
+                continue  # section 6e: what it erased is not said any more
             active, held, at = self.path(int(moment["tip"])), set(), f"event {moment['seq']}"
             self.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
             for i in moment["known"]:
@@ -1241,27 +1344,37 @@ class Verifier:
                 node = self.nodes[row["node"]]
                 start = node["node"] if node["kind"] == "heuristic" else node["parent"]
                 updates += [file] if start in held else []
-            said, served = moment["payload"], [r for r in moment["requests"].values() if r.get("request_order")]
+            said, wish = moment["payload"], "all_figures" in moment["payload"]
+            served = [r for r in moment["requests"].values() if r.get("request_order")]
+            since = [r for r in served if r["request"] not in self.not_recomputed]
+            if wish:
+                self.check_wish(moment)
             first = json.loads(self.tables["events"][0]["payload"])
             exact = bool(served) and all(
-                row.get("level") == "exact" and row["method"] in ("scratch", "groups", "closed_form") for row in served
+                row.get("level") == "exact" and row["method"] in ("scratch", "groups", "closed_form") for row in since
             )
+            exact = exact or wish
             able = "sealed" in first and not self.spec["keep"]["gram_clients"] and "reported" not in self.run
             able = able and self.spec["privacy"]["noise"] != "seeded" and exact
             in_the_open = self.spec["local"]["rate"] != "auto" == json.loads(self.run["asked"])["local"]["rate"]
             able = able and not in_the_open
             self.agree(f"{at}: figures erased", said.get("figures_erased", False), able and "kept_rows" in said)
             if said.get("figures_erased"):
-                cut = [row for n, row in self.nodes.items() if n <= said["kept_rows"]["last"] and n not in active]
+                stays = self.kept_path(active) if wish else active
+                cut = [row for n, row in self.nodes.items() if n <= said["kept_rows"]["last"] and n not in stays]
                 rounds = [row["node"] for row in cut if row["kind"] in ("round", "merge")]
                 back = [node for node in rounds if self.nodes[node]["distance"] or not self.figures_gone(node)]
+                noised = [row for row in cut if row["kind"] == "noise"]
+                back += [row["node"] for row in noised if [row["parent"], row["noise_std"], row["rounding"]]
+                         != [row["node"] - 1, math.inf, math.inf]]  # fmt: skip
                 gone = {c for i in moment["known"] for c in self.subjects[i]}
                 back += [c for c in gone if self.clients[c]["smoothness"] is not None]
                 self.check(not back, f"{at}: figures of {back} are there again")
                 rates = [first for first in self.rates if first <= said["kept_rows"]["last"]]
                 self.check(len(rates) <= 1, f"{at}: local rates of {rates} are there again")
-            self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
-            self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
+            if not wish:
+                self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
+                self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
 
     def training_noise(self, request: Row, subjects: list[list[int]]) -> Row:
         """Section 4a."""
@@ -1507,6 +1620,11 @@ class Verifier:
                     self.agree(f"{at}: {field}", certificate["body"].get(field), value)
 
 
+def not_recomputed(folder: Path) -> dict[str, str]:
+    """The requests whose certificates verify(folder) does not recompute, with the time their figures were erased."""
+    return Verifier(Path(folder)).not_recomputed
+
+
 def verify(folder: Path) -> list[str]:
     """The problems of a run folder; none if everything agrees."""
     try:
@@ -1531,5 +1649,6 @@ def verify(folder: Path) -> list[str]:
 if __name__ == "__main__":
     results = {folder: verify(Path(folder)) for folder in sys.argv[1:]}
     for folder, problems in results.items():
-        print(f"{folder}: {f'{len(problems)} problems' if problems else 'all good'}", *problems, sep="\n  ")
+        erased = [f"not recomputed, figures erased {time}: {name}" for name, time in not_recomputed(folder).items()]
+        print(f"{folder}: {f'{len(problems)} problems' if problems else 'all good'}", *problems, *erased, sep="\n  ")
     sys.exit(any(results.values()))

@@ -6,119 +6,36 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-import struct
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import independent_verifier
 import sifu
 from folder_values import places_that_differ, values_by_place
 from forged_runs import execute, rebuild_chain
-from sifu.core.closed_form_engine import recorded_fixed_point
+from guessing import (
+    AUTOMATIC,
+    GONE,
+    GUESSES,
+    NETWORK,
+    RIDGE,
+    ROUNDS,
+    ROW,
+    TRUTH,
+    confirmed,
+    federation,
+    guess,
+    in_bytes,
+    is_random,
+    listed,
+    worked_out,
+)
 from sifu.core.ledger import canonical_json
-from sifu.data import ClientData
-from sifu.requests.what_remains import COUNTS, KEPT_FIGURES, RANDOM
-from sifu.store.files import model_bytes
-from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics
+from sifu.requests.what_remains import COUNTS, KEPT_FIGURES
 
 pytestmark = pytest.mark.long
-
-RIDGE: dict[str, Any] = {
-    "data": {"preprocessing": "fixed"},
-    "model": {"kind": "ridge", "outputs": 3},
-    "features": {"norm": 8.0},
-}
-ROUNDS: dict[str, Any] = {
-    "data": {"preprocessing": "fixed"},
-    "model": {"kind": "softmax", "outputs": 3},
-    "local": {"rate": 0.2, "steps": 2},
-    "stop": {"max_rounds": 4, "target": 0.0},
-}
-AUTOMATIC = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
-NETWORK = ROUNDS | {
-    "model": {"kind": "mlp", "outputs": 3},
-    "regularity": {"kind": "assumed", "factor": 1.05},
-}
-GONE, ROW, TRUTH = 2, 3, 1
-GUESSES = range(12)
-"""Guesses of one record: each of three labels, with the features it has and with three others."""
-DIGITS = 6
-"""A figure of as many digits tells one guess from the others."""
-
-
-def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
-    """Everyone's data, with the adversary's guess of one record of the client that leaves; up to 2, of its label."""
-    generator = np.random.default_rng(5)
-    clients = []
-    for number in range(5):
-        y = generator.integers(0, 3, 8)
-        x = generator.normal(size=(8, 4)) + np.eye(4)[y]
-        if number == GONE:
-            y[ROW] = guessed % 3
-            x[ROW] += np.random.default_rng(guessed // 3).normal(size=4) * (guessed > 2)
-        clients.append(ClientData(f"c{number}", x * (1.5 if number == steepest else 1.0), y))
-    return clients
-
-
-def figures(folder: Path) -> set[str]:
-    """Digests, and figures of many digits, that the folder holds or that can be worked out from its files."""
-    held: set[str] = set()
-    for values in values_by_place(folder).values():
-        for value in values:
-            if isinstance(value, bytes):
-                held.add(value.hex() if len(value) <= 64 else hashlib.sha256(value).hexdigest())
-            elif isinstance(value, float) and np.isfinite(value):
-                held.add(repr(value))
-            elif isinstance(value, str):
-                held |= set(re.findall(r"[0-9a-f]{64}", value)) | set(re.findall(r"\d+\.\d+(?:e[+-]\d+)?", value))
-    return {figure for figure in held if len(figure.replace(".", "").lstrip("-0")) >= DIGITS}
-
-
-def worked_out(folder: Path) -> set[str]:
-    """What an adversary makes of its own federation: also the digests of statistics and models without salts."""
-    held = figures(folder)
-    with RunReader(folder) as reader:
-        for node in reader.models():
-            held.add(hashlib.sha256(model_bytes(reader.layout, reader.load_model(node))).hexdigest())
-        if reader.spec["model"]["kind"] == "ridge":
-            fixed = recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout)
-            held |= {read_statistics(folder, row, fixed).digest() for row in reader.statistics().values()}
-    return held
-
-
-def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
-    """Everything that comes of a federation with this guess, before the client leaves it and after."""
-    run = sifu.train(spec, run=folder, clients=federation(label))
-    before = worked_out(folder)
-    if spec is RIDGE:
-        run.forget([f"c{GONE}"])
-    return before | worked_out(folder)
-
-
-def in_bytes(folder: Path, given: set[str]) -> set[str]:
-    """The figures and digests that are in the bytes of some file, free pages included, as text or as a number."""
-    held = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
-
-    def forms(figure: str) -> list[bytes]:
-        if re.fullmatch(r"[0-9a-f]{64,}", figure):
-            return [figure.encode(), bytes.fromhex(figure)]
-        return [figure.encode(), *(struct.pack(order, float(figure)) for order in (">d", "<d"))]
-
-    return {figure for figure in given if any(form in held for form in forms(figure))}
-
-
-def confirmed(folder: Path, guesses: dict[int, set[str]]) -> set[int]:
-    """The guesses that the folder has a figure of which no other guess gives."""
-    there = figures(folder) | worked_out(folder)
-    others = {label: set().union(*(guesses[other] for other in guesses if other != label)) for label in guesses}
-    only = {label: given - others[label] for label, given in guesses.items()}
-    assert all(only.values()), "every guess must be one that could be told"
-    return {label for label, given in only.items() if given & there or in_bytes(folder, given)}
 
 
 @pytest.fixture(scope="module")
@@ -174,14 +91,6 @@ def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, g
         earlier[label] = guesses[label] | worked_out(folder)
     assert confirmed(run.folder, earlier) == set()
     assert independent_verifier.verify(run.folder) == []
-
-
-def listed(place: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(place, pattern) or fnmatchcase(place, f"{pattern}.*") for pattern in patterns)
-
-
-def is_random(place: str) -> bool:
-    return any(fnmatchcase(place, pattern) for pattern in RANDOM)
 
 
 @pytest.mark.parametrize("spec", [ROUNDS, AUTOMATIC, NETWORK], ids=["linear", "automatic rate", "network"])

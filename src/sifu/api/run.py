@@ -32,7 +32,7 @@ from sifu.choices import Decided, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
-from sifu.errors import InputError, RunBusyError
+from sifu.errors import InputError, RunBusyError, VerificationError
 from sifu.methods.request_plan import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
@@ -51,6 +51,7 @@ from sifu.store import keys
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import AUTHORITY, actor_name, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.database import DATABASE, Memory
+from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
@@ -378,8 +379,8 @@ class Run:
         """The signed certificate of a `request`, as recorded, in the `form` for the public or for an auditor."""
         with self.reader() as reader:
             text = reader.certificates().get((request, form))
-        if text is None:
-            raise InputError(f"request {request!r} has no {form} certificate: is it done? See sifu requests list")
+            if text is None:
+                raise no_certificate(reader, request, form)
         return Certificate(form, **json.loads(text))
 
     def attestation(self, request: str) -> dict[str, Any]:
@@ -468,10 +469,23 @@ class Run:
         with self._checked_writer() as writer:
             return back_up(writer, Path(file))
 
-    def purge(self) -> Purge:
-        """Permanently erase what still holds an uncovered part of anyone forgotten; says what remains and why."""
+    def purge(self, *, figures: bool = False) -> Purge:
+        """Permanently erase what still holds an uncovered part of anyone forgotten; says what remains and why.
+
+        With `figures` also what certificates by noise rest on: drifts, Psi, sigma and the auditor's certificates. The
+        run is verified first, which is the last time for these certificates; this cannot be undone.
+        """
+        verified = None
+        if figures:
+            with self.reader() as reader:
+                verified = reader.value("head")
+            if problems := self.verify().problems:
+                raise VerificationError(
+                    f"{self.folder} does not verify, so nothing was erased. {len(problems)} problem(s), the first: "
+                    f"{problems[0]}"
+                )
         with self._checked_writer() as writer:
-            return purge(writer)
+            return purge(writer, verified)
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -30,6 +30,7 @@ from sifu.store.backup import read_backup, write_backup
 from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail, write_head
 from sifu.store.clock import CLOCK_SET, actor_name
 from sifu.store.database import transaction
+from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path
 from sifu.store.keys import load_key
 from sifu.store.known_keys import key_problem, known_key_problem, remember_key
@@ -258,7 +259,7 @@ def statement_of(reader: RunReader, request: str, others: Mapping[str, bytes]) -
     """The in-toto statement of a request's public certificate, and of the `others` that are handed out with it."""
     text = reader.certificates(request).get((request, "public"))
     if text is None:
-        raise InputError(f"request {request[:80]!r} has no public certificate: is it done? See sifu requests list")
+        raise no_certificate(reader, request, "public")
     contents = {certificate_path(reader.folder, request, "public").name: text.encode(), **others}
     return {
         "_type": STATEMENT_TYPE,

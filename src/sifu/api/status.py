@@ -261,7 +261,7 @@ def status_of(view: RunView) -> RunStatus:
     evaluated = (row for row in reader.evaluations() if row.node == reader.tip and row.subset == ACTIVE)
     current = next(evaluated, None)
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
-    last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)
+    last_noise = next((noise_std for noise_std in reversed(noises) if 0.0 < noise_std < math.inf), None)
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
     updates, statistics = reader.updates(), reader.statistics()
     measured = view.regularities.measured

@@ -32,6 +32,7 @@ from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_s
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders, plain_names
@@ -61,8 +62,10 @@ class ReleaseAttack:
 
     def request(self) -> RequestRow | None:
         """The request whose release is attacked."""
-        done = [request for request in self.reader.requests() if request.status == "done"]
-        wanted = self.options.request
+        erased, wanted = not_recomputed(self.reader), self.options.request
+        done = [row for row in self.reader.requests() if row.status == "done" and row.request not in erased]
+        if wanted in erased:
+            raise InputError(f"the figures of request {wanted} were erased on {erased[wanted]}: nothing can be audited")
         if wanted is not None and wanted not in {request.request for request in done}:
             raise InputError(
                 f"there is no finished request {wanted!r} in this run; it has "

@@ -14,6 +14,7 @@ from sifu.core.method_info import method_info
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
 from sifu.run.everyones_psi import track_everyone
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
@@ -291,14 +292,15 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]
-    view = RunView(reader)
+    view, erased = RunView(reader), not_recomputed(reader)
     charged = {charge.subject: 0.0 for charge in reader.charges()}
     for charge in reader.charges():
         charged[charge.subject] = max(charged[charge.subject], charge.charge)
     subjects = [
         Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
         for row in reader.subjects()
-        if method_info(requests[row.request].method).protection == "noise"
+        if row.request not in erased
+        and method_info(requests[row.request].method).protection == "noise"
         and requests[row.request].noise_node is not None
     ]
     if not reader.subjects():

@@ -32,6 +32,7 @@ from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.run.coupled_replay import NoisedModel
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 
@@ -88,6 +89,8 @@ class _Audit:
 
     def carry_out(self) -> AuditReport:
         attacked = None if self.spec.is_tuned else self.attack.request()
+        if erased := not_recomputed(self.reader):
+            self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
         if self.view.facts.noise > 0.0 and self.spec.privacy.noise == "system":
             self.notes.append(
                 "training added noise from the operating system to every update, which cannot be drawn again: no round "

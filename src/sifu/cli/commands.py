@@ -226,8 +226,8 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
             escape(forgotten_words(outcome.clients[:1], outcome.records))
             + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
             level_text(outcome.level),
-            number(outcome.sigma),
-            str(outcome.rollback_to),
+            "erased" if outcome.rollback_to is None else number(outcome.sigma),
+            "erased" if outcome.rollback_to is None else str(outcome.rollback_to),
             str(outcome.rounds),
             "-" if outcome.scratch_rounds is None else str(outcome.scratch_rounds),
             percent(outcome.accuracy),

@@ -77,11 +77,14 @@ def verify(
     else:
         result = sifu.verify_certificate(target, public_key, authority)
     if format is Format.json:
-        names = ("subject", "holds", "public_key", "checked", "notes", "leftovers", "problems")
+        names = ("subject", "holds", "public_key", "checked", "not_recomputed", "notes", "leftovers", "problems")
         values = asdict(result) | {"holds": result.holds}
         print_json({name: values[name] for name in names})
     elif result.holds and of_run:
-        out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
+        all_but = f" but the certificates of {', '.join(result.not_recomputed)}" if result.not_recomputed else ""
+        out.print(
+            f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute{all_but}."
+        )
         out.print(f"Signed with the key {result.public_key}.")
         _print_notes(result.notes, everything)
     elif result.holds:

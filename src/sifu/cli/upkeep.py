@@ -69,7 +69,24 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
+FIGURES_GO = """\
+This erases, for good, the figures that certificates by noise rest on, after verifying the run one last time:
+  - drifts, Psi, sigma, source nodes and charges of all requests so far, and every stored model but the current and
+    the initial one;
+  - the auditor's certificates, and public ones whose sigma sifu chose: hand them out first;
+  - so no one can recompute these certificates again: only their signatures can be checked;
+  - clients that took part so far can be forgotten only by starting afresh, until training has started afresh;
+  - backups made before still hold everything: destroy them."""
+
+
+def purge(
+    run: RunArgument,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Erase what certificates by noise rest on, too; cannot be undone.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --figures, do not ask first.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
     """Permanently erase what still holds a part of the forgotten; says what remains and why.
 
     Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
@@ -79,7 +96,10 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
 
     from sifu.cli.output import out, print_json
 
-    done = sifu.Run(run).purge()
+    if figures and not yes:
+        typer.echo(FIGURES_GO, err=True)
+        typer.confirm("Erase them?", abort=True, err=True)
+    done = sifu.Run(run).purge(figures=figures)
     if format is Format.json:
         print_json(asdict(done))
         return

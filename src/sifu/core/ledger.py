@@ -142,14 +142,18 @@ def seal_commitment(salt: bytes, content: bytes) -> str:
     return hashlib.sha256(salt + content).hexdigest()
 
 
-def broken_links(events: Iterable[Event]) -> Iterator[str]:
-    """A sentence for every event that does not recompute."""
+def broken_links(events: Iterable[Event], erased_before: int = 0) -> Iterator[str]:
+    """A sentence for every event that does not recompute.
+
+    Of events before `erased_before` whose nonce is gone, a purge erased a part: they cannot be opened any more.
+    """
     previous = GENESIS
     for expected, event in enumerate(events, start=1):
         if event.seq != expected:
             yield f"ledger: event {expected} is missing or out of order (found event {event.seq})"
             return
-        if commit(event.nonce, event.payload) != event.commitment:
+        opens = bool(event.nonce) or event.seq >= erased_before
+        if opens and commit(event.nonce, event.payload) != event.commitment:
             yield f"ledger: the content of event {event.seq} ({event.kind}) does not match its commitment"
         if chain(previous, event.seq, event.time, event.kind, event.commitment) != event.hash:
             yield f"ledger: event {event.seq} ({event.kind}) does not follow from the events before it"

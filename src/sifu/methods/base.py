@@ -176,6 +176,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         predicted_rounds=None,
         scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
         protection=method.info.protection,
+        notes=(view.erased_note,) if view.erased_note else (),
     )
 
 

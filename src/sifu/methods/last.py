@@ -25,6 +25,11 @@ from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.theory.rollback import least_noise
 
+NOT_ENOUGH = (
+    "no noise on the current model is enough: the budget of a client forgotten earlier is used up there, or a client's "
+    "influence is not bounded"
+)
+
 
 class Last(Method):
     """Calibrated Gaussian noise on the current model."""
@@ -39,8 +44,7 @@ class Last(Method):
         needed = least_noise(exposures, tip, view.next_order)
         if math.isinf(needed):
             raise NotCertifiableError(
-                "no noise on the current model is enough: the budget of a client forgotten earlier is used up there, "
-                "or a client's influence is not bounded. Nothing was changed. Use method sifu, which goes back, or "
+                f"{view.erased_note or NOT_ENOUGH}. Nothing was changed. Use method sifu, which goes back, or "
                 "scratch; where the earlier requests have scope latest, their budgets are not used up"
             )
         premises = self.premises(Claim(view, view.leaving(terms.clients), exposures, tip, terms))

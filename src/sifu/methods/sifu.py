@@ -85,6 +85,8 @@ def _notes(
             "a heuristic's model lies on this history: no client's influence is known after it, so only the initial "
             "model can be gone back to"
         )
+    if view.erased_note:
+        yield view.erased_note
     if terms.scope == "latest":
         yield "scope latest counts the latest release only; someone who keeps several releases learns more"
     slower = predicted is not None and scratch_rounds is not None and predicted.rounds > scratch_rounds

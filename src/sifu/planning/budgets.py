@@ -154,7 +154,7 @@ def _growth_of_psi(view: RunView, depth: int) -> float:
 
 def outlook_now(view: RunView, terms: RequestTerms) -> Outlook | None:
     """The same for the last noise edge of the history as it is."""
-    edges = [depth for depth, _ in view.path.noise_depths if view.path.nodes[depth].noise_std > 0.0]
+    edges = view.path.added_noise[0].tolist()
     return outlook(view, edges[-1], view.path.nodes[edges[-1]].noise_std, terms) if edges else None
 
 

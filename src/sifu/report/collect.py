@@ -342,6 +342,7 @@ def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
         for request in view.requests
         if request.noise_node is not None
         and request.source_node is not None
+        and request.noise_std is not None  # or a purge erased what would be drawn
         and method_info(request.method).protection == "noise"
     ]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]

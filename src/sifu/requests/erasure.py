@@ -6,21 +6,32 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.ledger import Event
 from sifu.core.spec import RIDGE
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.errors import InputError
 from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figures
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import FIGURES_ERASED, figures_that_came_back, why_figures_stay
-from sifu.store.events_check import ReplayedLedger
+from sifu.store.clock import actor_name
+from sifu.store.erased_figures import (
+    FIGURES_ERASED,
+    erased_certificates,
+    erasure_of_all,
+    figures_that_came_back,
+    kept_nodes,
+    last_erased,
+    not_recomputed,
+    why_figures_stay,
+)
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
-from sifu.store.sealed import PURGED, erased_by_next_purge
+from sifu.store.sealed import ALL_FIGURES, PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
@@ -174,29 +185,66 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
     return tuple(node for node in sorted(at_hand) if node != view.path.nodes[-1].node and holds(node))
 
 
-def purge(writer: RunWriter) -> Purge:
-    """Permanently erase what still holds an uncovered part of anyone forgotten, if there is anything."""
+def purge(writer: RunWriter, verified: str | None = None) -> Purge:
+    """Permanently erase what still holds an uncovered part of anyone forgotten, if there is anything.
+
+    With `verified`, the head at which the whole run was just verified, all figures that certificates by noise rest on
+    go as well, where a purge would leave them.
+    """
     if writer.phase != "ready":
         raise InputError(f"the run is still {writer.phase}: finish it first, then purge")
     view = RunView(writer)
     on_disk, stored = writer.models(), writer.updates()
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
-    size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
-    writer.record(
-        NewEvent(
-            PURGED,
-            {
-                "subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)],
-                FIGURES_ERASED: not why_figures_stay(writer),
-            },
-            dropped_models=gone.models,
-            dropped_updates=gone.updates,
-            for_good=True,
-        )
-    )
+    payload: dict[str, Any] = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
+    if verified is not None and why_figures_stay(writer):
+        payload[ALL_FIGURES] = _all_figures(writer, view, verified)
+        gone = _with_all_figures(writer, set(on_disk), ReplayedLedger.of(writer))
+    payload[FIGURES_ERASED] = ALL_FIGURES in payload or not why_figures_stay(writer)
+    size = sum(on_disk[node].bytes for node in gone.models if node in on_disk)
+    size += sum(stored[file].bytes for file in gone.updates if file in stored)
+    writer.record(NewEvent(PURGED, payload, dropped_models=gone.models, dropped_updates=gone.updates, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
-    figures = kept_figures(view.spec.model.kind, erased=not why_figures_stay(writer))
+    figures = kept_figures(view.spec.model.kind, _what_is_erased(writer))
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
+
+
+def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, Any]:
+    """What the ledger says of an erasure of all figures; refused where it cannot be whole."""
+    why = why_figures_stay(writer, at_wish=True)
+    if not why and view.rate_source(sorted(view.forgotten)) == "forgotten":
+        why = "the local rate follows from the data of a forgotten client; a request by scratch finds another"
+    if not why and writer.signer().key is None:
+        why = "the operator's key is not available to sign what was erased"
+    if why:
+        raise InputError(f"the figures of this run stay: {why}. Nothing was erased")
+    if verified != writer.value("head"):
+        raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
+    carried_out = [row for row in writer.requests() if row.noise_node is not None]
+    return {
+        "actor": actor_name(),
+        "verified": verified,
+        "requests": [row.request for row in carried_out],
+        "certificates": erased_certificates(carried_out),
+    }
+
+
+def _with_all_figures(reader: RunReader, at_hand: set[int], ledger: ReplayedLedger) -> ToPurge:
+    """Every model and file of updates there ever was but the current model, the initial one and those of a path that
+    began afresh: earlier events do not say any more which of them went when."""
+    kept = kept_nodes(reader, reader.tip, at_wish=True) | {reader.tip, reader.path()[0].node.node}
+    models = sorted(ledger.model_digests.keys() - (kept & at_hand))
+    return ToPurge(tuple(models), tuple(sorted({str(row["file"]) for row in ledger.updates})))
+
+
+def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
+    """Whose figures are gone: no one's; all up to the last node, at the operator's wish; those of the forgotten."""
+    if why_figures_stay(reader):
+        return "nothing"
+    path = reader.path()
+    if not not_recomputed(reader) or path[0].node.order == max(row.node.order for row in path):
+        return "exact"
+    return "all" if last_erased(reader)[0] == reader.tip else "nothing"
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
@@ -249,10 +297,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
     elif why := why_figures_stay(reader):
+        at_wish = "" if why_figures_stay(reader, at_wish=True) else "; sifu purge --figures erases it at your wish"
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
             f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
-            "(docs/store.md, section 5c, lists it)",
+            f"(docs/store.md, section 5c, lists it){at_wish}",
         )
     else:
         yield (
@@ -273,13 +322,19 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         )
     yield "clients' names in requests and certificates", "they say whose request was carried out"
     still = {*reader.models(), *reader.statistics()}
-    payloads = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
-    backups = [json.loads(payload) for (payload,) in payloads]
+    payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
+    backups = [(int(seq), json.loads(payload)) for seq, payload in payloads]
     # A run made before there were statistics recorded none.
-    old = [backup for backup in backups if {*backup["held_models"], *backup.get("held_statistics", [])} - still]
+    erased = erasure_of_all(reader.events())
+    old = [
+        backup
+        for seq, backup in backups
+        if {*backup["held_models"], *backup.get("held_statistics", [])} - still
+        or (erased is not None and seq < erased.seq)
+    ]
     if old:
         yield (
-            f"{len(old)} backups outside this folder that hold models or statistics erased since: "
+            f"{len(old)} backups outside this folder that hold models, statistics or figures erased since: "
             + ", ".join(backup["backup"] for backup in old[:5]),
             "sifu cannot reach them; destroy them or make new ones",
         )
@@ -296,21 +351,46 @@ def _names(view: RunView, exposure: Exposure) -> list[str]:
 
 
 def check_purges(reader: RunReader) -> Iterator[str]:
-    """What every purge had to erase must be what it erased."""
+    """What every purge had to erase must be what it erased; those before an erasure of all figures do not say it."""
+    last = erasure_of_all(reader.events())
     for event, before in ReplayedLedger.of(reader).moments():
-        if event.kind != PURGED:
+        if event.kind != PURGED or (last is not None and event.seq < last.seq):
             continue
-        content = event.content
+        content, at_wish = event.content, ALL_FIGURES in event.content
         subjects = {int(subject) for (subject,) in before.rows["subjects"]}
-        stored = {str(file): int(row["node"]) for (file,), row in before.rows["updates"].items()}
-        wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, stored, subjects)
         purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
-        if purged != wanted or content["subjects"] != sorted(subjects):
-            yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
+        if at_wish:
+            left, kept = before.model_nodes - set(purged.models), kept_nodes(reader, before.tip, at_wish=True)
+            too_much = left - kept - {before.tip, reader.path(before.tip)[0].node.node}
+            if too_much or before.tip not in left or len(purged.updates) < len(before.rows["updates"]):
+                yield f"purge at event {event.seq}: it left models {sorted(left)} or updates, against the rule"
+            yield from _check_all_figures(reader, event, before)
+        else:
+            stored = {str(file): int(row["node"]) for (file,), row in before.rows["updates"].items()}
+            wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, stored, subjects)
+            if purged != wanted:
+                yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
+        if content["subjects"] != sorted(subjects):
+            yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
         erased = content.get(FIGURES_ERASED, False)
-        if erased != (not why_figures_stay(reader, before)) and "kept_rows" in content:
+        if erased != (at_wish or not why_figures_stay(reader, before)) and "kept_rows" in content:
             yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
         if erased:
             forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
-            for figures in figures_that_came_back(reader, before.tip, content["kept_rows"]["last"], forgotten):
+            path = kept_nodes(reader, before.tip, at_wish=at_wish)
+            for figures in figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
                 yield f"purge at event {event.seq}: it erased the figures of {figures}, and they are there again"
+
+
+def _check_all_figures(reader: RunReader, event: Event, before: ReplayedTables) -> Iterator[str]:
+    """A signed event says what was verified and erased; of requests by noise after it nothing is missing."""
+    said, previous = event.content[ALL_FIGURES], reader.events()[event.seq - 2]
+    carried_out = [row for row in reader.requests() if (row.request,) in before.rows["requests"]]
+    carried_out = [row for row in carried_out if before.rows["requests"][row.request,].get("noise_node") is not None]
+    expected = {
+        "verified": f"{previous.seq}:{previous.hash.hex()}",
+        "requests": [row.request for row in carried_out],
+        "certificates": erased_certificates(carried_out),
+    }
+    if {key: said.get(key) for key in expected} != expected or event.signature is None:
+        yield f"purge at event {event.seq}: what it says of all figures is not signed, or not what the record says"

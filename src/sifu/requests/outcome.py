@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
         starting_rounds=extra["rounds"],
         local_steps=steps[1] - steps[0] + extra["local_steps"],
         bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * (replies[1] - replies[0]) + extra["bytes_sent"],
-        bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
+        bytes_kept=int(payload_of_request(reader, row.request, "request done").get("bytes_kept", 0)),
     )
 
 
@@ -117,7 +118,8 @@ class Outcome:
     compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
     no target). `delta_reached` is what this release spent, `delta_at_most` what the budget gives once it is used up.
     `cost` is what the request took, `training_noise` what noise in training promises (method dp). `held_out` are the
-    figures of the released model on the held-out rows of those who stay, as long as it is the current one.
+    figures of the released model on the held-out rows of those who stay, as long as it is the current one. Figures that
+    a purge erased are not numbers (nan), and `rollback_to` is None.
     """
 
     request: str
@@ -132,7 +134,7 @@ class Outcome:
     sigma: float
     psi: float
     psi_star: float
-    rollback_to: int
+    rollback_to: int | None
     rounds: int
     scratch_rounds: int | None
     accuracy: float | None
@@ -154,20 +156,23 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     def accuracy(evaluation: EvaluationRow | None) -> float | None:
         return evaluation.accuracy if evaluation and recorded.view.spec.has_accuracy else None
 
+    is_erased, level = row.noise_std is None, row.level or "none"
+    psi = max((statement.psi for statement in statements), default=0.0)
+    back_to = recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0
     return Outcome(
         request=row.request,
         clients=plain_names(reader, row.clients),
         records=len(row.records) or None,
         method=row.method,
-        level=row.level or "none",
+        level=level,
         epsilon=row.terms.epsilon,
         delta=row.terms.delta,
-        delta_at_most=recorded.delta_at_most,
-        delta_reached=recorded.delta_reached,
-        sigma=recorded.noise_std,
-        psi=max((statement.psi for statement in statements), default=0.0),
-        psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
-        rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
+        delta_at_most=0.0 if level == "exact" else recorded.delta_at_most,
+        delta_reached=math.nan if is_erased else recorded.delta_reached,
+        sigma=math.nan if is_erased else recorded.noise_std,
+        psi=math.nan if is_erased else psi,
+        psi_star=math.nan if is_erased else hidden_sensitivity(recorded.noise_std, recorded.multiplier),
+        rollback_to=None if is_erased else back_to,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.node.position if final else 0,
         scratch_rounds=measured.scratch.rounds if measured.scratch else None,
         accuracy=accuracy(measured.remaining_after),

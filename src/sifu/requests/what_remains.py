@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import RIDGE
@@ -142,6 +143,7 @@ KEPT_FIGURES = (
     KeptFigure("models.psi_max", "the largest Psi of those who stay, of the same models", _PLANS),
     KeptFigure("sealed.content.evaluations", "as evaluations", _TIES),
     KeptFigure("sealed.content.psi_max", "as models", _TIES),
+    KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
     KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
 )
 """Of runs that are trained in rounds."""
@@ -159,7 +161,7 @@ COUNTS = (
 RANDOM = (
     "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
     "*.public_key", "*.run", "*.received", "*.carried_out", "*.finished", "*.issued", "*.sum", "*.sample_digests",
-    "*.sample_digest", "*.clients_digest", "*.figures_salt", "*.group_key",
+    "*.sample_digest", "*.clients_digest", "*.figures_salt", "*.group_key", "*.all_figures.events", "*.verified",
     "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
     "file operator.key", "file models/*", "file statistics/*", "file updates/*",
 )  # fmt: skip
@@ -167,6 +169,13 @@ RANDOM = (
 stay."""
 
 
-def kept_figures(model_kind: str, erased: bool) -> tuple[KeptFigure, ...]:
-    """What is left after a purge; numbers of things alone of a head in closed form, or where figures were `erased`."""
-    return COUNTS if erased or model_kind == RIDGE else (*KEPT_FIGURES, *COUNTS)
+AFTER_ALL = KEPT_FIGURES[-2:]
+"""Of these where all figures went: what was promised, and what follows from the current model and those who stay. Where
+noise hides the forgotten in that model, it hides them there."""
+
+
+def kept_figures(model_kind: str, erased: Literal["nothing", "all", "exact"]) -> tuple[KeptFigure, ...]:
+    """What is left after a purge; numbers of things alone of a head in closed form, or where all was exact."""
+    if erased == "exact" or model_kind == RIDGE:
+        return COUNTS
+    return (*(AFTER_ALL if erased == "all" else KEPT_FIGURES), *COUNTS)

@@ -160,6 +160,8 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
     spec = Spec.from_mapping(reader.spec)
 
     def noised(node: PathNode, source: Vector) -> Vector | None:
+        if math.isinf(node.noise_std):  # a purge erased what it was added to
+            return None
         if node.node in on_disk:
             return reader.load_model(node.node)
         if spec.privacy.noise == "seeded":

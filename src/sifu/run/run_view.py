@@ -245,6 +245,16 @@ class RunView:
         vouched = self.reader.query("SELECT COUNT(*) FROM events WHERE kind = 'checkpoint' AND seq < ?", (last,))
         return RecordHistory(sum(complete), len(complete) - sum(complete), int(vouched[0][0]))
 
+    @property
+    def erased_note(self) -> str:
+        """What a plan says where all figures of its history were erased; nothing where they were not."""
+        if not any(math.isinf(self.path.nodes[depth].noise_std) for depth, _ in self.path.noise_depths):
+            return ""
+        return (
+            "the figures that bound clients' influence on this history were erased (sifu purge --figures), so a client "
+            "that took part in it is forgotten by starting afresh, never by noise"
+        )
+
     @cached_property
     def kept(self) -> dict[int, ModelRow]:
         """Models that can be rolled back to, by depth; the current model is always among them."""

@@ -17,6 +17,7 @@ from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints, check_keys
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
+from sifu.store.erased_figures import check_rest, erasure_of_all
 from sifu.store.events_check import ReplayedLedger, check_events
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
@@ -70,14 +71,18 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     if not events or events[0].kind != "run created":
         yield "ledger: it does not begin with the creation of the run"
         return
-    yield from broken_links(events)
+    purge = erasure_of_all(events)
+    erased_before = 0 if purge is None else purge.seq
+    yield from broken_links(events, erased_before)
     for event in events:
         # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
-        if len(event.nonce) != NONCE_BYTES or not _is_canonical(event):
+        no_nonce = len(event.nonce) != NONCE_BYTES and (event.nonce or event.seq >= erased_before)
+        if no_nonce or not _is_canonical(event):
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
         if not TIME.fullmatch(event.time):
             yield f"ledger: the time of event {event.seq} is {event.time[:40]!r}, not YYYY-MM-DDTHH:MM:SSZ"
             return
+    yield from check_rest(events)
     yield from check_order_of_times(events)
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":

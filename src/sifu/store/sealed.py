@@ -104,6 +104,8 @@ def _write(folder: Path, salts: Mapping[int, str]) -> None:
 
 PURGED = "purged"
 """The kind of a purge's event."""
+ALL_FIGURES = "all_figures"
+"""The key of its payload where it erased the figures that certificates by noise rested on, at the operator's wish."""
 OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
 """Events that may tell of the data of clients that were forgotten before: by what was measured, or by a digest that
 covers them."""
@@ -123,15 +125,16 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
     """The events whose sealed part a purge erased, each with the event of the first such purge.
 
     A purge erases everything that was measured before the last request was rolled back, when a forgotten client was
-    still among the clients, and what was measured on the data of the forgotten since.
+    still among the clients, and what was measured on the data of the forgotten since; one of all figures erases all.
     """
     erased: dict[int, int] = {}
     before: list[Event] = []
     rolled_back = 0
     for event in events:
         if event.kind == PURGED and rolled_back:
+            whole = ALL_FIGURES in event.content
             for earlier in before:
-                if earlier.seq <= rolled_back or earlier.kind in OF_THE_FORGOTTEN:
+                if whole or earlier.seq <= rolled_back or earlier.kind in OF_THE_FORGOTTEN:
                     erased.setdefault(earlier.seq, event.seq)
         if event.kind == "rolled back":
             rolled_back = event.seq

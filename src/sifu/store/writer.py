@@ -31,7 +31,15 @@ from sifu.store.checkpoints import (
     write_head,
 )
 from sifu.store.client_accuracy import read_standing, remove_standing
-from sifu.store.clock import CLOCK_SET, TIMESTAMPS, stamp_at_the_end, time_after, timestamp_authority, utc_now
+from sifu.store.clock import (
+    CLOCK_SET,
+    TIMESTAMPS,
+    stamp_at_the_end,
+    time_after,
+    timestamp_authority,
+    timestamp_path,
+    utc_now,
+)
 from sifu.store.database import (
     DATABASE,
     Memory,
@@ -41,7 +49,14 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.erased_figures import FIGURES_ERASED, erase_figures
+from sifu.store.erased_figures import (
+    FIGURES_ERASED,
+    digest_of_rest,
+    erase_figures,
+    erase_payloads,
+    erasure_of_all,
+    kept_nodes,
+)
 from sifu.store.files import CERTIFICATES, certificate_path, private_folder, strange_files
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
@@ -59,7 +74,7 @@ from sifu.store.projection import (
 )
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
-from sifu.store.sealed import PURGED, add_salts, erase_salts, erase_sealed, set_apart
+from sifu.store.sealed import ALL_FIGURES, PURGED, add_salts, erase_salts, erase_sealed, set_apart
 from sifu.store.statistics_files import (
     FILE_NAME,
     STATISTICS,
@@ -321,6 +336,11 @@ class RunWriter(RunReader):
         standing = read_standing(self.folder)
         if standing is None or standing.node != self.tip:
             remove_standing(self.folder)
+        purge = erasure_of_all(self.events())
+        erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
+        for path in (certificate_path(self.folder, request, form) for request in erased for form in erased[request]):
+            files.remove_files([path])
+            files.remove_files([timestamp_path(self.folder, path.name)])
         for name in ("", *FOLDERS):
             files.remove_temporary(self.folder / name)
             files.sync_folder(self.folder / name)
@@ -372,11 +392,16 @@ class RunWriter(RunReader):
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Erase the figures that a purge erases, and tie what is left of rows and clients to its own event."""
-        rates = self.local_rates
+        rates, at_wish = self.local_rates, ALL_FIGURES in payload
         if payload.get(FIGURES_ERASED):
             rates = {node: rate for node, rate in rates.items() if node == max(rates)}
             forgotten = [client for row in self.subjects() for client in row.clients]
-            erase_figures(self.connection, [row.node.node for row in self.path()], forgotten)
+            erase_figures(self.connection, kept_nodes(self, self.tip, at_wish=at_wish), forgotten)
+        if at_wish:
+            payload[ALL_FIGURES]["events"] = digest_of_rest(erase_payloads(self.connection, self.events()))
+            for request, forms in payload[ALL_FIGURES]["certificates"].items():
+                for form in forms:
+                    self.connection.execute("DELETE FROM certificates WHERE request = ? AND form = ?", (request, form))
         self.reread()
         rows = self.node_rows(0, 2**62)
         digest = rows_digest(rows, self.participation(), self.grams(), _salt_in(payload))

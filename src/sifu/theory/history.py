@@ -160,8 +160,12 @@ class ActivePath:
 
     @cached_property
     def added_noise(self) -> tuple[Integers, Integers, Floats]:
-        """Depth, rounds until there and size of every noise on the path that is not zero, in order."""
-        depths = np.array([d for d, _ in self.noise_depths if self.nodes[d].noise_std > 0.0], dtype=np.int64)
+        """Depth, rounds until there and size of every noise on the path that is not zero, in order; for forecasts.
+
+        Noise whose size was erased (infinite) is left out: what it did is not known.
+        """
+        sizes = ((d, self.nodes[d].noise_std) for d, _ in self.noise_depths)
+        depths = np.array([d for d, size in sizes if 0.0 < size < math.inf], dtype=np.int64)
         return depths, self._rounds[depths], np.array([self.nodes[d].noise_std for d in depths.tolist()])
 
     def noise_energy(self, depth: int) -> float:

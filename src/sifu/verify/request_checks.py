@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from sifu.core.spec import RIDGE
 from sifu.planning.plan import Compared, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import RunReader
@@ -65,8 +67,10 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
 def check_requests(reader: RunReader) -> Iterator[str]:
     """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds.
 
-    At the event that carried a request out, the replayed tables are what they were just before it.
+    At the event that carried a request out, the replayed tables are what they were just before it. Of requests whose
+    figures a purge erased, what is left is checked: who asked, what was promised, and how long it took.
     """
+    erased = not_recomputed(reader)
     carried_out = {row.request: row for row in reader.requests() if row.noise_node is not None}
     stored: dict[int, dict[tuple[int, int], ChargeRow]] = {}
     for row in reader.charges():
@@ -77,7 +81,10 @@ def check_requests(reader: RunReader) -> Iterator[str]:
         request = carried_out.pop(event.content["request"], None)
         if request is not None:
             charges = stored.get(request.noise_node or 0, {})
-            yield from _check_request(reader, request, charges, before, event.content)
+            if request.request in erased:
+                yield from _check_what_is_left(reader, request, charges)
+            else:
+                yield from _check_request(reader, request, charges, before, event.content)
     for left in carried_out:
         yield f"request {left}: the ledger has no event that carried it out"
 
@@ -91,13 +98,11 @@ def _check_request(
 ) -> Iterator[str]:
     recorded = RecordedRequest(reader, request)
     name, noise_node = f"request {request.request}", recorded.view.path.nodes[-1].node
-    if not agree(request.multiplier, recorded.multiplier):
-        yield (
-            f"{name}: s is recorded as {request.multiplier!r}, ({request.terms.epsilon}, {request.terms.delta}) give "
-            f"{recorded.multiplier!r}"
-        )
+    if request.noise_std is None:
+        yield f"{name}: its figures are missing, and no purge erased them"
+        return
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
-    yield from _check_subjects(request, recorded)
+    yield from _check_subjects(request, recorded, recorded.noise_std)
     charged = {}
     # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
     for exposure in [*new, *earlier] if recorded.method.info.protection == "noise" else []:
@@ -133,16 +138,33 @@ def _check_request(
         yield from check_statements(reader, request, recorded, content)
 
 
-def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+def _check_what_is_left(
+    reader: RunReader, request: RequestRow, charges: dict[tuple[int, int], ChargeRow]
+) -> Iterator[str]:
+    """Of a request whose figures were erased: they are gone whole, and everything else is as it must be."""
+    recorded = RecordedRequest(reader, request)
+    trained = request.source_node is not None
+    if trained != (request.noise_std is None) or (trained and charges):
+        yield f"request {request.request}: a purge erased its figures, and they are there again"
+    yield from _check_subjects(request, recorded, math.inf if trained else 0.0)
+    yield from _check_rounds(reader, request, recorded)
+
+
+def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
     """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
     be that of the request."""
+    if not agree(request.multiplier, recorded.multiplier):
+        yield (
+            f"request {request.request}: s is recorded as {request.multiplier!r}, ({request.terms.epsilon}, "
+            f"{request.terms.delta}) give {recorded.multiplier!r}"
+        )
     wanted = recorded.view.hidden_together(request.clients, request.terms.unit)
     hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
         yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"
     node = recorded.view.path.nodes[-1]
     place = (node.parent, node.branch, node.order, node.noise_std)
-    if place != (request.source_node, recorded.order, recorded.order, recorded.noise_std):
+    if place != (request.source_node, recorded.order, recorded.order, noise_std):
         yield f"request {request.request}: node {node.node} is not the one that its choice describes"
 
 

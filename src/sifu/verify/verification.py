@@ -23,6 +23,7 @@ from sifu.store.checkpoints import (
     vouched_notes,
 )
 from sifu.store.clock import check_not_ahead, clock_notes
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import strange_files
 from sifu.store.known_keys import key_problem, remember_key
@@ -65,6 +66,8 @@ class Verification:
     checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    not_recomputed: dict[str, str] = field(default_factory=dict)
+    """Requests whose certificates can be checked by their signatures alone: when a purge erased their figures."""
     leftovers: list[Leftover] = field(default_factory=list)
     """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -182,6 +185,14 @@ def _check_against_outside(
     if witnesses:
         result.problems.extend(check_witnesses(reader, witnesses))
         result.checked.append("witnesses")
+    result.not_recomputed = not_recomputed(reader)
+    for time in sorted(set(result.not_recomputed.values())):
+        requests = ", ".join(request for request, since in result.not_recomputed.items() if since == time)
+        result.notes.insert(
+            0,
+            f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
+            f"{time} at the operator's wish. Their signatures can be checked, and what is left of the record holds",
+        )
     result.notes.extend(clock_notes(reader))
     result.notes.extend(vouched_notes(reader))
     result.notes.extend(lost_key_notes(reader))

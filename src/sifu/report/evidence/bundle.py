@@ -28,6 +28,7 @@ from sifu.report.words import LEVEL_WORDS
 from sifu.requests.approvals import deadline_of
 from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
 from sifu.store.clock import timestamp_path
+from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, read_plain, write_atomically
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
@@ -113,6 +114,8 @@ def evidence_bytes(run: str | Path, request: str) -> bytes:
         if row is None or row.status != "done":
             standing = "is not in this run" if row is None else f"is {row.status}, not done"
             raise InputError(f"request {request[:80]!r} {standing}: only a request that was carried out has evidence")
+        if (request, "public") not in reader.certificates(request):
+            raise no_certificate(reader, request, "public")
         verified = _verified(folder, row)
         contents = _contents(reader, row, verified)
         envelope = attest(reader, request, contents)
@@ -140,10 +143,13 @@ def _verified(folder: Path, row: RequestRow) -> dict[str, Any]:
             f"{folder} does not verify, so there is no evidence to hand out. {len(problems)} problem(s), the first: "
             f"{problems[0]}"
         )
+    erased = whole.not_recomputed.get(row.request)
     return {
         "time": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "software": f"sifu {__version__}",
-        "run": "every claim recomputed from the record, nothing wrong",
+        "run": f"verified and then erased on {erased}; its certificate was not recomputed, and the record holds"
+        if erased
+        else "every claim recomputed from the record, nothing wrong",
         "checked": whole.checked,
         "notes": len(whole.notes),
         "certificate": "its signature holds and its figures agree",

@@ -1,0 +1,408 @@
+"""A purge of all figures: no guess of a forgotten record is confirmed, no claim grows, and nothing is half erased."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import independent_verifier
+import sifu
+from folder_values import places_that_differ
+from forged_runs import execute, rebuild_chain
+from guessing import GONE, ROUNDS, ROW, TRUTH, confirmed, federation, guess, in_bytes, is_random
+from run_tools import copy_run, query
+from sifu.data import ClientData
+from sifu.errors import InputError, NotCertifiableError, VerificationError
+from sifu.requests.what_remains import COUNTS, KEPT_FIGURES
+from sifu.store import erased_figures, files, writer
+from sifu.store.sealed import ALL_FIGURES
+from sifu.store.writer import SCRUB_FILE, RunWriter
+
+pytestmark = pytest.mark.long
+
+SIGMAS = [0.05, "auto"]
+
+
+def scaled(factor: float) -> list[ClientData]:
+    """The federation, with one record of the client that leaves made larger or smaller."""
+    clients = federation(TRUTH)
+    x = clients[GONE].x.copy()
+    x[ROW] *= factor
+    clients[GONE] = ClientData(clients[GONE].name, x, clients[GONE].y)
+    return clients
+
+
+def noised(folder: Path, clients: list[ClientData], spec: dict[str, Any] = ROUNDS, **terms: Any) -> sifu.Run:
+    run = sifu.train(spec, run=folder, clients=clients)
+    run.forget([f"c{GONE}"], "gone", **({"method": "sifu", "retention": "strict", "sigma": 0.05} | terms))
+    return run
+
+
+@pytest.fixture
+def erased(tmp_path: Path) -> sifu.Run:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    run.purge(figures=True)
+    return run
+
+
+def problems(run: sifu.Run) -> list[str]:
+    return [*run.verify().problems, *independent_verifier.verify(run.folder)]
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, sigma: float | str) -> None:
+    """The positive control: noise from the operating system, and an ordinary purge leaves the right guess confirmed."""
+    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
+    run = noised(tmp_path / "run", federation(TRUTH), sigma=sigma)
+    run.purge()
+    assert confirmed(run.folder, guesses) == {TRUTH}
+    assert in_bytes(run.folder, guesses[TRUTH] - guesses[0])
+    run.purge(figures=True)
+    assert confirmed(run.folder, guesses) == set()
+    assert problems(run) == []
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_worlds_whose_requests_went_back_to_other_nodes_leave_the_same_folder(
+    tmp_path: Path, sigma: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source, Psi and sigma differ with the record, and the folders differ in what is random or follows the noise."""
+    monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
+    runs, chosen = [], set()
+    for number, factor in enumerate((1.0, 0.1, 2.5)):
+        run = noised(tmp_path / f"{number}", scaled(factor), sigma=sigma)
+        outcome = run.outcomes()[0]
+        chosen.add((outcome.sigma, outcome.rollback_to))
+        assert run.purge(figures=True).figures == (*KEPT_FIGURES[-2:], *COUNTS)
+        runs.append(run)
+    assert len(chosen) > 1, "the worlds must be ones that could be told apart before"
+    for first, second in itertools.combinations(runs, 2):
+        differ = places_that_differ(first.folder, second.folder)
+        assert {place for place in differ if not is_random(place)} <= {"file standing.json"}
+
+
+def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
+    verification = erased.verify()
+    assert verification.holds
+    assert list(verification.not_recomputed) == ["gone"] == list(independent_verifier.not_recomputed(erased.folder))
+    assert "NOT recomputed" in verification.notes[0]
+    assert independent_verifier.verify(erased.folder) == []
+    (outcome,) = erased.outcomes()
+    assert outcome.level == "proven"
+    assert outcome.rollback_to is None
+    assert outcome.sigma != outcome.sigma  # not a number
+    assert erased.certificate("gone").body["sigma"] == 0.05  # the request named it
+    with pytest.raises(InputError, match="was erased on"):
+        erased.certificate("gone", "auditor")
+
+
+def test_a_public_certificate_whose_sigma_follows_from_the_data_goes_too(tmp_path: Path) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH), sigma="auto")
+    kept = tmp_path / "handed-out.public.json"
+    kept.write_bytes((run.folder / "certificates" / "gone.public.json").read_bytes())
+    run.purge(figures=True)
+    assert list((run.folder / "certificates").iterdir()) == []
+    with pytest.raises(InputError, match="was erased on"):
+        run.certificate("gone")
+    assert sifu.verify_certificate(kept).holds
+
+
+def test_later_requests_start_afresh_and_noise_comes_back_after_that(erased: sifu.Run) -> None:
+    for method in ("sifu", "auto"):
+        plan = erased.plan(["c1"], method=method)
+        assert (plan.level, plan.noise_std) == ("exact", 0.0)
+        assert any("never by noise" in note for note in plan.notes)
+    with pytest.raises(NotCertifiableError, match="never by noise"):
+        erased.plan(["c1"], method="last")
+    (outcome,) = erased.forget(["c1"], method="scratch", retention="strict")
+    assert outcome.level == "exact"
+    assert not any("never by noise" in note for note in erased.plan(["c0"], method="sifu").notes)
+    (outcome,) = erased.forget(["c0"], "again", method="last")
+    assert outcome.sigma > 0.0
+    assert problems(erased) == []
+    erased.purge(figures=True)
+    assert list(erased.verify().not_recomputed) == ["gone", "r2", "again"]
+    assert problems(erased) == []
+
+
+def test_an_ordinary_purge_after_a_fresh_start_leaves_numbers_of_things(erased: sifu.Run) -> None:
+    erased.forget(["c1"], method="scratch", retention="strict")
+    assert erased.purge().figures == COUNTS
+    assert problems(erased) == []
+
+
+def test_rounds_after_it_bound_no_one_either(tmp_path: Path) -> None:
+    """Rounding of erased rounds is part of every Psi: noise hides no one before a fresh start."""
+    spec = ROUNDS | {"stop": {"max_rounds": 4, "target": 0.99}}
+
+    def stop(*_: Any) -> None:
+        raise InterruptedError
+
+    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
+    with pytest.raises(InterruptedError):  # the request is done; rounds to its target would follow
+        run.forget([f"c{GONE}"], "gone", method="sifu", sigma=0.05, release="now", progress=stop)
+    run.purge(figures=True)
+    nodes = query(run.folder, "SELECT COUNT(*) FROM nodes")[0][0]
+    run.forget()
+    assert query(run.folder, "SELECT COUNT(*) FROM nodes")[0][0] > nodes
+    for client in ("c0", "c1", "c3", "c4"):
+        plan = run.plan([client], method="sifu", sigma=100.0)
+        assert (plan.source_node, plan.noise_std, plan.level) == (0, 0.0, "exact")
+    assert {psi for (psi,) in query(run.folder, "SELECT psi_max FROM models")} <= {0.0, 1e300}
+    assert problems(run) == []
+
+
+def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
+    (outcome,) = erased.forget(["c1"], records=[0], method="sifu", sigma=0.05)
+    assert (outcome.level, outcome.sigma) == ("exact", 0.0)
+    (outcome,) = erased.forget(["c1"], method="sifu", sigma=0.05)
+    assert outcome.level in ("exact", "proven")
+    assert problems(erased) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "terms", "why"),
+    [
+        (ROUNDS | {"privacy": {"noise": "seeded"}}, {"level": "none"}, "follow from the seed"),
+        (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
+        (ROUNDS, {"method": "fine_tuning", "sigma": "auto"}, "without a promise"),
+        (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
+    ],
+    ids=["seeded", "Gram", "no promise", "rate"],
+)
+def test_it_is_refused_where_it_cannot_be_whole(
+    tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], why: str
+) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH), spec, **terms)
+    before = query(run.folder, "SELECT COUNT(*) FROM events")
+    with pytest.raises(InputError, match=why):
+        run.purge(figures=True)
+    assert query(run.folder, "SELECT COUNT(*) FROM events") == before
+
+
+def test_an_automatic_rate_that_others_set_stays(tmp_path: Path) -> None:
+    spec = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
+    runs = [noised(tmp_path / f"{number}", federation(number, 0), spec, sigma=0.5) for number in (7, TRUTH)]
+    for run in runs:
+        rate = run.spec.local.rate
+        run.purge(figures=True)
+        assert run.spec.local.rate == rate
+        assert problems(run) == []
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place)} <= {"file standing.json"}
+
+
+def test_a_run_that_does_not_verify_is_not_erased(tmp_path: Path) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    execute(run.folder, "UPDATE participation SET drift = drift / 2")
+    with pytest.raises(VerificationError, match="nothing was erased"):
+        run.purge(figures=True)
+
+
+FORGERIES = {
+    "a drift": "UPDATE participation SET drift = 0.125 WHERE node = 2 AND client = 1",
+    "rounding": "UPDATE nodes SET rounding = 0 WHERE node = 2",
+    "the source": "UPDATE nodes SET parent = 2 WHERE kind = 'noise'",
+    "sigma of a node": "UPDATE nodes SET noise_std = 0.05 WHERE kind = 'noise'",
+    "sigma": "UPDATE requests SET noise_std = 0.05",
+    "the level": "UPDATE requests SET level = 'exact'",
+    "a charge": "INSERT INTO charges SELECT noise_node, 1, '0.1', 0.01 FROM requests",
+    "smoothness": f"UPDATE clients SET smoothness = 1.5, curvature = 0 WHERE client = {GONE}",
+    "a nonce": "UPDATE events SET nonce = x'' WHERE kind = 'request received'",
+    "a payload": "UPDATE events SET payload = replace(payload, 'proven', 'exact') WHERE kind = 'request done'",
+}
+
+
+@pytest.mark.parametrize("statement", FORGERIES.values(), ids=FORGERIES)
+def test_figures_put_back_are_noticed(erased: sifu.Run, statement: str) -> None:
+    execute(erased.folder, statement)
+    assert erased.verify().problems
+    assert independent_verifier.verify(erased.folder)
+
+
+@pytest.mark.parametrize("name", ["a drift", "rounding", "the source", "sigma of a node", "a charge", "smoothness"])
+def test_they_are_noticed_with_the_key_of_the_operator_too(tmp_path: Path, name: str) -> None:
+    erased = noised(tmp_path / "run", federation(TRUTH), sigma="auto")
+    erased.purge(figures=True)
+    rebuild_chain(erased.folder)
+    assert problems(erased) == []  # the control: the forger's tool alone breaks nothing
+    execute(erased.folder, FORGERIES[name])
+    rebuild_chain(erased.folder)
+    assert erased.verify().problems
+    assert independent_verifier.verify(erased.folder)
+
+
+def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
+    """Payload and nonce of an erased event, put back from a copy, still open its commitment."""
+    run = noised(tmp_path / "run", federation(TRUTH))
+    rows = query(run.folder, "SELECT payload, nonce, seq FROM events")
+    certificate = query(run.folder, "SELECT * FROM certificates WHERE form = 'auditor'")[0]
+    run.purge(figures=True)
+    whole = copy_run(run.folder, tmp_path / "copy")
+    with sqlite3.connect(run.folder / "run.db") as connection:
+        connection.executemany("UPDATE events SET payload = ?, nonce = ? WHERE seq = ?", rows)
+    assert any("are there again" in problem for problem in run.verify().problems)
+    assert independent_verifier.verify(run.folder)
+    with sqlite3.connect(whole / "run.db") as connection:
+        connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", certificate)
+    assert any("it is there again" in problem for problem in sifu.open_run(whole).verify().problems)
+    assert independent_verifier.verify(whole)
+
+
+@pytest.mark.parametrize("kind", ["the event", "what it says"])
+def test_figures_that_are_missing_without_the_event_are_noticed(tmp_path: Path, erased: sifu.Run, kind: str) -> None:
+    """The operator's key does not help: the purge must say what it erased, and that it erased it."""
+
+    def edit(event: str, content: dict[str, Any]) -> None:
+        if event == "purged":
+            content.pop(ALL_FIGURES) if kind == "the event" else content[ALL_FIGURES].update(requests=[])
+
+    rebuild_chain(erased.folder, edit)
+    assert erased.verify().problems
+    assert independent_verifier.verify(erased.folder)
+
+
+def test_figures_missing_after_the_event_are_noticed(erased: sifu.Run) -> None:
+    erased.forget(["c1"], method="scratch")
+    erased.forget(["c0"], "later", method="last")
+    assert problems(erased) == []
+    execute(erased.folder, "UPDATE requests SET noise_std = NULL WHERE request = 'later'")
+
+    def edit(event: str, content: dict[str, Any]) -> None:
+        if event == "rolled back" and content["request"] == "later":
+            content["choice"]["noise_std"] = None
+
+    rebuild_chain(erased.folder, edit)
+    assert any("its figures are missing" in problem for problem in erased.verify().problems)
+    assert any("its figures are missing" in problem for problem in independent_verifier.verify(erased.folder))
+
+
+def test_a_purge_that_leaves_a_figure_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "erase_figures", lambda *arguments: None)
+        run.purge(figures=True)
+    assert run.verify().problems
+    assert independent_verifier.verify(run.folder)
+    other = noised(tmp_path / "other", federation(TRUTH))
+    with monkeypatch.context() as patch:
+        patch.setattr(erased_figures, "FIGURES", ("noise_std",))
+        other.purge(figures=True)
+    assert other.verify().problems
+    assert independent_verifier.verify(other.folder)
+
+
+def test_backups_from_before_are_named_and_one_from_after_restores(tmp_path: Path) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    run.backup(tmp_path / "before.backup")
+    remains = run.purge(figures=True).remains
+    assert any("before.backup" in what and "figures" in what for what, _ in remains)
+    run.backup(tmp_path / "after.backup")
+    sifu.restore(tmp_path / "after.backup", tmp_path / "restored")
+    restored = sifu.open_run(tmp_path / "restored", clients=federation(TRUTH))
+    assert problems(restored) == []
+    assert list(restored.verify().not_recomputed) == ["gone"]
+    assert restored.plan(["c1"], method="sifu").noise_std == 0.0
+
+
+def test_evidence_says_that_it_was_not_recomputed(tmp_path: Path, erased: sifu.Run) -> None:
+    from sifu.report import write_evidence
+    from sifu.report.evidence import verify_evidence
+
+    bundle = write_evidence(erased.folder, "gone", tmp_path / "gone.zip")
+    assert verify_evidence(bundle).holds
+    with zipfile.ZipFile(bundle) as archive:
+        verified = json.loads(archive.read("evidence-gone/verified.json"))
+    assert "not recomputed" in verified["run"]
+
+
+def test_commands_that_show_a_run_go_on(erased: sifu.Run, cli: Any) -> None:
+    for command in (["status"], ["report"], ["requests", "list"], ["certificate", "show"], ["verify"]):
+        answer = cli(*command, erased.folder, *(["gone"] if "certificate" in command else []))
+        assert answer.code == 0, answer.err
+    assert cli("verify", erased.folder, "--format", "json").json["not_recomputed"].keys() == {"gone"}
+    audited = cli("audit", erased.folder, "--request", "gone")
+    assert audited.code != 0
+
+
+def test_the_command_asks_first(tmp_path: Path, cli: Any) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    assert cli("purge", run.folder, "--figures").code != 0  # no answer
+    assert run.verify().not_recomputed == {}
+    answer = cli("purge", run.folder, "--figures", "--yes")
+    assert answer.code == 0, answer.err
+    assert list(run.verify().not_recomputed) == ["gone"]
+
+
+def purge_killed_at(folder: Path, step: int) -> int | None:
+    """Purge in a child that kills itself at the n-th step; how many steps there were if it came to its end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(_purge(folder, step)).encode())
+        finally:
+            os._exit(0)  # nothing of pytest runs twice
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        steps = answer.read()
+    _, status = os.waitpid(child, 0)
+    return None if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else int(steps)
+
+
+def _purge(folder: Path, killed_at: int) -> int:
+    """Purge; kill this process at a step, counted over everything that changes a file or the database."""
+    steps, last = itertools.count(1), 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal last
+            last = next(steps)
+            if last == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    for name in ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "announce_head", "write_head"):
+        setattr(writer, name, counted(getattr(writer, name)))
+    files.sync_folder = counted(files.sync_folder)
+    files.write_atomically = counted(files.write_atomically)
+    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
+    sifu.open_run(folder).purge(figures=True)
+    return last
+
+
+def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """Until the erasure is finished the run does not verify, and the next command that writes finishes it."""
+    run = noised(tmp_path / "run", federation(TRUTH))
+    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
+    total = purge_killed_at(copy_run(run.folder, tmp_path / "whole"), 0)
+    assert total is not None
+    assert total >= 12
+    begun = 0
+    for step in range(1, total + 1):
+        folder = copy_run(run.folder, tmp_path / f"killed-{step}")
+        assert purge_killed_at(folder, step) is None
+        left, was_erased = sifu.open_run(folder), bool(query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"))
+        if left.verify().holds:
+            assert (confirmed(folder, guesses) == set()) == was_erased
+        RunWriter.open(folder).close()  # any command that writes
+        assert not (folder / SCRUB_FILE).exists()
+        assert problems(left) == []
+        assert (confirmed(folder, guesses) == set()) == was_erased
+        if not was_erased:
+            assert list(left.verify().not_recomputed) == []
+            left.purge(figures=True)
+        assert confirmed(folder, guesses) == set()
+        begun += was_erased
+    assert 0 < begun < total
