@@ -441,6 +441,12 @@ class Verifier:
                 digest.update(f"{event['seq']}\0{event['payload']}\0".encode())
                 self.check(event["kind"] in WITH_FIGURES, f"{at}: no purge takes its nonce")
             held = FIGURES & payload.keys() if event["kind"] in WITH_FIGURES else set()
+            if event["kind"] in WITH_FIGURES:
+                first = payload.get("rows", {"first": math.inf})["first"]
+                models = [[row["node"] in self.wished["models"], row["node"] >= first, row["kept"]]
+                          for row in payload.get("models", [])]  # fmt: skip
+                held |= {"models"} if any(model != [True, True, 1] for model in models) else set()
+                held |= {"updates"} & payload.keys() if event["kind"] != "rounds" else set()
             choice = payload.get("choice", {"source_node": None})
             if choice["source_node"] is not None:
                 hidden = [choice["noise_std"], choice["source_node"], choice["wanted_node"], payload["charges"]]
@@ -501,7 +507,8 @@ class Verifier:
         active = self.path(int(moment["tip"]))
         left = set(moment["models"]) - set(moment["payload"].get("dropped_models", []))
         may = set(self.kept_path(active)) | {active[0], active[-1]}
-        self.check(active[-1] in left and left <= may, f"{at}: models {sorted(left)} are left")
+        good = sorted(left) == said["models"] and active[-1] in left and left <= may
+        self.check(good, f"{at}: models {sorted(left)} are left")
         files = sorted(file for (file,) in moment["updates"])
         self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), files)
 

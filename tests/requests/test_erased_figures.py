@@ -105,6 +105,22 @@ def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
         erased.certificate("gone", "auditor")
 
 
+def test_stored_updates_go_as_well(tmp_path: Path) -> None:
+    """Which of them a request wrote anew would tell its source."""
+    spec = ROUNDS | {"keep": {"updates_every": 1}}
+    runs = [noised(tmp_path / f"{number}", scaled(factor), spec) for number, factor in enumerate((1.0, 2.5))]
+    assert runs[0].outcomes()[0].rollback_to != runs[1].outcomes()[0].rollback_to
+    for run in runs:
+        assert list((run.folder / "updates").iterdir())
+        run.purge(figures=True)
+        assert list((run.folder / "updates").iterdir()) == []
+        assert problems(run) == []
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place) and ".updates.clients." not in place} <= {
+        "file standing.json"
+    }
+
+
 def test_a_public_certificate_whose_sigma_follows_from_the_data_goes_too(tmp_path: Path) -> None:
     run = noised(tmp_path / "run", federation(TRUTH), sigma="auto")
     kept = tmp_path / "handed-out.public.json"

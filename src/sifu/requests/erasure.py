@@ -25,6 +25,7 @@ from sifu.store.erased_figures import (
     kept_nodes,
     last_erased,
     not_recomputed,
+    rest_of,
     why_figures_stay,
 )
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
@@ -196,14 +197,19 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     view = RunView(writer)
     on_disk, stored = writer.models(), writer.updates()
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
+    recorded = gone
     payload: dict[str, Any] = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
     if verified is not None and why_figures_stay(writer):
-        payload[ALL_FIGURES] = _all_figures(writer, view, verified)
-        gone = _with_all_figures(writer, set(on_disk), ReplayedLedger.of(writer))
+        wish = payload[ALL_FIGURES] = _all_figures(writer, view, verified)
+        gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
+        # Earlier events will not say any more which models and files there were: it drops what they still name.
+        named = ReplayedLedger(rest_of(writer.events(), wish["models"])).tables
+        named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
+        recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
     payload[FIGURES_ERASED] = ALL_FIGURES in payload or not why_figures_stay(writer)
-    size = sum(on_disk[node].bytes for node in gone.models if node in on_disk)
-    size += sum(stored[file].bytes for file in gone.updates if file in stored)
-    writer.record(NewEvent(PURGED, payload, dropped_models=gone.models, dropped_updates=gone.updates, for_good=True))
+    size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
+    models, updates = recorded.models, recorded.updates
+    writer.record(NewEvent(PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
     figures = kept_figures(view.spec.model.kind, _what_is_erased(writer))
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
@@ -221,20 +227,14 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
     if verified != writer.value("head"):
         raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
     carried_out = [row for row in writer.requests() if row.noise_node is not None]
+    stay = kept_nodes(writer, writer.tip, at_wish=True) | {writer.tip, writer.path()[0].node.node}
     return {
+        "models": sorted(stay & writer.models().keys()),
         "actor": actor_name(),
         "verified": verified,
         "requests": [row.request for row in carried_out],
         "certificates": erased_certificates(carried_out),
     }
-
-
-def _with_all_figures(reader: RunReader, at_hand: set[int], ledger: ReplayedLedger) -> ToPurge:
-    """Every model and file of updates there ever was but the current model, the initial one and those of a path that
-    began afresh: earlier events do not say any more which of them went when."""
-    kept = kept_nodes(reader, reader.tip, at_wish=True) | {reader.tip, reader.path()[0].node.node}
-    models = sorted(ledger.model_digests.keys() - (kept & at_hand))
-    return ToPurge(tuple(models), tuple(sorted({str(row["file"]) for row in ledger.updates})))
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
@@ -362,7 +362,8 @@ def check_purges(reader: RunReader) -> Iterator[str]:
         if at_wish:
             left, kept = before.model_nodes - set(purged.models), kept_nodes(reader, before.tip, at_wish=True)
             too_much = left - kept - {before.tip, reader.path(before.tip)[0].node.node}
-            if too_much or before.tip not in left or len(purged.updates) < len(before.rows["updates"]):
+            told = sorted(left) == content[ALL_FIGURES]["models"] and before.tip in left
+            if too_much or not told or len(purged.updates) < len(before.rows["updates"]):
                 yield f"purge at event {event.seq}: it left models {sorted(left)} or updates, against the rule"
             yield from _check_all_figures(reader, event, before)
         else:

@@ -25,9 +25,9 @@ import numpy as np
 from sifu.core.ledger import SEALED, Event, canonical_json, read_json
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError
-from sifu.store.events_check import ReplayedTables
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.history_tables import NodeRow, ParticipationRows
-from sifu.store.projection import RequestRow
+from sifu.store.projection import Change, RequestRow, apply_change
 from sifu.store.reader import RunReader
 from sifu.store.sealed import ALL_FIGURES, PURGED
 from sifu.theory.history import TAKEN_PART
@@ -139,13 +139,22 @@ def erased_certificates(requests: Collection[RequestRow]) -> dict[str, list[str]
     }
 
 
-def without_figures(events: Sequence[Event]) -> Iterator[tuple[Event, bytes]]:
-    """Every event with its payload as a purge of all figures leaves it; what it left already stays as it is."""
+def without_figures(events: Sequence[Event], left: Collection[int]) -> Iterator[tuple[Event, bytes]]:
+    """Every event with its payload as a purge of all figures leaves it, and of models those that are `left`.
+
+    Which models were kept follows from Psi, and which files of updates a request wrote anew from its source.
+    """
     tip: int | None = None
     for event in events:
         payload = read_json(event.payload)
         if event.kind in WITH_FIGURES:
             payload = {key: value for key, value in payload.items() if key not in FIGURES}
+            if event.kind != "rounds":
+                payload.pop("updates", None)
+            if "models" in payload:
+                first = payload.get("rows", {"first": math.inf})["first"]
+                own = [row | {"kept": 1} for row in payload["models"] if row["node"] in left and row["node"] >= first]
+                payload = {key: payload[key] for key in payload if key != "models"} | ({"models": own} if own else {})
         if event.kind == "rolled back" and payload["choice"]["source_node"] is not None:
             hidden = {"noise_std": None, "source_node": tip, "wanted_node": tip}
             payload |= {"choice": payload["choice"] | hidden, "charges": []}
@@ -162,17 +171,27 @@ def digest_of_rest(events: Sequence[Event]) -> str:
     return digest.hexdigest()
 
 
-def erase_payloads(connection: sqlite3.Connection, events: Sequence[Event]) -> list[Event]:
-    """Take the figures out of the payloads, and with them the nonces that could confirm a guess; returns the events."""
-    left = [
+def rest_of(events: Sequence[Event], left: Collection[int]) -> list[Event]:
+    """The events without figures, and where there were any without the nonce that could confirm a guess of them."""
+    return [
         event if payload == event.payload else replace(event, payload=payload, nonce=b"")
-        for event, payload in without_figures(events)
+        for event, payload in without_figures(events, left)
     ]
+
+
+def erase_payloads(connection: sqlite3.Connection, events: Sequence[Event], left: Collection[int]) -> str:
+    """Take the figures out of the payloads, and the rows that came of them; returns the digest of what is left."""
+    rest = rest_of(events, left)
     connection.executemany(
         "UPDATE events SET payload = ?, nonce = ? WHERE seq = ?",
-        [(event.payload.decode(), event.nonce, event.seq) for event in left if not event.nonce],
+        [(event.payload.decode(), event.nonce, event.seq) for event in rest if not event.nonce],
     )
-    return left
+    connection.execute("DELETE FROM updates")
+    connection.execute("DELETE FROM models")
+    for (node,), values in ReplayedLedger(rest).tables["models"].items():
+        if node in left:
+            apply_change(connection, Change("models", (node,), values))
+    return digest_of_rest(rest)
 
 
 def check_rest(events: Sequence[Event]) -> Iterator[str]:
@@ -183,7 +202,7 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
     before = events[: purge.seq - 1]
     if digest_of_rest(before) != purge.content[ALL_FIGURES]["events"]:
         yield f"ledger: what is left of earlier events is not what the purge at event {purge.seq} left of them"
-    for event, payload in without_figures(before):
+    for event, payload in without_figures(before, purge.content[ALL_FIGURES]["models"]):
         if payload != event.payload or (not event.nonce and event.kind not in WITH_FIGURES):
             yield f"ledger: event {purge.seq} erased the figures of event {event.seq}, and they are there again"
 

@@ -51,7 +51,6 @@ from sifu.store.database import (
 )
 from sifu.store.erased_figures import (
     FIGURES_ERASED,
-    digest_of_rest,
     erase_figures,
     erase_payloads,
     erasure_of_all,
@@ -215,9 +214,7 @@ class RunWriter(RunReader):
             finish_creation(folder)
             for name in FOLDERS:
                 private_folder(folder / name)
-            named = writer._named_files()
-            for name, pattern in (("models", files.MODEL_NAME), (UPDATES, FILE_NAME), (STATISTICS, STATISTICS_NAME)):
-                files.remove_strays(folder / name, pattern, named)
+            writer._remove_strays()
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
             for name in ("", CERTIFICATES, TIMESTAMPS):  # a key that was being written, for example
@@ -326,6 +323,12 @@ class RunWriter(RunReader):
         clients = self.read_clients()
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients, _salt_in(payload))}
 
+    def _remove_strays(self) -> None:
+        """Delete files of models, updates and statistics that no row names."""
+        named = self._named_files()
+        for name, pattern in (("models", files.MODEL_NAME), (UPDATES, FILE_NAME), (STATISTICS, STATISTICS_NAME)):
+            files.remove_strays(self.folder / name, pattern, named)
+
     def scrub(self) -> bool:
         """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
 
@@ -341,6 +344,7 @@ class RunWriter(RunReader):
         for path in (certificate_path(self.folder, request, form) for request in erased for form in erased[request]):
             files.remove_files([path])
             files.remove_files([timestamp_path(self.folder, path.name)])
+        self._remove_strays()
         for name in ("", *FOLDERS):
             files.remove_temporary(self.folder / name)
             files.sync_folder(self.folder / name)
@@ -398,8 +402,9 @@ class RunWriter(RunReader):
             forgotten = [client for row in self.subjects() for client in row.clients]
             erase_figures(self.connection, kept_nodes(self, self.tip, at_wish=at_wish), forgotten)
         if at_wish:
-            payload[ALL_FIGURES]["events"] = digest_of_rest(erase_payloads(self.connection, self.events()))
-            for request, forms in payload[ALL_FIGURES]["certificates"].items():
+            wish = payload[ALL_FIGURES]
+            wish["events"] = erase_payloads(self.connection, self.events(), wish["models"])
+            for request, forms in wish["certificates"].items():
                 for form in forms:
                     self.connection.execute("DELETE FROM certificates WHERE request = ? AND form = ?", (request, form))
         self.reread()
