@@ -1,8 +1,7 @@
 """How much a release reveals about the client: bounds from above and from below.
 
-A lower bound on epsilon from replays alone, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023).
-
-If what is released is (epsilon, delta)-close in two worlds P and Q, every test that says "P" with rates
+A lower bound on epsilon follows from replays alone, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023):
+if what is released is (epsilon, delta)-close in two worlds P and Q, every test that says "P" with rates
 TPR = P(test) and FPR = Q(test) has
 
     TPR <= e^epsilon FPR + delta,      so      epsilon >= ln((TPR - delta) / FPR).
@@ -10,8 +9,6 @@ TPR = P(test) and FPR = Q(test) has
 The test (a statistic, a threshold, a side) is chosen on one half of the replays and its rates are counted on the
 other half. Clopper & Pearson's intervals bound both rates at once, so the bound holds with the stated confidence
 whatever the statistic is.
-
-A release replayed many times with fresh noise: how much it reveals about the client, bounded from above and from below.
 
 The release of a request is theta + N(0, sigma^2 I) with the client and phi + N(0, sigma^2 I) without, theta and phi
 the models of its source node in the two worlds. Rounds after it are post-processing and can only hide more, so
@@ -46,7 +43,7 @@ from sifu.store.files import model_bytes, model_salt
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.calibration import delta_reached, smallest_enough
+from sifu.theory.calibration import gaussian_epsilon
 from sifu.theory.history import PathNode
 
 THRESHOLDS = 400
@@ -142,30 +139,12 @@ def _bounds(
     return shown, rate, alarm
 
 
-def gaussian_epsilon(gaussian_mu: float, delta: float) -> float:
-    """The epsilon at `delta` of a Gaussian mechanism whose two worlds are mu noises apart: the inverse of calibration.
-
-    Balle & Wang's delta(epsilon, 1/mu) falls in epsilon; the root is found by bisection.
-
-    >>> round(gaussian_epsilon(1 / 0.3501, 0.01), 2), gaussian_epsilon(0.0, 0.01)
-    (10.0, 0.0)
-    """
-    if not gaussian_mu > 0.0 or delta_reached(0.0, 1.0 / gaussian_mu) <= delta:
-        return 0.0
-    if not math.isfinite(gaussian_mu):
-        return math.inf
-    low, high = 0.0, 1.0
-    while delta_reached(high, 1.0 / gaussian_mu) > delta:
-        low, high = high, 2.0 * high
-        if high > 1e9:
-            return math.inf
-    return smallest_enough(lambda epsilon: delta_reached(epsilon, 1.0 / gaussian_mu) <= delta, low, high)
-
-
 STATISTICS = ("likelihood ratio", "projection", "loss")
 FULL_NORMALS = 5_000_000
 """How many normals the replays of whole models draw in each world, at most."""
 CHUNK_NORMALS = 2_000_000
+FARTHEST = 4e4
+"""Worlds this many noises apart hide nothing: epsilon is of the size of its square."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +182,6 @@ class ReleaseAudit:
 class _Release:
     """One noised release: the models of its source in both worlds, and the noise as it was carried out."""
 
-    edge: NoiseEdge
     with_client: Vector
     without_client: Vector
     noise_std: float
@@ -238,7 +216,7 @@ def audit_releases(
         drawn = evidence.noise.get(edge.node)
         # Noise that cannot be what was recorded is replayed as it was carried out.
         noise_std = edge.noise_std if drawn is None or drawn.as_recorded else drawn.measured_std
-        releases.append(_Release(edge, *worlds, noise_std))
+        releases.append(_Release(*worlds, noise_std))
     if not releases:
         return None
     strongest = max(releases, key=lambda release: release.gaussian_mu)
@@ -255,7 +233,8 @@ def audit_releases(
         bounds.append(epsilon_lower_bound(*projections, delta, share, STATISTICS[1]))
         if losses is not None:
             bounds.append(epsilon_lower_bound(*losses, delta, share, STATISTICS[2]))
-    return ReleaseAudit(terms.epsilon, terms.delta, mu, gaussian_epsilon(mu, terms.delta), tuple(bounds), missed)
+    true = gaussian_epsilon(mu, terms.delta) if mu < FARTHEST else math.inf
+    return ReleaseAudit(terms.epsilon, terms.delta, mu, true, tuple(bounds), missed)
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:

@@ -67,8 +67,7 @@ def draw_before_after(data: ReportData) -> Figure:
     for text in left.get_yticklabels():
         text.set(parse_math=False, color=INK)
     left.set_ylim(-len(shown) + 0.4, 0.6)
-    low, high = _range_of(shown, data.target)
-    left.set_xlim(low, high)
+    left.set_xlim(*_range_of(shown, data.target))
     _legend(figure, scratch=scratch, target=data.target)
     headline(figure, before_after_message(data))
     return figure
@@ -159,11 +158,8 @@ def draw_accuracy(data: ReportData) -> Figure:
             markersize=3,
             zorder=3,
         )
-    low = _lower_end(data, percent)
-    high = min(
-        101.0, max(percent.max(), 100 * data.target) + 0.12 * (max(percent.max(), 100 * data.target) - low) + 0.5
-    )
-    axes.set_ylim(low, high)
+    low, top = _lower_end(data, percent), max(percent.max(), 100 * data.target)
+    axes.set_ylim(low, min(101.0, top + 0.12 * (top - low) + 0.5))
     axes.set_xlim(0, max(int(trace.x[-1]), data.rounds_in_all, 1) * 1.02)
     _mark_requests(axes, data)
     if data.target > 0:
@@ -301,10 +297,8 @@ def rounds_message(data: ReportData) -> str:
         if data.target <= 0:
             return f"Forgetting took {counted(total, 'round')}, a fixed number for each request: no target was set"
         return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
-    rounds, scratch = (
-        sum(request.rounds for request in compared),
-        sum(request.scratch_rounds or 0 for request in compared),
-    )
+    rounds = sum(request.rounds for request in compared)
+    scratch = sum(request.scratch_rounds or 0 for request in compared)
     at_least = not all(request.scratch_reached for request in compared)
     ratio = fewer(rounds, scratch, at_least=at_least)
     return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
@@ -330,13 +324,8 @@ def _draw_pair(
     if scratch is not None:
         axes.barh(place - height / 2, scratch, height=height, color=SCRATCH_COLOUR, linewidth=0)
         stopped = (" or more" if many else ", target not reached") if more else ""
-        _beside(axes, scratch, place - height / 2, f"{scratch:,}{stopped}", GREY)
-    _beside(axes, rounds, upper, text, INK, bold=True)
-
-
-def _beside(axes: Axes, x: float, y: float, text: str, colour: str, *, bold: bool = False) -> None:
-    weight = "bold" if bold else "normal"
-    note(axes, text, (x, y), (4, 0), va="center", fontsize=8.5, color=colour, fontweight=weight)
+        note(axes, f"{scratch:,}{stopped}", (scratch, place - height / 2), (4, 0), va="center", fontsize=8.5)
+    note(axes, text, (rounds, upper), (4, 0), va="center", fontsize=8.5, color=INK, fontweight="bold")
 
 
 def _rounds_legend(figure: Figure, done: tuple[Request, ...]) -> None:

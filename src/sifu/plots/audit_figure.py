@@ -97,15 +97,9 @@ def _draw_epsilons(axes: Axes, bars: Sequence[EpsilonBar], total: int) -> None:
     rows = np.arange(len(bars))[::-1]
     largest = 0.0
     for row, bar in zip(rows, bars, strict=True):
-        broken = bar.shown > bar.certified
         axes.plot([0.0, bar.certified], [row, row], color=FAINT, linewidth=7.0, solid_capstyle="butt")
-        axes.plot(
-            [0.0, bar.shown],
-            [row, row],
-            color=VERMILLION if broken else GREEN,
-            linewidth=7.0,
-            solid_capstyle="butt",
-        )
+        colour = VERMILLION if bar.shown > bar.certified else GREEN
+        axes.plot([0.0, bar.shown], [row, row], color=colour, linewidth=7.0, solid_capstyle="butt")
         axes.plot([bar.certified], [row], "|", color=INK, markersize=13, mew=1.8)
         axes.plot([bar.true], [row], "o", color="white", mec=INK, mew=1.2, markersize=5, zorder=5)
         largest = max(largest, bar.certified, bar.true)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MOST_LANES = 40
 MOST_MARKS = 110
 CUT = (0, (2.5, 2.0))
+_FORMULA: dict[str, Any] = {"fontsize": 9.5, "parse_math": True}
 
 
 @styled
@@ -122,16 +123,9 @@ def _draw_start(axes: Axes, branch: Branch, lane_of: dict[int, int], *, crowded:
     axes.plot([branch.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
     fresh = branch.source is None
     if not crowded or branch.branch == 0:
-        axes.annotate(
-            rf"$\theta_{{{branch.branch}}}^{{0}}$",
-            (branch.start, lane),
-            xytext=(-5, 0 if fresh else 4),
-            textcoords="offset points",
-            ha="right",
-            va="center" if fresh else "bottom",
-            fontsize=9.5,
-            color=colour,
-        )
+        formula, below = rf"$\theta_{{{branch.branch}}}^{{0}}$", 0 if fresh else 4
+        over = "center" if fresh else "bottom"
+        note(axes, formula, (branch.start, lane), (-5, below), ha="right", va=over, **_FORMULA, color=colour)
     if branch.branch > 0 and not crowded:
         noise = f"noise σ = {branch.noise_std:.3g}" if branch.noise_std else "no noise"
         words = f"fresh start, {noise}" if fresh else noise
@@ -161,16 +155,8 @@ def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int
     starts = {branch.branch: branch.start for branch in shown}
     for branch, position in sorted({branch.source for branch in shown if branch.source is not None}):
         if branch in lane_of and position > 0:
-            axes.annotate(
-                rf"$\theta_{{{branch}}}^{{{position}}}$",
-                (starts[branch] + position, lane_of[branch]),
-                xytext=(0, -5),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=9.5,
-                color=branch_colour(branch),
-            )
+            formula, place = rf"$\theta_{{{branch}}}^{{{position}}}$", (starts[branch] + position, lane_of[branch])
+            note(axes, formula, place, (0, -5), ha="center", va="top", **_FORMULA, color=branch_colour(branch))
 
 
 def _draw_current(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
@@ -178,16 +164,8 @@ def _draw_current(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]
     x, lane = last.start + last.rounds, lane_of[last.branch]
     axes.plot([x], [lane], "o", markersize=10, markerfacecolor="white", markeredgecolor=INK, mew=1.6, zorder=6)
     axes.plot([x], [lane], "o", markersize=5, color=branch_colour(last.branch), mew=0, zorder=7)
-    axes.annotate(
-        rf"$\mathbf{{now}}\ \ \theta_{{{last.branch}}}^{{{last.rounds}}}$",
-        (x, lane),
-        xytext=(9, 0),
-        textcoords="offset points",
-        ha="left",
-        va="center",
-        fontsize=9.5,
-        color=INK,
-    )
+    formula = rf"$\mathbf{{now}}\ \ \theta_{{{last.branch}}}^{{{last.rounds}}}$"
+    note(axes, formula, (x, lane), (9, 0), ha="left", va="center", **_FORMULA, color=INK)
 
 
 def _history_legend(figure: Figure, step: int, *, requests: bool) -> None:
@@ -318,21 +296,8 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
         legend_below(figure, handles, handlelength=1.8, columnspacing=1.5)
 
 
-class NoiseOption(Protocol):
-    """What one noise would do."""
-
-    @property
-    def noise_std(self) -> float: ...
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def predicted_rounds(self) -> int | None: ...
-    @property
-    def predicted_interval(self) -> tuple[int, int] | None: ...
-
-
 class PlanCurve(Protocol):
-    """What the figure needs of a plan."""
+    """What the figure needs of a `Plan`; `options` are its `NoiseOption`s."""
 
     @property
     def noise_std(self) -> float: ...
@@ -343,15 +308,7 @@ class PlanCurve(Protocol):
     @property
     def scratch_rounds(self) -> int | None: ...
     @property
-    def options(self) -> Sequence[NoiseOption]: ...
-
-
-def plan_message(plan: PlanCurve) -> str:
-    """The plan in a sentence."""
-    if plan.predicted_rounds is None or plan.scratch_rounds is None:
-        return "No prediction: the first training did not reach its target."
-    noise = f"sigma {plan.noise_std:.3g} at round {plan.source_rounds}" if plan.noise_std else "No noise"
-    return f"{noise}: perhaps {plan.predicted_rounds} rounds, Scratch {plan.scratch_rounds}."
+    def options(self) -> Sequence[Any]: ...
 
 
 @styled
@@ -359,7 +316,11 @@ def draw_plan(plan: PlanCurve) -> Figure:
     """Predicted rounds against sigma with their interval, Scratch, and the node each sigma goes back to."""
     shown = [option for option in plan.options if option.noise_std > 0.0 and option.predicted_rounds is not None]
     figure = new_figure(3.4)
-    headline(figure, plan_message(plan))
+    if plan.predicted_rounds is None or plan.scratch_rounds is None:
+        headline(figure, "No prediction: the first training did not reach its target.")
+    else:
+        noise = f"sigma {plan.noise_std:.3g} at round {plan.source_rounds}" if plan.noise_std else "No noise"
+        headline(figure, f"{noise}: perhaps {plan.predicted_rounds} rounds, Scratch {plan.scratch_rounds}.")
     if len(shown) < 2:
         return say_instead(figure, "Nothing to show: fewer than two noises could be predicted.")
     axes = figure.add_subplot()

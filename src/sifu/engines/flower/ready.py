@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,14 +32,14 @@ from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedF
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
-from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
+from sifu.engines.sim.float_rounding import ClientSizes, round_allowance, within_reach
 from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
 from sifu.store.files import write_atomically
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts, clipped_profile
-from sifu.theory.participation import Participation
+from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
 
@@ -349,7 +349,7 @@ def blueprint(
         lambda branch: model.initial(spec.seed, branch, spec.model.dtype),
         spec.seed,
         plan.to_text(),
-        rounding.of_round if rounding else None,
+        rounding,
         clipping,
         rules,
         all(profile.several for profile in profiles),
@@ -363,7 +363,7 @@ def _rounding(
     server_rate: float,
     profiles: Sequence[WireProfile],
     dtype: str,
-) -> LinearRounding | None:
+) -> Callable[[float, ClientIndices], float] | None:
     """The allowance from what clients reported; None where nothing is proven."""
     needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
     if not isinstance(model, LinearModel) or dtype != "float64" or any(None in row for row in needed):
@@ -372,4 +372,5 @@ def _rounding(
     if not within_reach(training, float(smoothness.max())):
         return None
     samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
-    return LinearRounding(model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms))
+    sizes = ClientSizes(samples, ratios, smoothness, energy, norms)
+    return partial(round_allowance, model=model, training=training, server_rate=server_rate, sizes=sizes)

@@ -171,52 +171,18 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
     return largest
 
 
-@dataclass(frozen=True)
-class RoundSize:
-    """What the allowance depends on, as the largest over the participants of a round.
-
-    `width` is d = features + 1, `outputs` C, `samples` n, `batch_ratio` n/b_min, `participants` M, `rows` m,
-    `smoothness` beta, `energy` as in `LinearCurvature`, `target_norm` the largest ||y_row|| (least squares only).
-    """
-
-    width: int
-    outputs: int
-    samples: int
-    batch_ratio: float
-    participants: int
-    rows: int
-    smoothness: float
-    energy: float
-    target_norm: float
-
-
 def within_reach(training: LocalTraining, smoothness: float) -> bool:
     """Whether eta beta <= 2, which the whole derivation rests on."""
     return training.rate * smoothness <= 2.0
 
 
-def round_allowance(
-    start_norm: float, size: RoundSize, training: LocalTraining, objective: Objective, server_rate: float
-) -> float:
-    """The rounding of one float64 round from a model of norm `start_norm`, in both worlds together.
-
-    It may be infinite where many steps with momentum amplify errors without limit.
-    """
-    scale = math.sqrt(training.rate) * (1.0 if objective.labels else max(1.0, size.target_norm))
-    radius = _path_radius(start_norm + ROUNDING_HOLDS_UP_TO, 3.0 * scale, size, training, objective.labels)
-    spread = min(size.samples, size.width, max(1.0, training.rate * size.energy / 2.0))
-    terms = size.width + size.samples + size.outputs + 16
-    step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
-    step += training.rate * (size.width * size.outputs + 10) * UNIT_ROUNDOFF * training.clip
-    local = _after_all_steps(step, size.smoothness, training) + step
-    averaging = 4.0 * (size.participants + 8) * UNIT_ROUNDOFF * radius
-    averaging += 2.0 * (size.rows + size.participants + 8) * UNIT_ROUNDOFF * spread * radius
-    return 2.0 * max(1.0, server_rate) * (local + averaging)
-
-
 @dataclass(frozen=True)
 class ClientSizes:
-    """What `RoundSize` is made of, client by client: all that a server needs of data it does not see."""
+    """What the allowance depends on, client by client: all that a server needs of data it does not see.
+
+    `samples` is n, `batch_ratios` n/b_min, `smoothness` beta, `energy` as in `LinearCurvature`, `target_norms` the
+    largest ||y_row|| (least squares only).
+    """
 
     samples: Integers
     batch_ratios: Floats
@@ -238,36 +204,38 @@ class ClientSizes:
         return ClientSizes(samples, ratios, curvature.smoothness, curvature.energy, target_norms)
 
 
-class LinearRounding:
-    """The allowance of every round of one federation, from what its clients measured once."""
+def round_allowance(
+    start_norm: float,
+    participants: ClientIndices,
+    *,
+    model: LinearModel,
+    training: LocalTraining,
+    server_rate: float,
+    sizes: ClientSizes,
+) -> float:
+    """The rounding of one float64 round of `participants` from a model of norm `start_norm`, in both worlds together.
 
-    def __init__(
-        self,
-        model: LinearModel,
-        training: LocalTraining,
-        server_rate: float,
-        sizes: ClientSizes,
-    ) -> None:
-        self._model, self._training, self._server_rate = model, training, server_rate
-        self._sizes = sizes
-
-    def of_round(self, start_norm: float, participants: ClientIndices) -> float:
-        """The allowance of a round of `participants` from a model of norm `start_norm`."""
-        sizes = self._sizes
-        samples = sizes.samples[participants]
-        largest = int(samples.max())
-        size = RoundSize(
-            width=self._model.features + 1,
-            outputs=self._model.outputs,
-            samples=largest,
-            batch_ratio=float(sizes.batch_ratios[participants].max()),
-            participants=participants.size,
-            rows=min(int(samples.sum()), max(largest, PART_ROWS)),
-            smoothness=float(sizes.smoothness[participants].max()),
-            energy=float(sizes.energy[participants].max()),
-            target_norm=float(sizes.target_norms[participants].max()),
-        )
-        return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
+    It depends on the largest of each of their sizes, and may be infinite where many steps with momentum amplify errors
+    without limit.
+    """
+    samples, labels = sizes.samples[participants], model.objective.labels
+    largest, width = int(samples.max()), model.features + 1
+    rows = min(int(samples.sum()), max(largest, PART_ROWS))
+    batch_ratio, smoothness, energy, target_norm = (
+        float(values[participants].max())
+        for values in (sizes.batch_ratios, sizes.smoothness, sizes.energy, sizes.target_norms)
+    )
+    scale = math.sqrt(training.rate) * (1.0 if labels else max(1.0, target_norm))
+    start, pull = start_norm + ROUNDING_HOLDS_UP_TO, 3.0 * scale
+    radius = _path_radius(start, pull, math.sqrt(batch_ratio), smoothness, training, labels)
+    spread = min(largest, width, max(1.0, training.rate * energy / 2.0))
+    terms = width + largest + model.outputs + 16
+    step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
+    step += training.rate * (width * model.outputs + 10) * UNIT_ROUNDOFF * training.clip
+    local = _after_all_steps(step, smoothness, training) + step
+    averaging = 4.0 * (participants.size + 8) * UNIT_ROUNDOFF * radius
+    averaging += 2.0 * (rows + participants.size + 8) * UNIT_ROUNDOFF * spread * radius
+    return 2.0 * max(1.0, server_rate) * (local + averaging)
 
 
 def _row_norms_up(values: NDArray[np.floating]) -> Floats:
@@ -278,19 +246,20 @@ def _row_norms_up(values: NDArray[np.floating]) -> Floats:
     return norms
 
 
-def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:
-    """max(R, Q): no iterate of any client is longer, in either coordinates."""
+def _path_radius(
+    start: float, pull: float, stretch: float, smoothness: float, training: LocalTraining, labels: bool
+) -> float:
+    """max(R, Q): no iterate of any client is longer, in either coordinates; `stretch` is sqrt(n/b_min)."""
     if training.clip:
         radius, velocity = start, 0.0
         for _ in range(training.steps):
             gradient = training.clip + training.weight_decay * radius
             radius, velocity = _lengthen(radius, gradient, velocity, training)
         return radius
-    stretch = math.sqrt(size.batch_ratio)
     if training.momentum == 0.0:
         radius = start + training.steps * pull
         return max(radius, training.steps * stretch * (pull if labels else 2.0 * radius + pull))
-    linear = training.weight_decay if labels else size.smoothness
+    linear = training.weight_decay if labels else smoothness
     radius, velocity, dual, dual_velocity = start, 0.0, 0.0, 0.0
     for _ in range(training.steps):
         dual_gradient = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
@@ -73,12 +73,32 @@ class Convolution:
     relu: bool = True
 
 
+class Layer:
+    """Where the parameters of a layer lie in the flat vector: its weight of a shape (out, ...), then its bias."""
+
+    weight_at: int
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(out, in) of a linear layer, (out, in, 3, 3) of a convolution."""
+        raise NotImplementedError
+
+    @property
+    def bias_at(self) -> int:
+        """Where the bias begins."""
+        return self.weight_at + math.prod(self.weight_shape)
+
+    @property
+    def end(self) -> int:
+        """Where the next layer's parameters begin."""
+        return self.bias_at + self.weight_shape[0]
+
+
 @dataclass(frozen=True)
-class ConvLayer:
+class ConvLayer(Layer):
     """A convolution with its sizes: (channels_in, height_in, width_in) gives (channels_out, height_out, width_out).
 
     `height` and `width` are those between convolution and pooling; an odd last row or column is not pooled.
-    Offsets are into the flat parameter vector.
     """
 
     channels_in: int
@@ -120,19 +140,9 @@ class ConvLayer:
         """(out, in, 3, 3)."""
         return (self.channels_out, self.channels_in, 3, 3)
 
-    @property
-    def bias_at(self) -> int:
-        """Where the bias begins."""
-        return self.weight_at + math.prod(self.weight_shape)
-
-    @property
-    def end(self) -> int:
-        """Where the next layer's parameters begin."""
-        return self.bias_at + self.channels_out
-
 
 @dataclass(frozen=True)
-class LinearLayer:
+class LinearLayer(Layer):
     """A linear layer; a `hidden` one is followed by ReLU and by dropout at rate `dropout`."""
 
     features_in: int
@@ -145,16 +155,6 @@ class LinearLayer:
     def weight_shape(self) -> tuple[int, ...]:
         """(out, in)."""
         return (self.features_out, self.features_in)
-
-    @property
-    def bias_at(self) -> int:
-        """Where the bias begins."""
-        return self.weight_at + math.prod(self.weight_shape)
-
-    @property
-    def end(self) -> int:
-        """Where the next layer's parameters begin."""
-        return self.bias_at + self.features_out
 
 
 @dataclass(frozen=True)
@@ -199,16 +199,7 @@ class ConvNet:
                     f"convolution {number} needs channels and padding that is not negative, found "
                     f"{convolution.channels_out} channels and padding {convolution.padding}"
                 )
-            layer = ConvLayer(
-                channels,
-                convolution.channels_out,
-                height,
-                width,
-                convolution.padding,
-                convolution.pool,
-                at,
-                convolution.relu,
-            )
+            layer = ConvLayer(channels, height_in=height, width_in=width, weight_at=at, **asdict(convolution))
             if min(layer.height_out, layer.width_out) < 1:
                 raise InputError(
                     f"images of {self.input_shape[1]}x{self.input_shape[2]} are too small: nothing is left of them "

@@ -8,10 +8,10 @@ with one number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ from sifu.engines.sim.embedded_clients import (
     count_outputs,
     input_shape,
 )
-from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, linear_curvature, within_reach
+from sifu.engines.sim.float_rounding import ClientSizes, linear_curvature, round_allowance, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
@@ -159,7 +159,7 @@ class SimulatedFederation:
             self._trainer = self._loop(model, checked, outputs, training, dtype)
         self._clipping = clipping
         self.reply_rules = replies or ReplyRules()
-        self._rounding: LinearRounding | None = None
+        self._rounding: Callable[[float, ClientIndices], float] | None = None
         self.sizes: ClientSizes | None = None
         self.clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
@@ -173,7 +173,9 @@ class SimulatedFederation:
             self.sizes = ClientSizes.of(checked, linear.objective, training, curvature)
             within = within_reach(training, float(curvature.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
-                self._rounding = LinearRounding(linear, training, server_rate, self.sizes)
+                self._rounding = partial(
+                    round_allowance, model=linear, training=training, server_rate=server_rate, sizes=self.sizes
+                )
         self.facts = TrainingFacts(
             local_rate=training.rate,
             momentum=training.momentum,
@@ -226,7 +228,7 @@ class SimulatedFederation:
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
-        return self._rounding.of_round(length, participants) if self._rounding and participants.size else 0.0
+        return self._rounding(length, participants) if self._rounding and participants.size else 0.0
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
@@ -313,7 +315,7 @@ class SimulatedFederation:
             average = replace(average, updates=updates)
         if self._rounding is None:
             return average
-        return replace(average, rounding=self._rounding.of_round(norm_up(start), participants))
+        return replace(average, rounding=self._rounding(norm_up(start), participants))
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
