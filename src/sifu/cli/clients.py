@@ -43,18 +43,14 @@ def add_client(
 @clients.command("list")
 def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Who is on the list."""
-    from sifu.cli.output import out, print_json, table
+    from sifu.cli.output import table
     from sifu.requests.client_list import described_clients, run_id
 
-    listed = described_clients(run)
-    if format is Format.json:
-        print_json({"clients": listed, "run_id": run_id(run)})
-        return
+    listed, known = described_clients(run), run_id(run)
     shown = table("client", "state", "SHA-256 of its key")
     for client in listed:
         shown.add_row(client["name"], client["status"], client["key"])
-    out.print(shown)
-    out.print(f"Run id: {run_id(run) or 'there is no run yet'}", markup=False)
+    tell(format, {"clients": listed, "run_id": known}, shown, f"Run id: {known or 'there is no run yet'}")
 
 
 @clients.command("block")

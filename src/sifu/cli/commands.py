@@ -16,8 +16,6 @@ from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
 from sifu.core.ledger import finite_or_text
-from sifu.core.method_info import METHOD_INFOS
-from sifu.core.request_terms import AUTO
 from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
@@ -269,19 +267,3 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
             )
     name = escape(str(folder))
     out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")
-
-
-def show_methods(as_json: bool) -> None:
-    """`sifu methods`."""
-    if as_json:
-        listed = [
-            {"name": name, "summary": info.summary, "certifies": info.certifies, "protection": info.protection}
-            for name, info in METHOD_INFOS.items()
-        ]
-        print_json({"methods": listed, "default": AUTO})
-        return
-    shown = table("method", "what it does")
-    for name, info in METHOD_INFOS.items():
-        shown.add_row(name, info.summary)
-    out.print(shown)
-    out.print("auto, the default, takes the fewest predicted rounds among those of at least the level asked for.")

@@ -126,20 +126,17 @@ def list_tokens(folder: FolderArgument, format: FormatOption = Format.text) -> N
     """Every token that was made, without its secret."""
     from rich.markup import escape
 
-    from sifu.cli.output import out, print_json, table
+    from sifu.cli.output import table
     from sifu.console.tokens import TokenFile, state_folder
 
     tokens = TokenFile(state_folder(folder)).all()
-    if format is Format.json:
-        fields = ("id", "name", "created", "expires", "revoked")
-        listed = [{field: getattr(row, field) for field in fields} | {"roles": list(row.roles)} for row in tokens]
-        print_json({"tokens": listed})
-        return
+    fields = ("id", "name", "created", "expires", "revoked")
+    listed = [{field: getattr(row, field) for field in fields} | {"roles": list(row.roles)} for row in tokens]
     shown = table("id", "name", "roles", "made", "until", "revoked")
     for row in tokens:
         until = row.expires or "-"
         shown.add_row(row.id, escape(row.name), ", ".join(row.roles), row.created[:10], until, row.revoked[:10] or "-")
-    out.print(shown)
+    tell(format, {"tokens": listed}, shown)
 
 
 @token.command("revoke")

@@ -22,15 +22,18 @@ class Format(enum.StrEnum):
     json = "json"
 
 
-def tell(format: Format, values: dict[str, Any], *sentences: str) -> None:
-    """What a command did: values for a machine, or sentences for a person."""
+def tell(format: Format, values: dict[str, Any], *shown: Any) -> None:
+    """What a command did or found: values for a machine, or sentences and tables for a person."""
     from sifu.cli.output import harmless, out, print_json
 
     if format is Format.json:
         print_json(values)
         return
-    for sentence in sentences:
-        out.print(harmless(sentence), markup=False, soft_wrap=True)
+    for part in shown:
+        if isinstance(part, str):
+            out.print(harmless(part), markup=False, soft_wrap=True)
+        else:
+            out.print(part)
 
 
 runs_at_work: list[Path] = []

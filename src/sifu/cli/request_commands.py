@@ -49,14 +49,8 @@ def list_requests(
 def _show_pending(waiting: list[sifu.PendingRequest], format: Format) -> None:
     from rich.markup import escape
 
-    from sifu.cli.output import names_text, out, print_json, table
+    from sifu.cli.output import names_text, table
 
-    if format is Format.json:
-        print_json({"requests": [request.to_mapping() for request in waiting]})
-        return
-    if not waiting:
-        out.print("No request waits.")
-        return
     shown = table("until", "-days", "request", "status", "clients", "run")
     for request in waiting:
         shown.add_row(
@@ -67,15 +61,13 @@ def _show_pending(waiting: list[sifu.PendingRequest], format: Format) -> None:
             names_text(request.clients, 2),
             escape(request.run),
         )
-    out.print(shown)
+    listed = {"requests": [request.to_mapping() for request in waiting]}
+    tell(format, listed, shown if waiting else "No request waits.")
 
 
 def _show_public(record: list[sifu.PublicRequest], format: Format) -> None:
-    from sifu.cli.output import out, print_json, table
+    from sifu.cli.output import table
 
-    if format is Format.json:
-        print_json({"requests": [asdict(request) for request in record]})
-        return
     shown = table("-number", "status", "-clients", "received", "until", "finished", "level")
     for request in record:
         shown.add_row(
@@ -87,7 +79,7 @@ def _show_public(record: list[sifu.PublicRequest], format: Format) -> None:
             request.finished or "-",
             request.level or "-",
         )
-    out.print(shown)
+    tell(format, {"requests": [asdict(request) for request in record]}, shown)
 
 
 @requests.command("show")

@@ -263,9 +263,16 @@ def export(
 
 def methods(format: FormatOption = Format.text) -> None:
     """The unlearning methods that --method takes, one line each."""
-    from sifu.cli.commands import show_methods
+    from sifu.cli.output import table
+    from sifu.core.method_info import METHOD_INFOS
 
-    show_methods(as_json=format is Format.json)
+    fields = ("name", "summary", "certifies", "protection")
+    listed = [{field: getattr(info, field) for field in fields} for info in METHOD_INFOS.values()]
+    shown = table("method", "what it does")
+    for info in METHOD_INFOS.values():
+        shown.add_row(info.name, info.summary)
+    how = "auto, the default, takes the fewest predicted rounds among those of at least the level asked for."
+    tell(format, {"methods": listed, "default": "auto"}, shown, how)
 
 
 def doctor(format: FormatOption = Format.text) -> None:

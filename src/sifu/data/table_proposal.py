@@ -79,15 +79,15 @@ class _Roles:
     label: str
     client: str
     identity: str
-    classes: tuple[str, ...]
-    numbers: tuple[str, ...]
-    categories: dict[str, tuple[str, ...]]
-    dates: tuple[str, ...]
-    wordy: tuple[str, ...]
-    gaps: tuple[str, ...]
-    flags: tuple[str, ...]
+    classes: list[str]
+    numbers: list[str]
+    categories: dict[str, list[str]]
+    dates: list[str]
+    wordy: list[str]
+    gaps: list[str]
+    flags: list[str]
     """Numbers that are 0 or 1, which need no constants."""
-    unlike: tuple[str, ...]
+    unlike: list[str]
     """Free texts of which no two rows have the same, where no column is the identity yet."""
 
     @classmethod
@@ -107,37 +107,27 @@ class _Roles:
         rest = [name for name in columns if name not in (client, identity)]
         label = label or next((name for name in rest if LABELS.fullmatch(name)), rest[-1])
         commas = tables[0].decimal_commas
-        numbers, categories, dates, wordy, gaps = [], dict[str, tuple[str, ...]](), [], [], []
+        numbers, categories, dates, wordy, gaps = [], dict[str, list[str]](), [], [], []
         flags = [name for name in rest if set(_words(columns[name])) <= {"0", "1"}]
         for name in (name for name in rest if name != label):
             words = _words(columns[name])
             if any(is_missing(value) for value in columns[name]):
                 gaps.append(name)
             if _published(name) is None and _are_codes(words):
-                categories[name] = tuple(words)
+                categories[name] = words
             elif all(looks_like_a_number(word, commas) for word in words):
                 numbers.append(name)
             elif words and all(looks_like_a_date(word) for word in words):
                 dates.append(name)
             elif len(words) <= FEW_WORDS:
-                categories[name] = tuple(words)
+                categories[name] = words
             else:
                 wordy.append(name)
         classes = _words(columns[label])
-        listed = len(classes) <= FEW_WORDS and not any("." in word for word in classes)
-        return cls(
-            label,
-            client,
-            identity,
-            tuple(classes) if listed else (),
-            tuple(numbers),
-            categories,
-            tuple(dates),
-            tuple(wordy),
-            tuple(gaps),
-            tuple(flags),
-            tuple(name for name in wordy if not identity and len(_words(columns[name])) == len(columns[name])),
-        )
+        if len(classes) > FEW_WORDS or any("." in word for word in classes):
+            classes = []
+        unlike = [name for name in wordy if not identity and len(_words(columns[name])) == len(columns[name])]
+        return cls(label, client, identity, classes, numbers, categories, dates, wordy, gaps, flags, unlike)
 
 
 def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:

@@ -50,7 +50,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -74,36 +73,11 @@ TOLERATED_EXCESS = 1e-6
 """A drift found without building models exceeds the computed value by no more than this, relatively."""
 
 
-class LocalUpdates(Protocol):
-    """The u_i of some participants; places are theirs among all participants."""
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """sum_i w_i u_i over these participants, from the weights of all, in float64."""
-        ...
-
-    def distances(self, mean: Tensor, norms: Floats) -> None:
-        """Put upper bounds of ||u_i - mean|| to their places in `norms`."""
-        ...
-
-    def sum_error(self, weights: Floats, mean_norm: float) -> float:
-        """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
-        ...
-
-    def add_row_errors(self, errors: Floats) -> None:
-        """Add to each place of `errors` how far its row of `differences` can be from u_i - mean."""
-        ...
-
-    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """The u_i themselves: (places, rows); not asked for after `distances`."""
-        ...
-
-    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """u_i - mean in float64: (places, rows)."""
-        ...
-
-
 class RowUpdates:
-    """Updates that are made row by row, to be changed in place; kept between the passes where `keep` says so."""
+    """The u_i of some participants, made row by row, to be changed in place; kept between the passes if `keep`.
+
+    `DualUpdates` has the same methods. Places are those of these participants among all.
+    """
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
         self._make, self._keep = make, keep
@@ -112,6 +86,7 @@ class RowUpdates:
         self._largest = 0.0
 
     def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """The u_i themselves: (places, rows); not asked for after `distances`."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -124,6 +99,7 @@ class RowUpdates:
             self._kept = kept
 
     def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """u_i - mean in float64: (places, rows)."""
         if self._centred:
             yield from self.rows()
             return
@@ -137,10 +113,12 @@ class RowUpdates:
             self._kept, self._centred = kept, True
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        """sum_i w_i u_i over these participants, from the weights of all, in float64."""
         sums = [weights[places] @ rows.to(torch.float64) for places, rows in self.rows()]
         return sum(sums[1:], start=sums[0])
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
+        """Put upper bounds of ||u_i - mean|| to their places in `norms`."""
         factor = enlargement(mean.numel())
         for places, difference in self.differences(mean):
             lengths = torch.linalg.vector_norm(difference, dim=1).numpy()
@@ -149,12 +127,16 @@ class RowUpdates:
             self._largest = max(self._largest, float(lengths.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
+        """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
         if weights.size == 1:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
 
     def add_row_errors(self, errors: Floats) -> None:
-        """Rows are the u_i themselves; the one rounding of a difference is within what a Gram form adds."""
+        """Add to each place of `errors` how far its row of `differences` can be from u_i - mean: here nothing.
+
+        Rows are the u_i themselves; the one rounding of a difference is within what a Gram form adds.
+        """
 
 
 class DualUpdates:
@@ -211,6 +193,9 @@ class DualUpdates:
     def add_row_errors(self, errors: Floats) -> None:
         """X_i' V_i is built by inner products of as many terms as a client has rows."""
         errors[self._part.places] += (self._dual.shape[2] + 2) * UNIT_ROUNDOFF * self._sizes * 1.01
+
+
+LocalUpdates = RowUpdates | DualUpdates
 
 
 def average(
