@@ -78,12 +78,12 @@ class FlowerFederation:
     @property
     def layout(self) -> ModelLayout:
         """Names and shapes of the parameters."""
-        return self._messenger.layout
+        return self._messenger.blueprint.layout
 
     @property
     def clients(self) -> tuple[ClientProfile, ...]:
         """Every known client; indices elsewhere point into this tuple."""
-        return self._messenger.clients
+        return self._messenger.blueprint.clients
 
     @property
     def facts(self) -> TrainingFacts:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sifu.core.engine import Incident, Position
-from sifu.core.layout import ModelLayout, ModelPieces, Vector
+from sifu.core.layout import ModelPieces, Vector
 from sifu.core.replies import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
@@ -30,7 +30,6 @@ from sifu.engines.flower.wire import (
     with_config,
 )
 from sifu.theory.arrays import Integers
-from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
@@ -65,19 +64,9 @@ class Messenger:
         self.blueprint = blueprint
         self.samples: Integers = np.array([client.samples for client in blueprint.clients], dtype=np.int64)
 
-    @property
-    def layout(self) -> ModelLayout:
-        """Names and shapes of the parameters."""
-        return self.blueprint.layout
-
-    @property
-    def clients(self) -> tuple[ClientProfile, ...]:
-        """Every known client; indices elsewhere point into this tuple."""
-        return self.blueprint.clients
-
     def note(self, position: Position, client: int | None, what: str) -> None:
         """Record an incident of a client, or of a whole round."""
-        name = "" if client is None else self.clients[client].name
+        name = "" if client is None else self.blueprint.clients[client].name
         self.incidents.append(Incident(position.branch, position.round, name, what))
 
     def reasons(self, position: Position) -> list[str]:
@@ -100,7 +89,7 @@ class Messenger:
 
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
-        names = {client: self.clients[client].name for client in self.may_ask(clients)}
+        names = {client: self.blueprint.clients[client].name for client in self.may_ask(clients)}
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
@@ -143,7 +132,9 @@ class Messenger:
         more: Mapping[str, Any] | None = None,
     ) -> Message:
         """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
-        instruction = Instruction(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
+        instruction = Instruction(
+            position, client, steps or self.blueprint.clients[client].local_steps, self.blueprint.plan
+        )
         shown = self.shown(self.shown.kept.get(client)) if self.shown is not None else {}
         config = {**self.blueprint.config, **shown, **(more or {})}
         networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
@@ -219,9 +210,9 @@ class Messenger:
         With `steps` it is no round: everybody is needed and waited for.
         """
         everybody = steps is not None
-        record = self.blueprint.record(start)
+        record, layout = self.blueprint.record(start), self.blueprint.layout
         messages = {
             client: self.message(record, position, client, node, TRAIN, steps)
             for client, node in self.online(position, clients, everybody).items()
         }
-        return self.ask(messages, lambda reply: read_model(reply, self.layout), position, closing=not everybody)
+        return self.ask(messages, lambda reply: read_model(reply, layout), position, closing=not everybody)

@@ -32,12 +32,12 @@ class FlowerRound:
     @property
     def layout(self) -> ModelLayout:
         """Names and shapes of the parameters."""
-        return self._messenger.layout
+        return self._messenger.blueprint.layout
 
     @property
     def clients(self) -> tuple[ClientProfile, ...]:
         """Every known client."""
-        return self._messenger.clients
+        return self._messenger.blueprint.clients
 
     @property
     def samples(self) -> Integers:
