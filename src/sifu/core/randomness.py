@@ -80,14 +80,7 @@ def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
 def noise_rounding(noisy: Vector) -> float:
     """How far rounding of `theta + xi` in float64 may move two worlds further apart than theta and phi were.
 
-    docs/theory.md, section 6.5.
-
-    To a client that asks later this noise is part of the plan, the same xi in the world with it and without it; so
-    the edge adds nothing to its Psi but what the two roundings differ by. Each is at most u times its exact sum,
-
-        u ||theta + xi|| + u ||phi + xi||  <=  u (2 ||theta + xi|| + ||theta - phi||),
-
-    and rounding is bounded only for worlds at most `ROUNDING_HOLDS_UP_TO` apart. `noisy` is the rounded sum, whose
-    norm is off by a factor 1 + u, which `norm_up` covers.
+    To a client that asks later this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the rounded
+    sum, whose norm is off by a factor 1 + u, which `norm_up` covers.
     """
     return up(UNIT_ROUNDOFF * up(2.0 * norm_up(noisy) + ROUNDING_HOLDS_UP_TO))

@@ -8,26 +8,9 @@ sigma / Psi >= s(epsilon, delta), the root in s of
 which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2 ln(1.25/delta)) /
 epsilon instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
 
-What noise added to every update while training promises a client, over all rounds together.
-
-Round n averages the clipped updates c_i of its participants S, each with its own noise (docs/theory.md, section 10):
-
-    theta' = theta + g sum_i w_i (c_i + z C xi_i),      ||c_i|| <= C,  xi_i standard normal.
-
-Without W (the same schedule, W absent, its slots not refilled, the noise of the same size) the other weights
-become w_i/(1 - w_W), so the mean of the c_i moves by sum_{W} w_c c_c - w_W/(1 - w_W) sum_{S\W} w_i c_i, at most
-2 w_W C. The total noise is N(0, (z C)^2 sum_i w_i^2 I) in both worlds. Given theta, which is released anyway, a
-round is therefore a Gaussian mechanism of ratio
-
-    mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)),      0 where W did not take part,
-
-the second term covering the rounding of two float64 sums of M clipped updates. All rounds together, chosen
-adaptively, are one Gaussian mechanism of ratio sqrt(sum_n mu_n^2) (Gaussian DP; Dong, Roth & Su 2022), exactly.
-No regularity of the loss is needed: the bound on ||c_i|| holds for any model.
-
-**Which rounds.** Certificates are about the plan that was carried out, participation included. So the rounds that W
-really took part in are composed, all of them, also those cut off later; sampling is not counted as amplification.
-It could not be: the averages are divided by the samples of those who came, so a client's absence shows.
+What noise added to every update while training promises a client, over all rounds together, is derived in section 10:
+a round is a Gaussian mechanism of ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)), and all rounds that W
+really took part in are one of ratio sqrt(sum_n mu_n^2).
 """
 
 from __future__ import annotations

@@ -1,22 +1,11 @@
 """Where a request rolls back to, and what its noise costs those forgotten (docs/theory.md, sections 8.2 and 9.1).
 
-Client f asked at time t_f. A noise edge k added at or after t_f, by anyone's request, is charged to f with
-(Psi(n_k, f) / sigma_k)^2, unless such an edge already lies on the path to its source: then it is
-post-processing and costs f nothing. Edges added before t_f never cover f. A request is allowed at a node
-iff for every f, new or old,
+A request is allowed at a node n with noise sigma iff for every subject f, new or old,
 
-    used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2.
+    used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2,
 
-This is `scope="all"`: anyone who sees every model released after f's request learns no more than (eps_f,
-delta_f), by composition of Gaussian DP, also under adaptive requests. The paper's rule, `scope="latest"`,
-drops used_f and covers only the latest release.
-
-Which models are kept while training, and which are erased after a request (docs/theory.md, sections 9.5 and 9.6).
-
-With L >= 1, Psi only grows, so theta^n is needed later only if round n+1 takes some client across the
-level Psi* it will be held to: it is written then, and only then, so at most one model a client and level. When
-sigma is chosen at the request, Psi* is not known beforehand; the same rule is applied to a geometric
-ladder of levels and the result thinned to a stated number of models.
+where f that noise on the path already covers is charged nothing (`scope="all"`; the paper's rule, `scope="latest"`,
+drops used_f). Also which models are kept while training, and which are erased after a request (sections 9.5 and 9.6).
 """
 
 from __future__ import annotations

@@ -12,14 +12,10 @@ integer counts, never on w_W == 1. The counterfactual is the same schedule with 
 Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more
 than its own rounding error.
 
-Psi of every client, in O(participants) a round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4).
-
-    Psi(n+1, c) = L_n(c) Psi(n, c) + Delta_c(n),        Psi(0, c) = 0
-
-All clients absent from a round share one L, so it is applied to a common scale instead of to each of them:
-Psi_c = scale * value_c, and only the participants' values are rewritten. Floating point may add to each
-round a small allowance r_n (float64 linear models, see the engine); it is the same for everyone and is
-carried in one number, R(n+1) = max(1, |1-g| + g max P_i) R(n) + r_n, added to Psi of every client that ever took part.
+Psi of every client takes O(participants) a round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4): all
+clients absent from a round share one L, so it is applied to a common scale instead of to each of them, Psi_c = scale *
+value_c, and only the participants' values are rewritten. The allowance for floating point is the same for everyone and
+is carried in one number (section 6.4).
 """
 
 from __future__ import annotations

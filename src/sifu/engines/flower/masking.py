@@ -1,18 +1,9 @@
 """Updates that only their sum can be read from: pairwise masks modulo 2^64 over fixed-point numbers.
 
-docs/theory.md, section 11.
-
-Every two participants i < j of a round share a secret s_ij (X25519, keys made for this round alone) and stretch it to a
-vector PRG(s_ij) (HKDF-SHA256, then ChaCha20). With n_i samples and the scale 2^b client i sends
-
-    y_i = round(2^b n_i (theta_i - theta^n)) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)      (mod 2^64)
-
-so that the masks cancel in sum_i y_i and nowhere else: any sum over fewer participants is uniformly random to anyone
-who does not know a secret between those inside and those outside (Bonawitz et al. 2017, without their recovery of
-masks: if a participant is missing, nothing can be read and the round is dropped).
-
-Numbers are exact to 2^-b: every entry of an update lies within 2^e, and b is chosen with N 2^(e+b) <= 2^61, so the sum
-never wraps around. An update that does not fit is refused by its client before anything is sent; nothing is clipped.
+docs/theory.md, section 11. Every two participants of a round share a secret (X25519, keys made for this round alone)
+and stretch it to a vector (HKDF-SHA256, then ChaCha20), which one adds to its numbers and the other subtracts. If a
+participant is missing, nothing can be read and the round is dropped. An update that does not fit the range is refused
+by its client before anything is sent; nothing is clipped.
 """
 
 from __future__ import annotations

@@ -2,47 +2,19 @@
 
     mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||
 
-(eq. 5 of the paper; docs/theory.md, section 2.1).
-
-Models come as theta_i = base + u_i with one `base` for all of them (zero, or a multiple of the model the round
-started from), so that mean = base + m with m = sum_i w_i u_i, and drift_i = ||u_i - m||: the base drops out.
-Everything is float64, whatever the models are, and every norm is an upper bound of the norm to the *exact* mean.
-
-**Rows.** Where the u_i are available, a float64 sum of M weighted rows is off by at most (M + 2) u max_i ||u_i||,
-which is added to every norm.
-
-**Duals.** A linear model trained between samples has u_i = X_i' V_i, and no u_i needs to be built:
-m = sum_i X_i'(w_i V_i) is one product over the rows of all clients, and with m^ the computed m
-
-    ||u_i - m^||^2 = s - 2c + q,    s = tr V_i' G_i V_i,   c = <V_i, X_i m^>,   q = ||m^||^2,   G_i = X_i X_i'.
-
-Floating point, with F_i = ||X_i||_F ||V_i||_F >= ||u_i||, d the width, n the rows of a client, C the outputs
-and u = 2^-53 (first order, Higham 2002, chapter 3; Cauchy-Schwarz turns sums of absolute values into norms):
-
-    G_i       inner products of d terms            s is off by at most  d u F_i^2
-    G_i V_i   inner products of n terms            ...                  n u F_i^2
-    <V_i, .>  a sum of nC terms                    ...                  nC u F_i^2
-    X_i m^    inner products of d terms, then nC   c ...                (d + nC) u F_i ||m^||
-    q         a sum of dC terms                    q ...                dC u q
-
-so the true square is at most the computed one plus
-
-    a_i = 1.01 u [ (d + n + nC + 8) F_i^2 + 2 (d + nC + 8) F_i ||m^|| + (dC + 8) q ],
-
-the three 8s covering the last additions and higher orders (1.01 suffices while dC < 2^40). The product that made
-m^ went through at most p + M + 4 roundings per entry, p rows at a time, so ||m^ - m|| <= (p + M + 4) u sum_i w_i F_i:
-added to every norm. When s - 2c + q cancels so far that a_i would enlarge a drift by more than a millionth,
-u_i is built for that client, which costs n + 2 roundings of F_i instead.
+(eq. 5 of the paper; docs/theory.md, section 2.1). Models come as theta_i = base + u_i with one `base` for all of them
+(zero, or a multiple of the model the round started from), so that mean = base + m with m = sum_i w_i u_i, and
+drift_i = ||u_i - m||: the base drops out. Everything is float64, whatever the models are, and every norm is an upper
+bound of the norm to the *exact* mean (section 6.2 has the errors): of rows u_i where they are available, and of duals
+u_i = X_i' V_i of linear models trained between samples, where no u_i needs to be built.
 
 Clipped and noised updates: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
 
 c_i = u_i min(1, C / ||u_i||) is the update u_i = theta_i - theta of client i, clipped. The order of the sums matters
 for what can be proven (docs/theory.md, section 10): the clipped updates are averaged by themselves, so their
 rounding is bounded by C alone; the noise is averaged on its own and touches no data; one addition joins them, and
-what follows is post-processing. Everything is float64, also where the model is not.
-
-Clipping is exact: the norm of c_i is at most C for the very numbers that are averaged, since ||u_i|| is rounded up
-and the factor down.
+what follows is post-processing. Clipping is exact: the norm of c_i is at most C for the very numbers that are
+averaged, since ||u_i|| is rounded up and the factor down.
 """
 
 from __future__ import annotations
@@ -169,6 +141,7 @@ class DualUpdates:
         whole, mean_norm = float(torch.dot(mean, mean)), norm_up(mean.numpy())
         with np.errstate(over="ignore", invalid="ignore"):
             square = own - 2.0 * along + whole
+            # a_i of docs/theory.md, section 6.2.
             slack = (
                 (width + samples + samples * outputs + 8) * self._sizes**2
                 + 2.0 * (width + samples * outputs + 8) * self._sizes * mean_norm

@@ -1,73 +1,19 @@
 r"""Bounds of linear models: how curved a client's loss can be, and how far floating point can have moved a round.
 
-How curved a client's loss can be: beta of a linear model, measured as an upper bound (docs/theory.md, section 5.7).
-
 With X the n x d matrix of samples extended by a column of ones and f the mean loss over the samples,
 
     beta = factor * lambda_max(X'X) / n,       factor = 1/2 softmax, 1/4 logistic, 1 half squared error,
 
-plus weight decay, which adds to every eigenvalue. A mini-batch of b samples descends another loss; all
-batches of a client are covered by (docs/theory.md, section 5.4)
+plus weight decay, which adds to every eigenvalue (docs/theory.md, section 5.7). A mini-batch of b samples descends
+another loss; all batches of a client are covered by (section 5.4)
 
     beta_batch <= min( (n / b_min) beta, max_rows factor (||x||^2 + 1) ),
 
-as X_B'X_B <= X'X, and a mean of matrices x x' has no larger norm than the largest of them.
-Convexity gives mu >= 0 and nothing better, so mu is the weight decay alone.
+as X_B'X_B <= X'X, and a mean of matrices x x' has no larger norm than the largest of them. Convexity gives mu >= 0 and
+nothing better, so mu is the weight decay alone.
 
-How far floating point can have moved a round of a linear model from exact arithmetic.
-
-docs/theory.md, section 6.3.
-
-One local step in exact arithmetic is T(W) = W - eta (X'(s(XW) - Y)/b + lambda W) with X (b x d, bias column
-included) the batch and s the softmax, the sigmoid or the identity. Write u = 2^-53, ||X|| for the spectral norm,
-c for the curvature factor (s is c-Lipschitz: 1/2, 1/4, 1), and suppose eta beta <= 2. Then, for every batch
-and for the whole data (n rows),
-
-    (eta/b) c ||X||^2 <= 2,     (eta/b) c ||X||_F^2 <= 2 r,     1 <= r <= min(n, d),
-
-r = max(1, eta energy / 2) measured. Let R bound ||W|| on the whole path, and y = 1 for class labels (then
-||s - Y||_F <= sqrt(2b) for softmax, sqrt(b) for logistic) or at least the largest ||y_row|| for least squares,
-whose residual is at most ||X|| R + sqrt(b) y. Errors of one computed step, first order (Higham 2002, chapter 3):
-
-    outputs    ||dZ|| <= d u ||X||_F ||W||        times (eta/b) c ||X||:    <= 2 d r u R
-    s(Z)       2(C + 8) u a row (exp(-t) t <= 1)  times (eta/b) ||X||:      <= 6 (C + 8) u sqrt(eta)
-    residual   u ||s - Y||                        times (eta/b) ||X||:      <= 4 u sqrt(eta) y + 2 u R
-    X'(s - Y)  b u ||X||_F ||s - Y||              times eta/b:              <= n r u (3 sqrt(eta) y + 2 R)
-    update     8 u (||W|| + eta ||gradient||)                               <= 8 u (3 R + 3 sqrt(eta) y)
-
-The vectorised path may carry W_k = a_k W_0 + X'V_k by V_k (n x C) and G = XX' of the whole data instead. Its
-implied iterate makes the same step with ||dZ|| <= u (d ||X||_F R + (d + n + 8) ||X_B||_F ||X||_F ||V||). With
-Q >= sqrt(2n/(eta c)) ||V|| (so Q >= ||X|| ||V||), that costs at most 2 r (2d + n + 8) u max(R, Q), and turning
-V_K into W_K once costs (n + 6) r u Q. Either way one step, or that last conversion, costs at most
-
-    e = 8 u (d + n + C + 16) r (max(R, Q) + sqrt(eta) y),       the sums above give 6 in place of 8.
-
-**The path.** eta ||gradient of the data's constant part|| <= 3 sqrt(eta) y, and the rest of a step does not
-lengthen W, so R = R_0 + 3 K sqrt(eta) y. V grows in a step by (eta/b) ||residual||: Q = K sqrt(n/b_min)
-(3 sqrt(eta) y + [2 R for least squares]). With momentum the norms obey v' = rho v + kappa R + 3 y/sqrt(eta),
-R' = R + eta v', kappa = lambda for labels and beta otherwise, and Q likewise with kappa = lambda.
-
-**Over K steps.** Without momentum T does not expand distances (eta beta <= 2, convex), so errors add:
-(K + 1) e. With momentum rho an error in the velocity lives on, and only smoothness bounds what follows:
-position p and velocity q obey q' = rho q + beta p + e/eta, p' = p + eta q' + e (Nesterov: p' = p +
-eta (beta p + e/eta + rho q') + e), from p = q = 0.
-
-**Clipped steps** (docs/theory.md, section 5.9) are Lipschitz with 1 + eta beta instead of 1, so errors obey
-p' = (1 + eta beta) p + e; e grows by eta (dC + 10) u c for the norm of dC parameters and the scaling; and the path
-is R = R_0 + reach, where lengths obey v' = rho v + c + lambda R, R' = R + eta v' (Nesterov: R' = R + eta (c +
-lambda R + rho v')). Such steps are made between features, and V is not carried.
-
-**Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before. The vectorised path
-carries theta_i as a_K W_0 + u_i. Where it builds u_i, that takes two more roundings of numbers below 2R, once, and
-the conversion's e, which is then not needed for anything else, covers them. Where it does not, conversion and
-averaging are one product sum_i X_i'(w_i V_i) over at most m rows of several clients at a time, whose sums are
-then added: each entry goes through at most m + M + 4 roundings, so the error is at most (m + M + 4) u times
-sum_i w_i ||X_i||_F ||V_i|| <= r Q. Added, with room: 2 (m + M + 8) u r max(R, Q), m the rows of the round or the
-most rows of a product, whichever is less.
-
-**Both worlds.** A sensitivity compares two computed runs, so everything counts twice. The other run's model
-is within Psi of this one, so its path is covered by R_0 = ||theta|| + 1000 as long as Psi <= 1000, which
-code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
+The allowance of a round is derived in section 6.3, that of clipped steps in section 5.9: names here are those of the
+symbols there. It holds while Psi <= 1000, which code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations

@@ -8,19 +8,8 @@ Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, section 14.5)
 
 where s_j, the sum of a column of Phi^, is a whole number because the constant is 2^a in every row, and squares are as
 odd or even as the numbers. All but one are compared as exact integers. Positive semi-definiteness is decided in
-float64, so a direction that is negative within rounding may pass; see below. A client that makes up
-data that could exist passes too: the check keeps out nonsense, not lies.
-
-To decide it, G is scaled to K with ones on its diagonal, K_jl = G_jl / sqrt(G_jj G_ll), of size m, and is accepted when
-its smallest eigenvalue is above -4 m^2 u, with u the unit roundoff 2^-52. Two ways lead there (docs/theory.md, section
-14.5):
-
-* G of n samples has rank n at most. Where that is small, n steps of a Cholesky factorisation with pivots give
-  K = L L' + R with L of n columns, and the smallest eigenvalue is at least -m max|R|. Accepted where max|R| <= 4 m u.
-  Work: m^2 n.
-* Otherwise, or where the first way does not end in acceptance, K + 4 m^2 u I has a Cholesky factor. Work: m^3 / 3.
-
-The first way only ever accepts; what is refused is refused by the second.
+float64, on G scaled to ones on its diagonal, in two ways that section 14.5 gives with their tolerance; the first, of
+low rank, only ever accepts. A client that makes up data that could exist passes: this keeps out nonsense, not lies.
 """
 
 from __future__ import annotations
