@@ -249,7 +249,7 @@ def path_of(run: Run, *, with_grams: bool = False, rounding: float = 0.0) -> Act
         regularity = regularity_of(run.federation, record)
         nodes.append(PathNode(depth, depth - 1, "round", 0, depth, regularity, record.mean_shift, rounding))
     grams = {d: (r.participants, r.gram) for d, r in enumerate(run.records, start=1) if r.participants.size}
-    return ActivePath(nodes, run.federation.server_rate, grams=grams if with_grams else None)
+    return ActivePath(nodes, run.federation.server_rate, grams=grams if with_grams else {})
 
 
 def part_of(federation: Federation, records: Sequence[RoundRecord], client: int) -> TakenPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +41,20 @@ from sifu.store.remainders import joined_remainders, plain_names
 MOST_HELD_OUT = 2000
 
 
+@dataclass(eq=False)
 class ReleaseAttack:
     """Attacks on one request's release; `notes` name those that cannot be tried."""
 
-    def __init__(
-        self,
-        reader: RunReader,
-        view: RunView,
-        engine: Engine,
-        spec: Spec,
-        options: AuditOptions,
-        clients: Any,
-        data_folder: str | Path | None,
-        normals: NormalSource,
-        progress: AuditProgress,
-    ) -> None:
-        self.reader, self.view, self.engine, self.spec, self.options = reader, view, engine, spec, options
-        self.data_folder, self.normals, self.progress = data_folder, normals, progress
-        self._clients = clients
-        self.notes: list[str] = []
+    reader: RunReader
+    view: RunView
+    engine: Engine
+    spec: Spec
+    options: AuditOptions
+    clients: Any
+    data_folder: str | Path | None
+    normals: NormalSource
+    progress: AuditProgress
+    notes: list[str] = field(default_factory=list)
 
     def request(self) -> RequestRow | None:
         """The request whose release is attacked."""
@@ -211,11 +207,11 @@ class ReleaseAttack:
         )
 
     def _data(self) -> Any:
-        if self._clients is None and self.spec.data.name != PYTHON:
-            self._clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder)).complete()
-        if self._clients is None:
+        if self.clients is None and self.spec.data.name != PYTHON:
+            self.clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder)).complete()
+        if self.clients is None:
             self.notes.append("the clients' samples are not available: attacks that look at them were left out")
-        return self._clients
+        return self.clients
 
     def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
         result = {"forgotten": stacked(data, forgotten.tolist())}

@@ -1,25 +1,17 @@
 """FedAccum and FedEraser: heuristics that replay kept rounds of stored updates.
 
-Both start again from the initial model and move it by stored updates of the remaining clients. Those updates were
-made from models that held the forgotten clients, so nothing bounds what the new model holds of anyone: its
-node is of kind `heuristic`, from which on every Psi is infinite.
+Both start again from the initial model and move it by stored updates U_i of the remaining clients, in every kept round
 
-FedAccum: the stored updates of the remaining clients, added up again from the initial model.
+    theta' = theta + g sum_i w_i U_i        with w_i the weights of its remaining participants;
 
-    theta' = theta + g sum_i w_i U_i        for every kept round, w_i the weights of its remaining participants
+rounds that were not kept are left out, and nothing makes up for them. Then training continues without the clients.
+Those updates were made from models that held the forgotten clients, so nothing bounds what the new model holds of
+anyone: its node is of kind `heuristic`, from which on every Psi is infinite.
 
-FedEraser without its calibration: no client does anything for it, so it takes no rounds. Then training continues
-without the clients. A heuristic: the stored updates were made from models that held the forgotten clients.
-
-FedEraser (Liu et al. 2021): replay kept rounds, new training for the direction, stored updates for the length.
-
-In every kept round its remaining participants take K_cali local steps from the calibrated model, d_i, and
-
-    U~_i = ||U_i|| d_i / ||d_i||,        theta' = theta + g sum_i w_i U~_i
-
-with U_i the stored update and w_i the weights of the remaining participants. Rounds that were not kept are left out,
-nothing makes up for them. The U~_i replace the stored updates, so that the next request can replay again. Then
-training continues without the clients. A heuristic: nothing is proven of what comes out.
+FedAccum takes the stored updates as they are: no client does anything for it, so it takes no rounds. FedEraser (Liu et
+al. 2021) takes new training for the direction and stored updates for the length: the remaining participants take K_cali
+local steps d_i from the calibrated model, and U~_i = ||U_i|| d_i / ||d_i|| stands in the place of U_i, also for later
+requests.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
 """How many rounds a request would take: predicted from recorded scalars alone (docs/noise.md has the measurements).
 
-A rollback to a model that c rounds made, with noise sigma, leaves that model and a disturbance. k rounds later the
-model would have come to e(c + k), the share of wrong predictions on the recorded curve (`ErrorCurve`), and the
-disturbance still makes harm(sigma, k) of the predictions wrong. The target is reached when both together are no worse
-than where the curve was when it was reached the first time:
+A rollback to a model that c rounds made, with noise sigma, comes to the target after the k rounds at which
 
-    e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T).
+    e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T) + gain,
 
-The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-Harm also depends on c + k, how far training has come. `planning.measure` defines e and harm.
-
-f is the luck of the draw: noise of one size does more or less harm, its standard deviation falls like 1 / sigma.
-And accuracy scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the
-prediction, their tails its interval. For the noise of earlier requests f is known once a retraining came to its target:
-what makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave, which
-Scratch feels as well, is known from the accuracy of each client at the current model (`sifu.store.client_accuracy`).
+the sum over the new noise (a = 0) and the noise edges on the way, a_j rounds old (the page explains every symbol, and
+`planning.measure` defines e and harm). For new noise the equation is solved over quantiles of its luck f and of the
+scatter of accuracy; for earlier noise f is known once a retraining came to its target: it is what makes the equation
+hold at the current model. `gain` comes from the accuracy of each client there (`sifu.store.client_accuracy`).
 
 How many common rounds a merge of groups needs to come back to the target (docs/theory.md, section 15).
 

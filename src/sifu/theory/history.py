@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -107,24 +107,17 @@ class _RunningProduct:
         return np.where(self._others[stop] == self._others[start], 1.0, ratio)
 
 
+@dataclass(eq=False)
 class ActivePath:
     """The nodes from the initial model to the current one, with the running quantities every Psi shares."""
 
-    def __init__(
-        self,
-        nodes: list[PathNode],
-        server_rate: float,
-        accounting: Accounting = "round",
-        population_samples: int = 0,
-        grams: Mapping[int, tuple[Integers, Floats]] | None = None,
-        parameters: int = 0,
-    ) -> None:
-        self.nodes = nodes
-        self.server_rate = server_rate
-        self.accounting = accounting
-        self.population_samples = population_samples
-        self.parameters = parameters
-        self._grams = grams or {}
+    nodes: list[PathNode]
+    server_rate: float
+    accounting: Accounting = "round"
+    population_samples: int = 0
+    grams: Mapping[int, tuple[Integers, Floats]] = field(default_factory=dict)
+    """(participants, Gram matrix) of rounds, by node, where it was kept."""
+    parameters: int = 0
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -215,7 +208,7 @@ class ActivePath:
 
     def gram(self, depth: int) -> tuple[Integers, Floats] | None:
         """(participants, Gram matrix) of the round that made this depth, when it was kept."""
-        return self._grams.get(self.nodes[depth].node)
+        return self.grams.get(self.nodes[depth].node)
 
 
 @dataclass(frozen=True)
