@@ -18,6 +18,8 @@ import numpy as np
 from sifu.api.exported_models import description_path, read_description
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words
+from sifu.data.npz import read_arrays
+from sifu.engines.sim import LinearModel
 from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.errors import InputError
 from sifu.store.files import read_plain
@@ -249,8 +251,6 @@ def _distance(model: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> flo
 def _on_own_data(
     arrays: dict[str, dict[str, np.ndarray]], data: str | Path, model: Any, kind: str
 ) -> tuple[dict[str, ModelOnOwnData], int]:
-    from sifu.data.npz import read_arrays
-
     stored = read_arrays(Path(data))
     if "x" not in stored or "y" not in stored:
         raise InputError(f"{data} must have the arrays x and y; it has {', '.join(sorted(stored)) or 'none'}")
@@ -278,8 +278,6 @@ def _on_own_data(
 
 
 def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -> Any:
-    from sifu.engines.sim import LinearModel
-
     weight = parameters.get("weight")
     if set(parameters) != {"weight", "bias"} or weight is None or weight.ndim != 2:
         raise InputError(

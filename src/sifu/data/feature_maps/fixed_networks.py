@@ -225,8 +225,6 @@ class NetworkFeatures(FeatureMap):
 
     def _batch(self, samples: NDArray[Any]) -> Floats:
         """At most BATCH samples, padded to BATCH."""
-        import torch
-
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         padded = np.zeros((BATCH, *self.shape))
         padded[: len(samples)] = samples

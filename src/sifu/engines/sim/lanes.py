@@ -10,27 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sifu.core.replies import ReplyRules
 from sifu.engines.sim.embedded_clients import ClientData, count_outputs
-from sifu.engines.sim.gpu.schedule import slots_for
+from sifu.engines.sim.gpu.lane_engine import LaneEngine
+from sifu.engines.sim.gpu.lane_group import LaneGroup
+from sifu.engines.sim.gpu.lane_stream import LaneSource
+from sifu.engines.sim.gpu.schedule import Drawing, slots_for
 from sifu.engines.sim.local_training import LocalTraining
-from sifu.engines.sim.models import LinearModel, ModuleModel
+from sifu.engines.sim.models import TORCH_TYPES, LinearModel, ModuleModel
+from sifu.engines.sim.module_pass import ModulePass, refuse_other_gradients
 from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 from sifu.theory.participation import Participation
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sifu.engines.sim.gpu.lane_engine import LaneEngine
-    from sifu.engines.sim.gpu.lane_stream import LaneSource
-    from sifu.engines.sim.module_pass import ModulePass
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 COMPARED = 8
@@ -48,13 +47,8 @@ def lane_engines(
     `precision` is float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three of those); it
     is of no importance to linear models, whose arithmetic is that of their dtype.
     """
-    import torch
-
     if precision not in PRECISIONS:
         raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
-
-    from sifu.engines.sim.gpu.lane_engine import LaneEngine
-    from sifu.engines.sim.gpu.lane_group import LaneGroup
 
     if any(federation.reply_rules != ReplyRules() for federation in federations):
         raise InputError("lanes look at no single client's reply: leave server.rejected and server.update_bound out")
@@ -134,12 +128,8 @@ def _shared(
 def _conv_source(
     federations: Sequence[SimulatedFederation], network: ConvNet, data: _LaneData, device: str, precision: str
 ) -> LaneSource:
-    import torch
-
     from sifu.engines.sim.gpu.conv_plan import DeviceLayout
     from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
-    from sifu.engines.sim.gpu.lane_stream import LaneSource
-    from sifu.engines.sim.gpu.schedule import Drawing
 
     training, participation, batch, slots, clipped = _shared(federations, data.most)
     channels, height, width = network.input_shape
@@ -168,13 +158,7 @@ def _conv_source(
 def _module_source(
     federations: Sequence[SimulatedFederation], model: ModuleModel, data: _LaneData, device: str, precision: str
 ) -> LaneSource:
-    import torch
-
-    from sifu.engines.sim.gpu.lane_stream import LaneSource
     from sifu.engines.sim.gpu.module_program import ModuleProgram
-    from sifu.engines.sim.gpu.schedule import Drawing
-    from sifu.engines.sim.models import TORCH_TYPES
-    from sifu.engines.sim.module_pass import ModulePass
 
     training, participation, batch, slots, clipped = _shared(federations, data.most)
     if clipped:
@@ -211,10 +195,6 @@ def _compare_with_the_cpu(
     module: ModulePass, federation: SimulatedFederation, samples: Array, encoded: Tensor, device: str, precision: str
 ) -> None:
     """Hold the first client's gradient on the device against the CPU's before anything is trained."""
-    import torch
-
-    from sifu.engines.sim.module_pass import ModulePass, refuse_other_gradients
-
     model = cast("ModuleModel", federation.model)
     on_cpu = ModulePass(model, federation.layout.dtype, torch.device("cpu"))
     rows = (
@@ -230,12 +210,7 @@ def _compare_with_the_cpu(
 def _linear_source(
     federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, device: str
 ) -> LaneSource:
-    import torch
-
-    from sifu.engines.sim.gpu.lane_stream import LaneSource
     from sifu.engines.sim.gpu.linear_program import LinearProgram
-    from sifu.engines.sim.gpu.schedule import Drawing
-    from sifu.engines.sim.models import TORCH_TYPES
 
     training, participation, batch, slots, clipped = _shared(federations, data.most)
     layout = federations[0].layout

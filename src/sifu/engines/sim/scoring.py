@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import vector_to_parameters
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
@@ -33,8 +36,6 @@ class Scorer:
     """Losses and predictions of flat models on samples; `model` is a `sifu.engines.sim` model."""
 
     def __init__(self, model: Any, dtype: str) -> None:
-        from torch.nn.modules.batchnorm import _NormBase
-
         self._model, self._dtype = model, dtype
         self._module = model.build(dtype)
         self._module.eval()
@@ -49,9 +50,6 @@ class Scorer:
 
     def outputs(self, vector: Vector, x: Array) -> Floats:
         """The model's scores of each sample, one row each."""
-        import torch
-        from torch.nn.utils import vector_to_parameters
-
         # The parameters are a flat vector of `dtype`; numpy may hand over a read-only one.
         vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
         inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
@@ -102,8 +100,6 @@ class Scorer:
         return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
 
     def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
-        import torch
-
         scores = torch.from_numpy(self.outputs(vector, samples.x))
         targets = torch.from_numpy(np.ascontiguousarray(samples.y))
         if (
