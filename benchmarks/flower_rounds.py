@@ -48,7 +48,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup, step
 from sifu.engines.flower.blueprint import Patience
-from sifu.engines.flower.plain_rounds import OpenRound
+from sifu.engines.flower.server_rounds import OpenRound
 from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, arrays_record, read_model
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.theory.facts import ClientProfile

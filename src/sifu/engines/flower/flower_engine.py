@@ -1,7 +1,7 @@
 """The Flower engine: our own round loop over a `Grid`, behind the same protocol as the embedded simulator.
 
 A round draws its participants by the same keys as every engine, asks those whose node is there, and averages who
-answered in time (`sifu.core.round`; its steps are in `rounds` and `masked_rounds`). A client that is offline, late or
+answered in time (`sifu.core.round`; its steps are in `server_rounds`). A client that is offline, late or
 fails was absent from the round, and that is recorded (`take_incidents`). Every reply is checked before it touches the
 model; refusals are recorded, and `server.rejected` says what happens then.
 """
@@ -26,9 +26,8 @@ from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Exchange, Roster
 from sifu.engines.flower.group_rounds import run_groups_together
-from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
 from sifu.engines.flower.messenger import ATTEMPTS, EVALUATION, NOWHERE, Answer, Messenger
-from sifu.engines.flower.plain_rounds import OpenRound
+from sifu.engines.flower.server_rounds import OUTSIDE, MaskedRound, OpenRound
 from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, read_score, read_scores
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.facts import ClientProfile, TrainingFacts

@@ -17,9 +17,8 @@ from sifu.core.engine import Rejection, RoundResult
 from sifu.core.layout import ModelPieces
 from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, draw, run_round
-from sifu.engines.flower.masked_rounds import MaskedRound, Prepared
 from sifu.engines.flower.messenger import Messenger
-from sifu.engines.flower.plain_rounds import OpenRound
+from sifu.engines.flower.server_rounds import MaskedRound, OpenRound, Prepared
 from sifu.engines.flower.wire import TRAIN, read_masked, read_model, read_ready
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import TrainingFacts

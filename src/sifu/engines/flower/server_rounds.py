@@ -1,9 +1,13 @@
-"""The steps of a masked round on the server: it learns who took part, the mean, and one number of each client.
+"""The steps of a round on the server of a federation on Flower.
 
-A client that is not ready in time was absent from the round. From then on all are needed: the masks of those who are
-ready cancel only in the sum over all of them, so a round in which one masked update is missing is dropped whole, and so
-is one in which an update does not fit the range. A client whose drift does not arrive keeps its part of the round, and
-its drift is recorded as infinite: Psi unbounded, never zero.
+`OpenRound`: the server sees every client's model, checks each reply, and averages those that may be used. A round with
+fewer than `min_replies` answers is dropped whole: it has no participants and leaves the model as it was.
+
+`MaskedRound`: it learns who took part, the mean, and one number of each client. A client that is not ready in time was
+absent from the round. From then on all are needed: the masks of those who are ready cancel only in the sum over all of
+them, so a round in which one masked update is missing is dropped whole, and so is one in which an update does not fit
+the range. A client whose drift does not arrive keeps its part of the round, and its drift is recorded as infinite: Psi
+unbounded, never zero.
 """
 
 from __future__ import annotations
@@ -11,16 +15,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sifu.core.engine import Rejection, RoundResult
 from sifu.core.layout import ModelLayout
-from sifu.core.round import Average, RoundSetup, run_round
+from sifu.core.replies import Reply
+from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
+from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.masking import FixedPoint
-from sifu.engines.flower.messenger import ATTEMPTS
-from sifu.engines.flower.plain_rounds import FlowerRound
+from sifu.engines.flower.messenger import ATTEMPTS, Messenger
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
     MASKED_TRAIN,
@@ -32,9 +38,9 @@ from sifu.engines.flower.wire import (
     read_ready,
 )
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats, Words
-from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
-from sifu.theory.participation import ClientIndices
+from sifu.theory.arrays import Floats, Integers, Words
+from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED, ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices, base_key
 from sifu.theory.rounding import norm_up, up
 
 if TYPE_CHECKING:
@@ -42,6 +48,85 @@ if TYPE_CHECKING:
 
 OUTSIDE = DROPPED_MASKED_ROUND
 """Without that client the round would have counted, so clients are coupled: certificates name it as assumed."""
+
+
+class FlowerRound:
+    """What every round on Flower knows: whom it speaks with and how participants are drawn."""
+
+    def __init__(self, messenger: Messenger, facts: TrainingFacts) -> None:
+        self._messenger, self.facts = messenger, facts
+        self.participation_key = base_key(messenger.blueprint.seed, "participation")
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the parameters."""
+        return self._messenger.blueprint.layout
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Every known client."""
+        return self._messenger.blueprint.clients
+
+    @property
+    def samples(self) -> Integers:
+        """|D_i| of every known client."""
+        return self._messenger.samples
+
+    @property
+    def least(self) -> int:
+        """How many answers a round needs to count."""
+        return max(self._messenger.patience.min_replies, 1)
+
+
+class OpenRound(FlowerRound):
+    """A round of models that the server sees one by one."""
+
+    def run(self, setup: RoundSetup) -> RoundResult:
+        """The whole round."""
+        return run_round(self, setup)
+
+    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> list[Reply]:
+        """What those answered whose node is there."""
+        answers = self._messenger.train(setup.start, setup.position, drawn)
+        return [Reply(client, setup.position, count, vector, owned=True) for client, (vector, count) in answers.items()]
+
+    def gate(
+        self, setup: RoundSetup, drawn: ClientIndices, collected: list[Reply]
+    ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
+        """Check every reply; too few that can be used drop the round."""
+        messenger, rules = self._messenger, self._messenger.blueprint.replies
+        look_together = messenger.blueprint.clipping is None and not rules.update_bound
+        accepted, rejections = gate_replies(
+            self,
+            setup,
+            drawn,
+            collected,
+            rules,
+            messenger.left_out,
+            partial(self._average_models, setup) if look_together else None,
+        )
+        count = 0 if accepted is None else accepted.participants.size
+        if count < self.least:
+            messenger.note(setup.position, None, f"{count} of {drawn.size} answered: the round was dropped")
+            return None, rejections
+        return accepted, rejections
+
+    def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
+        """One walk over the replies gives their mean and every drift."""
+        blueprint, participants = self._messenger.blueprint, accepted.participants
+        samples, start = self.samples[participants], setup.start
+        rounding = blueprint.rounding(norm_up(start), participants) if blueprint.rounding else 0.0
+        if blueprint.clipping:
+            updates = np.stack(accepted.models) - start
+            average = blueprint.clipping.average(updates, setup.position, participants, samples, setup.want_gram)
+        else:
+            average = accepted.average or self._average_models(setup, accepted)
+            if setup.want_updates:
+                average = replace(average, updates=np.stack(accepted.models) - start)
+        return replace(average, rounding=rounding)
+
+    def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
+        return average_replies(accepted.models, setup.start, self.samples[accepted.participants], setup.want_gram)
 
 
 @dataclass(frozen=True)
