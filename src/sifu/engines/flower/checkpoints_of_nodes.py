@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,10 @@ def guard(app: ClientApp) -> ClientApp:
     """Let every function of an app look at the checkpoint of a message before it does anything else."""
     for name, function in list(app._registered_funcs.items()):
         if name != PROFILE_QUERY:  # there may be no run yet
-            app._registered_funcs[name] = _guarded(function)
+            app._registered_funcs[name] = partial(witness_mod, call_next=function)
     if app._call is not None:
-        app._call = _guarded(app._call)
+        app._call = partial(witness_mod, call_next=app._call)
     return app
-
-
-def _guarded(function: Handler) -> Handler:
-    return lambda message, context: witness_mod(message, context, function)
 
 
 def witness_mod(message: Message, context: Context, call_next: Handler) -> Message:
@@ -107,7 +104,8 @@ def look_at_checkpoint(message: Message, context: Context) -> None:
     config = message.content.get(CONFIG)
     text = config.get(CHECKPOINT) if isinstance(config, ConfigRecord) else None
     file = context.node_config.get(FILE_OPTION)
-    kept = _kept_in_state(context)
+    record = context.state.get(STATE)
+    kept = Checkpoint.from_json(str(record[LATEST])) if isinstance(record, ConfigRecord) else None
     if text is None:
         if kept is not None:
             raise InputError(
@@ -153,7 +151,10 @@ def follow(
             f"known here, {kept.public_key[:16]}..., did not sign for"
         )
     if shown.seq == kept.seq and shown.head != kept.head:
-        raise InputError(fork(kept, shown))
+        raise InputError(
+            f"fork: the operator signed two heads for event {kept.seq} of run {kept.run}, {kept.head[:16]}... (kept "
+            f"here) and {shown.head[:16]}... (shown now): two histories exist. This node takes no part"
+        )
     if shown.seq < kept.seq:
         raise InputError(
             f"fork: the server shows event {shown.seq} after it had shown event {kept.seq} ({kept.time}): an older "
@@ -175,14 +176,6 @@ def follow(
             "shown before: the operator has two histories. This node takes no part. If the operator restored a backup "
             "and you accept that, remove what this node kept"
         )
-
-
-def fork(kept: Checkpoint, shown: Checkpoint) -> str:
-    """A sentence about two heads of one event."""
-    return (
-        f"fork: the operator signed two heads for event {kept.seq} of run {kept.run}, {kept.head[:16]}... (kept here) "
-        f"and {shown.head[:16]}... (shown now): two histories exist. This node takes no part"
-    )
 
 
 def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
@@ -214,11 +207,6 @@ def _signed_by_both(run: str, rotation: dict[str, Any]) -> bool:
     body = keys.rotation_statement(run, old, new)
     signed = ((old, rotation.get("signature_by_old")), (new, rotation.get("signature_by_new")))
     return all(keys.signature_holds({"body": body, "public_key": key, "signature": text}) for key, text in signed)
-
-
-def _kept_in_state(context: Context) -> Checkpoint | None:
-    record = context.state.get(STATE)
-    return Checkpoint.from_json(str(record[LATEST])) if isinstance(record, ConfigRecord) else None
 
 
 def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:

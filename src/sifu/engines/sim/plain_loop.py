@@ -127,7 +127,11 @@ class LoopTrainer:
         for part in self._module.modules():
             if isinstance(part, _NormBase):
                 part.train()  # no running statistics travel: normalise with those of the data available
-        correct, loss_sum = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients))
+        objective, correct, loss_sum = (
+            self._model.objective,
+            np.zeros(len(clients), dtype=np.int64),
+            np.zeros(len(clients)),
+        )
         with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
             torch.manual_seed(self._seed % 2**63)
             for place, client in enumerate(clients):
@@ -135,15 +139,11 @@ class LoopTrainer:
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
                     scores = self._module(x[rows])
                     loss_sum[place] += float(self._model.loss(scores, y[rows])) * len(rows)
-                    correct[place] += self._hits(scores, y[rows])
+                    if objective.labels:
+                        flat = scores.reshape(scores.shape[0], -1)
+                        encoded = objective.encode(y[rows], flat.shape[1], flat.dtype)
+                        correct[place] += int(objective.hits(flat, encoded).sum())
         return correct, loss_sum
-
-    def _hits(self, scores: Tensor, targets: Tensor) -> int:
-        objective = self._model.objective
-        if not objective.labels:
-            return 0
-        flat = scores.reshape(scores.shape[0], -1)
-        return int(objective.hits(flat, objective.encode(targets, flat.shape[1], flat.dtype)).sum())
 
     def _reset(self, model: Vector) -> None:
         """Load a copy of `model` and the initial buffers."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from sifu.engines.sim.cpu_conv.tiled_convolution import inside, padded_shape, tiles_kind, tiles_of, weight_order
+from sifu.engines.sim.cpu_conv.tiled_convolution import inside, padded_shape, tiles_kind, tiles_of
 from sifu.engines.sim.networks import ConvLayer, ConvNet
 
 Parameters = list[tuple[Tensor, Tensor]]
@@ -20,13 +22,12 @@ def pass_order(network: ConvNet) -> Tensor:
     last = network.convolution_layers[-1]
     order = []
     for number, layer in enumerate(network.layers):
+        weight = torch.arange(math.prod(layer.weight_shape))
         if isinstance(layer, ConvLayer):
-            weight = weight_order(layer)
-        else:
-            weight = torch.arange(layer.features_out * layer.features_in)
-            if number == len(network.convolution_layers):
-                shape = (layer.features_out, last.channels_out, last.height_out, last.width_out)
-                weight = weight.view(shape).permute(0, 2, 3, 1).reshape(-1)
+            weight = weight.view(layer.weight_shape).permute(2, 3, 1, 0).reshape(-1)
+        elif number == len(network.convolution_layers):
+            shape = (layer.features_out, last.channels_out, last.height_out, last.width_out)
+            weight = weight.view(shape).permute(0, 2, 3, 1).reshape(-1)
         order += [layer.weight_at + weight, torch.arange(layer.bias_at, layer.end)]
     return torch.cat(order)
 

@@ -147,7 +147,8 @@ class ConvTrainer:
         parameters = parameter_views(self._network, torch.from_numpy(model)[self._order])
         prepared = prepare(self._network, parameters)
         sizes = self._samples[clients]
-        rows = np.concatenate([np.zeros(0, dtype=np.int64), *map(self._rows_of, clients)])
+        spans = zip(self._first[clients], self._first[clients] + sizes, strict=True)
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, end) for first, end in spans)])
         hits, losses = np.zeros(rows.size, dtype=np.int64), np.zeros(rows.size)
 
         def score(low: int, high: int) -> None:
@@ -166,9 +167,6 @@ class ConvTrainer:
         owner = np.repeat(np.arange(clients.size), sizes)
         correct = np.bincount(owner, weights=hits, minlength=clients.size).astype(np.int64)
         return correct, np.bincount(owner, weights=losses, minlength=clients.size)
-
-    def _rows_of(self, client: int) -> np.ndarray:
-        return np.arange(self._first[client], self._first[client] + self._samples[client])
 
     def _pieces(self, samples: int) -> list[tuple[int, int]]:
         """Cuts `samples` samples into as few pieces as fit, as equal as can be."""

@@ -19,7 +19,6 @@ costs as much as starting one.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor, nn
@@ -219,9 +218,3 @@ def bytes_a_sample(layer: ConvLayer, item: int) -> int:
     rows, columns = tiles_of(layer)
     outputs = 16 if tiles_kind(layer) is WinogradTiles else 4
     return item * rows * columns * max(16 * layer.channels_in, outputs * layer.channels_out)
-
-
-def weight_order(layer: ConvLayer) -> Tensor:
-    """Places in the layer's flat weight (out, in, 3, 3) in the order (3, 3, in, out) used here."""
-    places = torch.arange(math.prod(layer.weight_shape)).view(layer.weight_shape)
-    return places.permute(2, 3, 1, 0).reshape(-1)

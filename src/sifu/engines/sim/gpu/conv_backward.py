@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sifu.engines.sim.gpu import convolution_kernels, weight_gradient_kernels
-from sifu.engines.sim.gpu import round_kernels as descent_kernels
-from sifu.engines.sim.gpu import round_kernels as linear_kernels
+from sifu.engines.sim.gpu import convolution_kernels, round_kernels, weight_gradient_kernels
 from sifu.engines.sim.gpu.conv_plan import ENOUGH_PROGRAMS, ConvolutionPlace, ConvPlan, in_flight, power_of_two
 from sifu.engines.sim.local_training import LocalTraining
 
@@ -83,7 +81,7 @@ class ConvForward:
         source = self._through(rows, models, outputs, hidden)
         correct = torch.empty((lanes, batch), dtype=torch.int32, device=device)
         losses = torch.empty((lanes, batch), device=device)
-        linear_kernels.score[(-(-batch // 32), lanes)](
+        round_kernels.score[(-(-batch // 32), lanes)](
             source, self._labels, rows, models, correct, losses,
             rows.stride(0), self._layout.size, batch, last.weight_at, last.bias_at,
             IN=last.inputs, OUT=last.outputs, BM=32, BN=power_of_two(last.outputs), BK=32,
@@ -152,7 +150,7 @@ class ConvForward:
         tall = min(power_of_two(batch), 64)
         # How wide a tile is changes no sum: every output has its own.
         wide = 16 if groups * place.outputs < 2 * ENOUGH_PROGRAMS else 32
-        linear_kernels.hidden_layer[(-(-place.outputs // wide), -(-batch // tall), groups)](
+        round_kernels.hidden_layer[(-(-place.outputs // wide), -(-batch // tall), groups)](
             source, params, out, dropout_keys if dropout_keys is not None else out,
             self._layout.size, batch, place.weight_at, place.bias_at, plan.keep_scale, plan.dropped_below,
             IN=place.inputs, OUT=place.outputs, DROPOUT=dropout_keys is not None,
@@ -239,7 +237,7 @@ class ConvBackward:
 
     def _classify(self, rows: Tensor, flags: dict[str, Any]) -> None:
         last, batch, behind = self._layout.last, self._batch, len(self._layout.hidden)
-        linear_kernels.classify[(self._groups,)](
+        round_kernels.classify[(self._groups,)](
             self._activations.before_hidden(behind), self._labels, rows, self._params, self._stored,
             self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
             IN=last.inputs, OUT=last.outputs, BM=power_of_two(batch), BN=power_of_two(last.outputs),
@@ -250,7 +248,7 @@ class ConvBackward:
     def _hidden(self, number: int, flags: dict[str, Any]) -> None:
         place, activations = self._layout.hidden[number], self._activations
         wide = min(64, power_of_two(place.outputs))
-        linear_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
+        round_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
             activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
             self._params, self._stored, self._before_hidden(number),
             self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
@@ -325,7 +323,7 @@ class ConvBackward:
                 BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._weight_shape(number),
             )  # fmt: skip
             return
-        descent_kernels.descend_convolution[(-(-length // 256), groups)](
+        round_kernels.descend_convolution[(-(-length // 256), groups)](
             partial, self._params, self._stored, groups, size, length, layer.weight_at, *self._sgd,
             PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
         )  # fmt: skip
@@ -335,9 +333,9 @@ class ConvBackward:
     def _clipped_step(self, first: bool) -> None:
         """One step of all weights by the gradient that lies in `_stored`, clipped by its norm."""
         size, (groups, blocks) = self._layout.size, self._squares.shape
-        descent_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=_BLOCK)
-        descent_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
-        descent_kernels.clipped_step[(blocks, groups)](
+        round_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=_BLOCK)
+        round_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
+        round_kernels.clipped_step[(blocks, groups)](
             self._stored, self._factors, self._params, self._velocities, size, *self._sgd,
             FIRST=first, NESTEROV=self._training.nesterov, BLOCK=_BLOCK,
         )  # fmt: skip
