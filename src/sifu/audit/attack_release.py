@@ -164,7 +164,7 @@ class ReleaseAttack:
         ]
         certified = self.options.claims(row.level)
         bound = bound_rates(row.multiplier) if row.multiplier and certified else None
-        rates, client, rounds = None, "", self._rounds_of(row).first(options.shadow_rounds)
+        rates, client, rounds = None, "", self._rounds_of(row)[: options.shadow_rounds]
         shares: list[float] | list[None] = [None, None]
         if candidates and noise_std > 0.0 and options.shadows >= 4 and method_info(row.method).protection == "noise":
             target = max(candidates, key=lambda subject: evidence.distances[subject.subject, source])  # type: ignore[index]
@@ -192,7 +192,7 @@ class ReleaseAttack:
             shares[0],
             shares[1],
             options.shadows if rates is not None else 0,
-            len(rounds.positions),
+            len(rounds),
             bound,
         )
 
@@ -200,11 +200,11 @@ class ReleaseAttack:
         """The rounds between a request's noise and its release."""
         took_part = self.reader.participation()
         nodes = [node.node for node in self.reader.path(row.final_node) if node.node.node > (row.noise_node or 0)]
-        rounds = [node for node in nodes if node.kind == "round"]
-        return RecordedRounds(
-            tuple(Position(node.branch, node.position - 1) for node in rounds),
-            tuple(took_part.between(node.node, node.node).clients for node in rounds),
-        )
+        return [
+            (Position(node.branch, node.position - 1), took_part.between(node.node, node.node).clients)
+            for node in nodes
+            if node.kind == "round"
+        ]
 
     def _data(self) -> Any:
         if self.clients is None and self.spec.data.name != PYTHON:

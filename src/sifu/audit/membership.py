@@ -76,22 +76,8 @@ def bound_rates(multiplier: float) -> AttackRates:
     )
 
 
-@dataclass(frozen=True)
-class RecordedRounds:
-    """The retraining of a request as it was recorded: who took part from each position on."""
-
-    positions: tuple[Position, ...]
-    participants: tuple[ClientIndices, ...]
-
-    def first(self, rounds: int) -> RecordedRounds:
-        """The first few of them."""
-        return RecordedRounds(self.positions[:rounds], self.participants[:rounds])
-
-    def train(self, engine: Engine, model: Vector) -> Vector:
-        """The same rounds from another model."""
-        for position, there in zip(self.positions, self.participants, strict=True):
-            model = engine.run_round(model, position, there).model
-        return model
+RecordedRounds = Sequence[tuple[Position, ClientIndices]]
+"""The retraining of a request as it was recorded: who took part in the round from each position."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,9 @@ def shadow_scores(
     by_world: list[list[Floats]] = [[], []]
     for shadow in range(shadows):
         for scores, source in zip(by_world, worlds, strict=True):
-            model = rounds.train(engine, add_noise(source, noise_std, normals))
+            model = add_noise(source, noise_std, normals)
+            for position, participants in rounds:
+                model = engine.run_round(model, position, participants).model
             scores.append(scorer.confidences(model, samples))
         if progress:
             progress(shadow + 1, shadows)

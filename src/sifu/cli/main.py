@@ -115,7 +115,9 @@ def main() -> None:
 
 def run_app(app: typer.Typer) -> None:
     """Run the command line of `app` and exit: errors become sentences with a stable exit code."""
-    as_json = _wants_json(sys.argv[1:])
+    # It must be known even if the rest of the command line is not understood.
+    separate = any(pair == ("--format", "json") for pair in itertools.pairwise(sys.argv[1:]))
+    as_json = separate or "--format=json" in sys.argv[1:]
     runs_at_work.clear()
     try:
         with warnings.catch_warnings():
@@ -202,12 +204,6 @@ def _say_what_is_overdue() -> None:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])
             more = f" and {len(late) - 3} more" if len(late) > 3 else ""
             sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests list --overdue\n"))
-
-
-def _wants_json(arguments: list[str]) -> bool:
-    """Whether `--format json` stands on the command line; it must be known even if the rest is not understood."""
-    separate = any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
-    return separate or "--format=json" in arguments
 
 
 def _fail(sentence: str, code: int, as_json: bool) -> None:

@@ -267,7 +267,12 @@ def watermarked(
     accuracy is owed to the mark itself.
     """
     images = dataset.x_train
-    height, width = _size(dataset)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
+        raise InputError(
+            f"a watermark needs images as bytes of shape (N, H, W) or (N, H, W, C); {dataset.name!r} has "
+            f"{images.dtype} of shape {images.shape}: set data.watermark = 0"
+        )
+    height, width = images.shape[1:3]
     if not 1 <= pixels <= height * width:
         raise InputError(f"a watermark has 1 to {height * width} pixels on {height}x{width} images, found {pixels}")
     marked = images.copy()
@@ -286,13 +291,3 @@ def mark_places(seed: int, client: int, places: int, pixels: int, *, fresh: bool
     """
     generator = keyed_generator(seed, "fresh watermark" if fresh else "watermark", client)
     return generator.choice(places, size=pixels, replace=False)
-
-
-def _size(dataset: Dataset) -> tuple[int, int]:
-    images: Array = dataset.x_train
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
-        raise InputError(
-            f"a watermark needs images as bytes of shape (N, H, W) or (N, H, W, C); {dataset.name!r} has "
-            f"{images.dtype} of shape {images.shape}: set data.watermark = 0"
-        )
-    return int(images.shape[1]), int(images.shape[2])

@@ -137,7 +137,8 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
     info, terms = method.info, plan.terms
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
-    taking_part = _participants_of_a_round(view, len(terms.clients))
+    staying, drawn = max(0, view.active.size - len(terms.clients)), view.facts.participation
+    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # in a round, on average
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:
         layout = view.reader.layout
@@ -178,14 +179,6 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
         merged=info.starts_from == "merge" and plan.source_node is not None,
     )
     return remains
-
-
-def _participants_of_a_round(view: RunView, leaving: int) -> float:
-    """How many of those who stay take part in a round, on average."""
-    staying, participation = max(0, view.active.size - leaving), view.facts.participation
-    if participation.count:
-        return float(min(participation.count, staying))
-    return staying * participation.rate
 
 
 def _seconds_a_round(view: RunView) -> float | None:

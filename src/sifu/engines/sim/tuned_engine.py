@@ -110,10 +110,11 @@ class TuningFederation(SimulatedFederation):
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> None:
-        dtype = number_format(network)
-        given = [
-            client_data.ClientData(client.name, _inputs(client.x, dtype), np.asarray(client.y)) for client in clients
-        ]
+        dtype, given = number_format(network), []
+        for client in clients:
+            x = np.asarray(client.x)
+            x = (x / 255.0 if x.dtype == np.uint8 else x).astype(dtype)  # bytes become 255ths
+            given.append(client_data.ClientData(client.name, x, np.asarray(client.y)))
         super().__init__(given, tuned_model(network), local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers)
         self._first = network.flat()
 
@@ -188,9 +189,3 @@ def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:
 def tuned_model(network: TunedNetwork) -> ModuleModel:
     """What groups train."""
     return ModuleModel(partial(copy.deepcopy, network))
-
-
-def _inputs(x: Any, dtype: str) -> np.ndarray:
-    """Samples as the network takes them; bytes become 255ths."""
-    samples = np.asarray(x)
-    return (samples / 255.0 if samples.dtype == np.uint8 else samples).astype(dtype)
