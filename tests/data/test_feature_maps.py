@@ -20,9 +20,8 @@ from sifu.data.feature_maps import (
     fixed_point,
 )
 from sifu.data.feature_maps import convolutions as bank_module
-from sifu.data.feature_maps.feature_map import drawn_normals
+from sifu.data.feature_maps.feature_map import WAVE_BITS, drawn_normals
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-from sifu.data.feature_maps.tables import WAVE_BITS
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, total
 from sifu.theory.closed_form.sums import statistics_of_chunks

@@ -20,8 +20,7 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.data.feature_maps.build import specified_map
-from sifu.data.feature_maps.feature_map import LARGEST_INPUT
-from sifu.data.feature_maps.tables import FREQUENCY_BITS, INPUT_BITS, LARGEST_WHOLE, TURN_BITS
+from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
 from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import PYTHON

@@ -16,10 +16,9 @@ from sifu.cli.clients import clients
 from sifu.cli.console_commands import serve, token
 from sifu.cli.flower_app_files import flower
 from sifu.cli.options import runs_at_work
-from sifu.cli.predict import predict
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
-from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, rebuild, report, status, train
+from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
 from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code

@@ -5,8 +5,7 @@
 
 from sifu.data.feature_maps.build import KINDS, feature_map, fixed_point
 from sifu.data.feature_maps.convolutions import RandomConvolutions
-from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap
-from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap, PlainInputs, Projection, RandomFourier
 
 __all__ = [
     "KINDS",

@@ -14,8 +14,7 @@ from sifu.core.allowed_code import demand_consent
 from sifu.core.spec import IMAGE_FEATURES
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.convolutions import LARGE_IMAGES, LARGEST_SIDE, RandomConvolutions
-from sifu.data.feature_maps.feature_map import FeatureMap
-from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.feature_map import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
 
