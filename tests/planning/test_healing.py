@@ -18,8 +18,7 @@ from sifu.core.engine import Evaluation, Position
 from sifu.core.spec import Spec
 from sifu.errors import NoClientResponseError, RoundRejectedError
 from sifu.planning.forecast import Forecast
-from sifu.planning.learning_curve import LearningCurve
-from sifu.planning.measure import Healing
+from sifu.planning.measure import Healing, LearningCurve
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
 from sifu.run.run_view import RunView

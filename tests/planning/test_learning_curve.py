@@ -15,8 +15,7 @@ import sifu
 from run_tools import copy_run, small_spec
 from sifu.core.engine import Position
 from sifu.planning.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
-from sifu.planning.learning_curve import ErrorCurve, LearningCurve
-from sifu.planning.measure import rise_of_loss, rises_of_loss
+from sifu.planning.measure import ErrorCurve, LearningCurve, rise_of_loss, rises_of_loss
 from sifu.run.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
 from sifu.run.run_view import ACTIVE, RunView
 from suite_setup import examples

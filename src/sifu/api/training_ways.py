@@ -31,7 +31,7 @@ from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
-from sifu.planning.learning_curve import FirstTraining
+from sifu.planning.measure import FirstTraining
 from sifu.run.clients_and_engine import (
     PYTHON,
     HeldOutRows,

@@ -34,8 +34,7 @@ import numpy as np
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import evaluation_interval
 from sifu.core.spec import LINEAR_KINDS
-from sifu.planning.learning_curve import FirstTraining
-from sifu.planning.measure import Measure, measure_of
+from sifu.planning.measure import FirstTraining, Measure, measure_of
 from sifu.run.group_state import members_now
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_standing
