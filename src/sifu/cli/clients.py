@@ -46,11 +46,11 @@ def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     from sifu.cli.output import table
     from sifu.requests.client_list import described_clients, run_id
 
-    listed, known = described_clients(run), run_id(run)
+    listed, number = described_clients(run), run_id(run)
     shown = table("client", "state", "SHA-256 of its key")
     for client in listed:
         shown.add_row(client["name"], client["status"], client["key"])
-    tell(format, {"clients": listed, "run_id": known}, shown, f"Run id: {known or 'there is no run yet'}")
+    tell(format, {"clients": listed, "run_id": number}, shown, f"Run id: {number or 'there is no run yet'}")
 
 
 @clients.command("block")
