@@ -233,7 +233,7 @@ class LaneEngine:
                     if evaluated is None
                     else self._evaluation(evaluated, clients)
                 )
-                if not stream.models_stay:  # groups are looked at as if nothing were evaluated (`stream_group_rounds`)
+                if not stream.models_stay:  # groups are looked at as if nothing were known (`stream_group_rounds`)
                     stream.accuracy = evaluation.accuracy
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
