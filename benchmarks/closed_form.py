@@ -1,9 +1,10 @@
-"""Closed-form heads: what they cost, how accurate they are, and hospitals and patients that leave.
+"""Closed-form heads: what they cost, how accurate they are, hospitals and patients that leave, and tuned networks.
 
     python benchmarks/closed_form.py costs --data FOLDER --out benchmarks/results/closed_form.json
     python benchmarks/closed_form.py heads --data FOLDER --out benchmarks/results/closed_form_accuracy.json
     python benchmarks/closed_form.py networks --data FOLDER --out benchmarks/results/network_accuracy.json    on a GPU
     python benchmarks/closed_form.py hospitals --data FOLDER --out benchmarks/results/hospitals.json
+    python benchmarks/closed_form.py tuned --clients 100
 
 A quick look: `costs --features 512 --clients 100 1000 --images 1000`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from heads import accuracy, costs, hospital_leaves
+from heads import accuracy, costs, hospital_leaves, tuned_requests
 
 
 def main() -> None:
@@ -24,6 +25,7 @@ def main() -> None:
         ("heads", accuracy.__doc__, accuracy.add_head_options, accuracy.run_heads),
         ("networks", accuracy.__doc__, accuracy.add_network_options, accuracy.run_networks),
         ("hospitals", hospital_leaves.__doc__, hospital_leaves.add_options, hospital_leaves.run),
+        ("tuned", tuned_requests.__doc__, tuned_requests.add_options, tuned_requests.run),
     ):
         part = parts.add_parser(name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(part)

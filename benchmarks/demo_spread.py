@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import sifu
-from sifu.cli.demo import CLIENTS_A_REQUEST, DEMO, REQUESTS
+from sifu.cli.demo import DEMO, REQUESTS
 
 
 def gains(seed: int, runs: int, folder: Path) -> list[float]:
@@ -27,8 +27,7 @@ def gains(seed: int, runs: int, folder: Path) -> list[float]:
         copy = shutil.copytree(trained.folder, folder / "copy")
         run = sifu.Run(copy, lambda spec: trained.engine())
         outcomes = []
-        for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST):
-            clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
+        for clients in REQUESTS:
             outcomes += run.forget(clients, compare_scratch=number == 0)
         scratch = scratch or sum(outcome.scratch_rounds or 0 for outcome in outcomes)
         ratios.append(scratch / sum(outcome.rounds for outcome in outcomes))

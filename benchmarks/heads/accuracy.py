@@ -26,12 +26,13 @@ import numpy as np
 
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
-from sifu.data.feature_maps import client_statistics, feature_map, fixed_point
+from sifu.data.feature_maps import feature_map, fixed_point
 from sifu.data.sources import load
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.theory.closed_form import Targets, fit_head
+from sifu.theory.closed_form.sums import statistics_of_chunks
 from sifu_paper.provenance import commit, provenance
 from sifu_paper.settings import load_experiment, run_spec
 
@@ -54,7 +55,8 @@ def measure_heads(name: str, folder: Path, kind: str, seeds: list[int], device: 
         options = {"seed": seed} if kind == "random_convolutions" else {}
         features = feature_map(kind, train.shape[1:], device=device, **options)
         fixed = fixed_point(features, targets)
-        summed = client_statistics(features, targets, fixed, train, dataset.y_train)
+        encoded = targets.encode(dataset.y_train)
+        summed = statistics_of_chunks(fixed, ((phi, encoded[rows]) for rows, phi in features.chunks(train)))
         gathered = time.perf_counter()
         head = fit_head(summed)
         solved = time.perf_counter()

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 WORTH_A_GPU = 2**20
 """Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
 
-Measured (`benchmarks/gpu_worth.py`): rounds are faster on a GPU from far fewer on, but a command starts a second later.
-Networks always go there (in float32, the only type lanes have for them): rounds of small ones are 12 to 40 times as
-fast, though the first use of a network on a machine compiles its kernels for some ten seconds.
+Measured (`benchmarks/gpu_rounds.py worth`): rounds are faster on a GPU from far fewer on, but a command starts a second
+later. Networks always go there (in float32, the only type lanes have for them): rounds of small ones are 12 to 40 times
+as fast, though the first use of a network on a machine compiles its kernels for some ten seconds.
 """
 GPU = "cuda"
 

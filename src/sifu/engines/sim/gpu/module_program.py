@@ -6,8 +6,8 @@ torch may choose other kernels, and models agree to rounding.
 
 Rounds are not captured as graphs, as those of other programs are. Captured rounds of a residual network once ended in
 an illegal memory access on an H200. Their graphs shared one memory pool then. A shared pool that is used again after
-its last graph was dropped still fails inside torch; a pool for each graph gives the models of uncaptured rounds
-(`benchmarks/gpu_module_capture.py`). Steps that no graph can replay would have to be recognised first.
+its last graph was dropped still fails inside torch; a pool for each graph gives the models of uncaptured rounds.
+Steps that no graph can replay would have to be recognised first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """A group is a lane: what a round of S groups of M/S clients costs on a GPU, against a round of one federation of M.
 
-    python benchmarks/gpu_groups.py [--out FILE.json] [--clients 100] [--groups 10] [--rounds 60] [--networks A,B]
-
 Both ways are timed turn by turn in one process; then the groups' rounds are held against those of each group alone (bit
 for bit) and of the CPU. In timing the figure is the best of three turns, after a warm-up that compiles and captures
 everything. Groups are those of a keyed hash, so they differ in size. Data are random: speed does not depend on them.
@@ -18,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_rounds import B, random_clients
+from gpu.round_times import B, random_clients
 
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
@@ -130,15 +128,17 @@ def ratio(name: str, participation: str, clients_count: int, count: int, rounds:
     }
 
 
-def main() -> None:
-    """All checks and all figures; one line each as it comes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--out", type=Path)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """All checks and all figures; one line each as it comes."""
     result: dict[str, Any] = {
         "date": date.today().isoformat(),
         "commit": commit(),
@@ -161,7 +161,3 @@ def main() -> None:
     for name in names:
         for precision in ("tf32", "float32"):
             keep("agreement", agreement(name, precision))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Where a round of workload B spends its time on a GPU: kernel by kernel, the gaps between them, and Python meanwhile.
 
-    python benchmarks/gpu_profile.py [--lanes 1 10] [--precision tf32] [--out FILE.json]
-
 Lanes run as they always do, with tracking on, while torch's profiler records every kernel and copy. A kernel's share is
 of the time in which the device was busy; FLOP/s count the products of the network, not what a kernel adds by padding.
 "Gaps" is time between the first and the last kernel in which nothing ran. Host times are processor time of threads,
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_rounds import CIFAR10, B, random_clients, take, together
+from gpu.round_times import CIFAR10, B, random_clients, take, together
 from torch.profiler import ProfilerActivity, profile
 
 from sifu.core.engine import Engine
@@ -156,15 +154,17 @@ def show(profiled: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    """Profile, print, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--rounds", type=int, default=240)
     parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Profile, print, and write the figures."""
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -178,7 +178,3 @@ def main() -> None:
         figures["profiles"].append(profiled)
     if options.out:
         options.out.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """The rows of `tuned_networks.py` as one table and one figure.
 
-    python benchmarks/tuned_networks_summary.py rows.jsonl [rows.jsonl ...]
-
 Writes benchmarks/results/tuned_networks.csv: for each federation, way and number of leavers the mean over seeds of the
 test accuracy, with the smallest and largest single value, the numbers of a block, and the commits that measured it; and
 docs/images/tuned-networks.png. Where blocks were not of 400 numbers, the way says so. Lines of the table that were not
@@ -14,11 +12,10 @@ import csv
 import json
 import re
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks" / "results" / "tuned_networks.csv"
 FIGURE = ROOT / "docs" / "images" / "tuned-networks.png"
 BLOCK = 400
@@ -30,7 +27,7 @@ LINES = {
 }
 
 
-def summary(files: list[Path]) -> list[dict[str, object]]:
+def table_of(files: list[Path]) -> list[dict[str, object]]:
     """One row for each federation, way and number of leavers.
 
     Where two files have the same seed of it, the later one counts.
@@ -97,8 +94,9 @@ def draw(table: list[dict[str, object]]) -> None:
     figure.savefig(FIGURE, dpi=130)
 
 
-if __name__ == "__main__":
-    measured = summary([Path(name) for name in sys.argv[1:]])
+def write_table(files: list[Path]) -> None:
+    """Put what these files measured into the committed table, and draw its figure."""
+    measured = table_of(files)
     again = {(row["federation"], row["way"], str(row["leavers"])) for row in measured}
     with TABLE.open(encoding="utf-8") as stream:
         before = [row for row in csv.DictReader(stream) if (row["federation"], row["way"], row["leavers"]) not in again]

@@ -1,10 +1,8 @@
-"""Where a GPU begins to pay: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
-
-    python benchmarks/gpu_worth.py [--out FILE.json]
+"""Where a GPU becomes worthwhile: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
 
 Softmax regression in float64, K = 10 steps on all samples of a client, everyone taking part or ten clients a round.
-`launch.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a round have
-between them. Then small networks in float32, on the CPU with the best of 1, 2, 4 and all threads.
+`WORTH_A_GPU` of sifu.run.devices is taken from here: values (samples times features) that the participants of a round
+have between them. Then small networks in float32, on the CPU with the best of 1, 2, 4 and all threads.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_rounds import random_clients, take
+from gpu.round_times import random_clients, take
 
 from sifu.core.engine import Engine
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
@@ -130,13 +128,15 @@ def measure_network(
     }
 
 
-def main() -> None:
-    """Measure, print, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, and write the figures."""
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "cores": os.cpu_count(),
@@ -158,7 +158,3 @@ def main() -> None:
         note("settings", measure(*setting, options.seconds))
     for network in NETWORKS:
         note("networks", measure_network(*network, options.seconds))
-
-
-if __name__ == "__main__":
-    main()

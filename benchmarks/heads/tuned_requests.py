@@ -1,9 +1,6 @@
 """What a request on tuned networks costs in time and bytes: a run of the library with k = 5,280 features of blocks.
 
-    python benchmarks/tuned_requests.py    # 30 clients send statistics; 3.4 GB of disk for temporary files
-    python benchmarks/tuned_requests.py --clients 100    # 12 GB, and minutes until everyone's statistics are there
-    python benchmarks/tuned_requests.py --block 200 --regularisation auto
-
+Thirty clients send statistics, 3.4 GB of temporary files; 100 are 12 GB, and minutes until everyone's are there.
 Features are synthetic: a network of 1,280 scales stands for the trunk, so that training takes no time to speak of and
 statistics have the size that EfficientNet-Lite0 gives them with ten blocks of 400. A request reads the leaver's own
 statistics and the sum, whatever the number of clients; of those who stay it deletes files and evaluates samples, which
@@ -85,9 +82,8 @@ def factorisation(size: int) -> float:
         return time.process_time() - start
 
 
-def main() -> None:
-    """Train, forget a client twice; rebuild and verify where that is wanted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this part."""
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--block", type=int, default=400)
@@ -95,7 +91,10 @@ def main() -> None:
     parser.add_argument("--retention", default="strict", choices=("strict", "paper"))
     parser.add_argument("--rebuild", action="store_true", help="tune the hit groups' networks again")
     parser.add_argument("--verify", action="store_true", help="verify the run at the end, which reads all statistics")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train, forget a client twice; rebuild and verify where that is wanted."""
     sys.path.insert(0, str(Path(__file__).parent))
     sifu.allow_code("tuned_requests:make")
     rule = arguments.regularisation if arguments.regularisation == "auto" else float(arguments.regularisation)
@@ -113,17 +112,13 @@ def main() -> None:
     print(f"one Cholesky factorisation of {size} x {size}: {unit:.2f} s of CPU")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
-        run = timed("one round apart, statistics, head", lambda: sifu.train(spec, run=folder, clients=clients))
+        trained = timed("one round apart, statistics, head", lambda: sifu.train(spec, run=folder, clients=clients))
         stored = sum(path.stat().st_size for path in (folder / "statistics").iterdir() if ".sum." not in path.name)
         print(f"{stored / arguments.clients / 1e6:.1f} MB of statistics a client, {stored / 1e9:.2f} GB in all")
         for number in (3, 4):
             name = clients[number].name
-            timed(f"forget {name}", lambda name=name: run.forget([name], name, retention=arguments.retention), unit)
+            timed(f"forget {name}", lambda name=name: trained.forget([name], name, retention=arguments.retention), unit)
         if arguments.rebuild:
-            timed("rebuild the groups that were hit", run.rebuild, unit)
+            timed("rebuild the groups that were hit", trained.rebuild, unit)
         if arguments.verify:
-            print(timed("verify", run.verify, unit).problems or "no problems")
-
-
-if __name__ == "__main__":
-    main()
+            print(timed("verify", trained.verify, unit).problems or "no problems")
