@@ -15,7 +15,7 @@ import pytest
 import sifu
 from run_tools import Command, environment, query, small_spec, start_cli, state
 from sifu.api import verify_run
-from sifu.store.lock import WriterLock
+from sifu.store.files import WriterLock
 from sifu.store.writer import RunWriter
 
 pytestmark = pytest.mark.long
@@ -207,7 +207,7 @@ def test_the_released_model_can_be_exported_beside_a_retraining(
 
 def test_the_lock_is_let_go_when_its_holder_dies(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom sifu.store.lock import WriterLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom sifu.store.files import WriterLock\n"
         "lock = WriterLock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(600)\n"
     )
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 from sifu.errors import InputError, RunBusyError
 from sifu.requests.client_list import ask_for_change, listed_clients
 from sifu.store.database import CLIENTS_FILE
-from sifu.store.lock import LOCK_FILE, WriterLock
+from sifu.store.files import LOCK_FILE, WriterLock
 
 
 def add(folder: Path, name: str, key: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import sifu
 from run_tools import scalars, small_spec
 from sifu.run.training import Progress
-from sifu.store.lock import uninterrupted
+from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent
 
 SPECS: dict[str, dict[str, Any]] = {

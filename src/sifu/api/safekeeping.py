@@ -31,10 +31,9 @@ from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_ke
 from sifu.store.clock import CLOCK_SET, actor_name
 from sifu.store.database import transaction
 from sifu.store.erased_figures import no_certificate
-from sifu.store.files import certificate_path
+from sifu.store.files import certificate_path, uninterrupted
 from sifu.store.keys import load_key
 from sifu.store.known_keys import key_problem, known_key_problem, remember_key
-from sifu.store.lock import uninterrupted
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems

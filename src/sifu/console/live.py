@@ -17,8 +17,8 @@ from sifu.requests.certification import payload_of_request
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
+from sifu.store.files import is_locked
 from sifu.store.known_keys import check_known_key
-from sifu.store.lock import is_locked
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import joined_remainders

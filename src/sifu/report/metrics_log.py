@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from sifu.errors import InputError, SifuError
 from sifu.run.run_view import ACTIVE
+from sifu.store.files import is_locked
 from sifu.store.known_keys import check_known_key
-from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 
 

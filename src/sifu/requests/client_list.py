@@ -27,9 +27,8 @@ from sifu.core.identity import (
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
 from sifu.store.database import CLIENTS_FILE, DATABASE
-from sifu.store.files import private_folder, write_atomically
+from sifu.store.files import LOCK_FILE, WriterLock, private_folder, write_atomically
 from sifu.store.inbox import post
-from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter

@@ -30,7 +30,7 @@ from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import trunks_at_hand, use_trunks
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
-from sifu.store.lock import uninterrupted
+from sifu.store.files import uninterrupted
 from sifu.store.projection import GroupModelRow, NewEvent
 from sifu.store.reader import JOINED
 from sifu.store.remainders import plain_name

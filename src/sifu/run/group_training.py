@@ -33,8 +33,8 @@ from sifu.run.group_state import (
 )
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
+from sifu.store.files import uninterrupted
 from sifu.store.history_tables import NodeRow
-from sifu.store.lock import uninterrupted
 from sifu.store.projection import NewEvent, NewModel, NewRows
 from sifu.store.writer import RunWriter
 from sifu.theory.history import PathNode

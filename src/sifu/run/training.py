@@ -32,8 +32,8 @@ from sifu.run.everyones_psi import remember_psi, track_everyone
 from sifu.run.rehearsal import rehearse
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
+from sifu.store.files import uninterrupted
 from sifu.store.history_tables import NodeRow, ParticipationRows
-from sifu.store.lock import uninterrupted
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter

@@ -32,6 +32,7 @@ from sifu.store.clock import TIMESTAMPS
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.files import (
     CERTIFICATES,
+    LOCK_FILE,
     TEMPORARY_PREFIX,
     create_private,
     private_folder,
@@ -41,7 +42,6 @@ from sifu.store.files import (
 )
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
-from sifu.store.lock import LOCK_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
 from sifu.store.sealed import SALTS_FILE
 from sifu.store.statistics_files import STATISTICS, UPDATES

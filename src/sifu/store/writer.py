@@ -56,11 +56,18 @@ from sifu.store.erased_figures import (
     erasure_of_all,
     kept_nodes,
 )
-from sifu.store.files import CERTIFICATES, certificate_path, private_folder, strange_files
+from sifu.store.files import (
+    CERTIFICATES,
+    LOCK_FILE,
+    WriterLock,
+    certificate_path,
+    private_folder,
+    strange_files,
+    uninterrupted,
+)
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
-from sifu.store.lock import LOCK_FILE, WriterLock, uninterrupted
 from sifu.store.projection import (
     Change,
     NewEvent,

@@ -21,9 +21,8 @@ from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.erased_figures import erased_certificates, not_recomputed
 from sifu.store.events_check import ReplayedLedger
-from sifu.store.files import CERTIFICATES, certificate_path
+from sifu.store.files import CERTIFICATES, certificate_path, is_locked
 from sifu.store.keys import signature_holds
-from sifu.store.lock import is_locked
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.theory.history import Accounting

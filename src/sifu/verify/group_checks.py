@@ -21,7 +21,7 @@ from sifu.run.group_state import latest_models, merged_model, nodes_always_kept,
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import last_erased
 from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
-from sifu.store.lock import is_locked
+from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import GROUP_KEY, JOINED, RunReader
 from sifu.store.remainders import joined_remainders, next_name

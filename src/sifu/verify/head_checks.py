@@ -16,7 +16,7 @@ from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
 from sifu.requests.erasure import statistics_to_erase, sum_left
 from sifu.run.run_view import RunView
-from sifu.store.lock import is_locked
+from sifu.store.files import is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics

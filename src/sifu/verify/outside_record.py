@@ -44,8 +44,7 @@ from sifu.store.clock import (
     timestamp_path,
 )
 from sifu.store.events_check import ERASED, ReplayedLedger, ReplayedTables
-from sifu.store.files import TEMPORARY_PREFIX, certificate_path, read_plain
-from sifu.store.lock import is_locked
+from sifu.store.files import TEMPORARY_PREFIX, certificate_path, is_locked, read_plain
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import FILE_NAME, STATISTICS, STATISTICS_NAME, UPDATES
 from sifu.store.unfinished import unfinished_copies

@@ -18,7 +18,7 @@ from sifu.requests.certification import RecordedRequest, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store import files
 from sifu.store.events_check import ReplayedLedger
-from sifu.store.lock import is_locked
+from sifu.store.files import is_locked
 from sifu.store.projection import ModelRow, Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import UpdatesRow, read_updates, updates_path

@@ -25,9 +25,8 @@ from sifu.store.checkpoints import (
 from sifu.store.clock import check_not_ahead, clock_notes
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
-from sifu.store.files import strange_files
+from sifu.store.files import is_locked, strange_files
 from sifu.store.known_keys import key_problem, remember_key
-from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes
