@@ -145,7 +145,6 @@ class ReportData:
     last_event: str
     ledger_head: str
     public_key: str
-    versions: Mapping[str, str]
     groups: tuple[int, int] | None = None
     held_out: HeldOutFigures | None = None
 

@@ -207,7 +207,6 @@ def _collect(reader: RunReader) -> ReportData:
         last_event=events[-1].time if events else "",
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
-        versions=json.loads(reader.value("versions")),
         groups=(len(groups), sum(group.finished for group in groups)) if groups else None,
         held_out=read_held_out(reader.folder, tip.node),
     )

@@ -380,9 +380,7 @@ def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tup
         return opened, len(rows)
 
 
-def write_metrics(
-    folder: Path, target: str, *, follow: bool = False, pause: Callable[[float], None] = time.sleep
-) -> int:
+def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
     """Add to a target what it lacks; with `follow` until nothing is at work on the run any more."""
     check_target(target)
     opened, count = None, 0
@@ -392,7 +390,7 @@ def write_metrics(
         count += new
         if not (follow and at_work):
             return count
-        pause(EVERY)
+        time.sleep(EVERY)
 
 
 class MetricsLog:
