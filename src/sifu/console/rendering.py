@@ -7,27 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
 from sifu.core.wording import attacker_words
 from sifu.planning.plan import Way
-from sifu.report.words import LEVEL_WORDS, moment
+from sifu.report.words import LEVEL_WORDS, moment, templates
 from sifu.version import __version__
 
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("sifu.console", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
     environment.filters.update(charts=charts, expected=expected_words)
     environment.globals["level_words"] = LEVEL_WORDS
@@ -39,12 +32,6 @@ def _environment() -> Environment:
 def render(template: str, **values: Any) -> str:
     """A page."""
     return _environment().get_template(template).render(**values)
-
-
-def _printable(value: object) -> object:
-    if isinstance(value, Markup):
-        return value
-    return "".join(letter if letter.isprintable() or letter in "\n\t\u00a0" else "\ufffd" for letter in str(value))
 
 
 def _percent(value: float | None) -> str:

@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sifu.console.asking import Console, console_of, status_code, visitor_of, work
+from sifu.console.asking import Console, console_of, visitor_of, work
 from sifu.console.desk import Desk
+from sifu.console.json_api import answering
 from sifu.console.pages import live_values
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
@@ -87,25 +88,21 @@ def as_message(values: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
 
 
+@answering
 async def show_live(request: Request) -> Response:
     """What a run does now, once."""
-    try:
-        who, desk = visitor_of(request).token, console_of(request).desk
-        return JSONResponse(plain_values(await work(live_values, desk, who, request.path_params["run"])))
-    except SifuError as error:
-        return JSONResponse({"error": str(error)}, status_code(error))
+    who, desk = visitor_of(request).token, console_of(request).desk
+    return JSONResponse(plain_values(await work(live_values, desk, who, request.path_params["run"])))
 
 
+@answering
 async def stream(request: Request) -> Response:
     """Stream what a run does until the browser disconnects."""
     broadcast: Broadcast = request.app.state.broadcast
-    try:
-        who, console, key = visitor_of(request).token, console_of(request), request.path_params["run"]
-        if broadcast.viewers >= MOST_VIEWERS:
-            return JSONResponse({"error": "too many watch already"}, 503)
-        first = as_message(await work(live_values, console.desk, who, key))
-    except SifuError as error:
-        return JSONResponse({"error": str(error)}, status_code(error))
+    who, console, key = visitor_of(request).token, console_of(request), request.path_params["run"]
+    if broadcast.viewers >= MOST_VIEWERS:
+        return JSONResponse({"error": "too many watch already"}, 503)
+    first = as_message(await work(live_values, console.desk, who, key))
     return StreamingResponse(broadcast.watch(console, who, key, first), media_type="text/event-stream")
 
 

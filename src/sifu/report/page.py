@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sifu.core.wording import TRAINING_DATA
@@ -19,7 +18,7 @@ from sifu.errors import InputError
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report.collect import FIGURES, collect
-from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, verdict
+from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, templates, verdict
 from sifu.store.files import private_folder
 from sifu.version import __version__
 
@@ -43,14 +42,7 @@ UNFINISHED = {"ready": "", "training": "Training has not finished.", "retraining
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     """The whole page; `drawings` holds the SVG of each figure by its name, and with `-phone` behind it a narrow one."""
-    environment = Environment(
-        loader=PackageLoader("sifu.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("sifu.report")
     environment.filters.update(moment=moment, counted=counted)
     return environment.get_template("report.html").render(
         data=data,
@@ -68,13 +60,6 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
         folder_word=shlex.quote(data.folder),
         version=__version__,
     )
-
-
-def _printable(value: object) -> object:
-    """Letters that cannot be shown become visible marks; markup of our own stays as it is."""
-    if isinstance(value, Markup):
-        return value
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in str(value))
 
 
 def _facts(data: ReportData) -> list[tuple[str, str, str]]:

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from sifu.core import wording
 from sifu.core.guarantee import COUNTERFACTUAL, CertificateWords, words_of
 from sifu.core.request_terms import terms_words
@@ -22,6 +25,24 @@ LEVEL_WORDS = {
     "none": "No guarantee: at least one premise does not hold.",
 }
 STRONG_UP_TO, MODERATE_UP_TO = 0.05, 0.30
+
+
+def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
+    """Templates that escape everything; letters that cannot be shown become visible marks, but for these `spaces`."""
+
+    def printable(value: object) -> object:
+        if isinstance(value, Markup):  # our own
+            return value
+        return "".join(letter if letter.isprintable() or letter in spaces else "\ufffd" for letter in str(value))
+
+    return Environment(
+        loader=PackageLoader(package, folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def verdict(data: ReportData) -> str:

@@ -14,8 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from sifu.api.safekeeping import attest
 from sifu.core.guarantee import words_of
 from sifu.core.ledger import canonical_json, read_json
@@ -24,7 +22,7 @@ from sifu.core.request_terms import terms_words
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
-from sifu.report.words import LEVEL_WORDS
+from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
 from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
 from sifu.store.clock import timestamp_path
@@ -49,15 +47,8 @@ def render_evidence(
     verified: Mapping[str, Any],
 ) -> str:
     """One page, for people: who asked what, what was done, what it is worth, and how to check it."""
-    environment = Environment(
-        loader=PackageLoader("sifu.report", "evidence"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: "".join(letter if letter.isprintable() else "\ufffd" for letter in str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("evidence.html").render(
+    template = templates("sifu.report", "evidence").get_template("evidence.html")
+    return template.render(
         body=body,
         clients=forgotten_words(body["clients"], body["records"]),
         done=what_was_done(
