@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import secrets
@@ -49,7 +48,7 @@ from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.checkpoints import keys_of
-from sifu.store.clock import AUTHORITY, actor_name, check_authority, fetch_timestamps, timestamp_authority
+from sifu.store.clock import AUTHORITY, actor_name, check_authority, current_time, fetch_timestamps, timestamp_authority
 from sifu.store.database import DATABASE, Memory
 from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
@@ -373,7 +372,7 @@ class Run:
     def public_record(self) -> list[PublicRequest]:
         """The requests without personal data."""
         with self.reader() as reader:
-            return public_record(reader, datetime.datetime.now(datetime.UTC))
+            return public_record(reader, current_time())
 
     def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
         """The signed certificate of a `request`, as recorded, in the `form` for the public or for an auditor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from sifu.run.recorded_data import rows_of_identities
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
+from sifu.store.clock import current_time
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.remainders import plain_names
@@ -171,7 +171,7 @@ def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> 
 
 def records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRecord]:
     """Requests with every step of their lives."""
-    statuses = request_statuses_of(reader, rows, datetime.datetime.now(datetime.UTC))
+    statuses = request_statuses_of(reader, rows, current_time())
     return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 
 

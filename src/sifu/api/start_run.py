@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from sifu.run.recorded_data import clients_again
 from sifu.run.regularities import Regularities
 from sifu.run.spec_files import load_spec, warn_of_data
 from sifu.run.training import ProgressCallback
-from sifu.store.clock import clock_problem, utc_now
+from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
@@ -280,7 +279,7 @@ def pending_of(run: str | Path) -> list[PendingRequest]:
     """The requests that wait in one run."""
     with RunReader(Path(run)) as reader:
         check_known_key(reader)
-        return pending_in(reader, datetime.datetime.now(datetime.UTC))
+        return pending_in(reader, current_time())
 
 
 def clock_problem_of(run: str | Path) -> str | None:

@@ -26,6 +26,7 @@ from sifu.run.everyones_psi import track_everyone, with_earlier_names
 from sifu.run.group_state import has_groups, members_now, models_at_hand
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_held_out
+from sifu.store.clock import current_time
 from sifu.store.inbox import letters
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader
@@ -253,7 +254,7 @@ def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int
 
 def status_of(view: RunView) -> RunStatus:
     """Where a run stands at this instant."""
-    reader, now = view.reader, datetime.datetime.now(datetime.UTC)
+    reader, now = view.reader, current_time()
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     multiplier = terms.multiplier

@@ -5,7 +5,6 @@ Pages and JSON API are thin: they find out who asks and call this. Every right i
 
 from __future__ import annotations
 
-import datetime
 import json
 import logging
 import secrets
@@ -35,6 +34,7 @@ from sifu.console.tokens import NotAllowedError, Right, Token
 from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, pending_requests
 from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.inbox import letters
 
@@ -109,7 +109,7 @@ class Desk:
     def requests(self, who: Token, key: str) -> list[NumberedRequest]:
         """The requests of a run that a visitor may see, in the order they were received."""
         run = self.find(who, key)
-        records: list[RequestRecord] = run.remembered(("requests", _today()), run.run.request_records)
+        records: list[RequestRecord] = run.remembered(("requests", utc_now()[:10]), run.run.request_records)
         return [
             NumberedRequest(number, record, self._state(key, record.status))
             for number, record in enumerate(records, start=1)
@@ -137,7 +137,7 @@ class Desk:
         if not letters(run.folder):
             return []
         with run.lock, run.run.reader() as reader:
-            waiting = [row for row in pending_requests(reader, _now()) if row.status == POSTED]
+            waiting = [row for row in pending_requests(reader, current_time()) if row.status == POSTED]
         if who.may("see"):
             return waiting
         own = {letter.id for letter in letters(run.folder) if is_own(who, str((letter.content or {}).get("actor")))}
@@ -319,7 +319,7 @@ class Desk:
             self.failures.append(job)
         if job.kind == "verify" and "holds" in answer:
             verification = {
-                "time": _now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "time": utc_now(),
                 "holds": answer["holds"] is True,
                 "checked": answer.get("checked", []),
                 "notes": answer.get("notes", []),
@@ -353,11 +353,3 @@ def _event(
         "hash": bytes(digest).hex(),
         "signed": bool(signed),
     }
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _today() -> str:
-    return _now().date().isoformat()

@@ -20,7 +20,7 @@ from sifu.console.desk import Desk
 from sifu.console.pages import page, page_number, show
 from sifu.console.run_at_desk import RequestLine
 from sifu.console.tokens import Token, TokenFile, Visitor
-from sifu.store.clock import same_person, time_of
+from sifu.store.clock import current_time, same_person, time_of, utc_now
 
 LINES_PER_PAGE = 100
 EVENTS_PER_PAGE = 100
@@ -104,7 +104,7 @@ async def show_overview(request: Request) -> Response:
     visitor, desk = visitor_of(request), console_of(request).desk
     desk.demand(visitor.token, "see")
     lines = await work(desk.lines, visitor.token)
-    now = datetime.datetime.now(datetime.UTC)
+    now = current_time()
     since = now - datetime.timedelta(days=RECENT_DAYS)
     recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
     done = [line for line in lines if line.state == "done"]
@@ -141,7 +141,7 @@ def _people(desk: Desk, tokens: TokenFile, who: Token) -> tuple[list[tuple[Token
                 person = same_person(step.actor)
                 names.setdefault(person, step.actor)
                 did.setdefault(person, Counter())[step.status] += 1
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = utc_now()[:10]
     people = [
         (
             token,

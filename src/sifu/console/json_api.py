@@ -5,7 +5,6 @@ Metrics are counts and times of every run, and nothing of any client.
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -38,7 +37,7 @@ from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import pending_requests
-from sifu.store.clock import time_of
+from sifu.store.clock import current_time, time_of
 from sifu.version import __version__
 
 STATES = ("received", "verified", "planned", "running", "done", "refused", "withdrawn", "posted")
@@ -87,7 +86,7 @@ def render_metrics(desk: Desk) -> bytes:
 
 def _of_run(run: RunAtDesk, desk: Desk) -> Iterator[tuple[str, float] | tuple[str, float, str]]:
     live = run.live()
-    now = datetime.datetime.now(datetime.UTC)
+    now = current_time()
     with run.run.reader() as reader, reader.snapshot():
         ((rounds,),) = reader.query("SELECT COUNT(*) FROM nodes WHERE kind = 'round'")
         ((incidents,),) = reader.query(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from sifu.requests.certification import payload_of_request
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
+from sifu.store.clock import current_time
 from sifu.store.files import is_locked
 from sifu.store.known_keys import check_known_key
 from sifu.store.projection import RequestRow
@@ -102,7 +102,7 @@ class LiveView:
     def read(self) -> Live:
         """The run now."""
         at_work = is_locked(self.folder)
-        today = datetime.datetime.now(datetime.UTC).date()
+        today = current_time().date()
         inbox = tuple(sorted(entry.name for entry in (self.folder / "inbox").glob("*.json")))
         around = (at_work, today, inbox)
         now = time.monotonic()
@@ -135,7 +135,7 @@ class LiveView:
         so_far = self._read_on(reader, int(branch), seq, spec.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
         again = len(joined_remainders(reader))  # each was forgotten under one number and has another
-        pending = pending_requests(reader, datetime.datetime.now(datetime.UTC))
+        pending = pending_requests(reader, current_time())
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
             phase=reader.phase,

@@ -5,7 +5,6 @@ Also what requesters may file: for whom, under which terms, and what an error te
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import re
 import threading
@@ -22,7 +21,7 @@ from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Token
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
-from sifu.store.clock import same_person
+from sifu.store.clock import current_time, same_person
 
 KEPT_LONGER = 20.0
 SETTLED = ("done", "refused", "withdrawn")
@@ -177,7 +176,7 @@ def check_share(run: RunAtDesk, clients: Sequence[str]) -> None:
             for name in row.clients
         }
         there = {view.clients[index].name for index in view.active} | held
-        pending = pending_requests(view.reader, datetime.datetime.now(datetime.UTC))
+        pending = pending_requests(view.reader, current_time())
         posted = {name for row in pending if row.status == POSTED for name in row.clients}
         held = (held | posted | set(view.names_now(list(clients)))) & there
     if 2 * len(held) > len(there):

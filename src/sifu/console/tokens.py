@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from starlette.requests import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
-from sifu.store.clock import actor_name, same_person
+from sifu.store.clock import actor_name, current_time, same_person, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
 
@@ -114,17 +114,19 @@ class TokenFile:
     def owner(self, secret: str) -> Token | None:
         """The token with this secret, if it works now."""
         token = self._by_hash().get(hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest())
-        return token if token is not None and token.works(_today()) else None
+        return token if token is not None and token.works(utc_now()[:10]) else None
 
     def signed_in(self, name: str) -> Token | None:
         """The person who signs in through a provider under this name, if they may now."""
         people = (token for token in self._by_hash().values() if token.hash.startswith(SIGN_IN))
-        return next((who for who in people if same_person(who.name) == same_person(name) and who.works(_today())), None)
+        return next(
+            (who for who in people if same_person(who.name) == same_person(name) and who.works(utc_now()[:10])), None
+        )
 
     def still_works(self, token: Token) -> Token | None:
         """The same token as it is now, if it still works."""
         now = self._by_hash().get(token.hash)
-        return now if now is not None and now.works(_today()) else None
+        return now if now is not None and now.works(utc_now()[:10]) else None
 
     def create(
         self, name: str, roles: Sequence[str], days: int | None = None, *, sign_in: bool = False
@@ -138,16 +140,16 @@ class TokenFile:
             raise InputError(f"a token lasts 1 to {LONGEST_DAYS} days, found {days}")
         with self._changing() as tokens:
             # Two people with one name could not be told apart as approvers.
-            if any(same_person(token.name) == same_person(owner) and token.works(_today()) for token in tokens):
+            if any(same_person(token.name) == same_person(owner) and token.works(utc_now()[:10]) for token in tokens):
                 raise InputError(f"{owner} has a token that works: revoke it first, or choose another name")
             secret = PREFIX + secrets.token_urlsafe(32)
-            expires = "" if days is None else (_now().date() + datetime.timedelta(days=days)).isoformat()
+            expires = "" if days is None else (current_time().date() + datetime.timedelta(days=days)).isoformat()
             token = Token(
                 id=secrets.token_hex(4),
                 name=owner,
                 roles=tuple(role for role in ROLES if role in roles),
                 hash=SIGN_IN + secrets.token_hex(8) if sign_in else hashlib.sha256(secret.encode()).hexdigest(),
-                created=_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+                created=utc_now(),
                 expires=expires,
             )
             tokens.append(token)
@@ -159,7 +161,7 @@ class TokenFile:
             chosen = [token for token in tokens if name_or_id in (token.id, token.name) and not token.revoked]
             if not chosen:
                 raise InputError(f"there is no token of {name_or_id!r} that could be revoked: see sifu token list")
-            revoked = [replace(token, revoked=_now().strftime("%Y-%m-%dT%H:%M:%SZ")) for token in chosen]
+            revoked = [replace(token, revoked=utc_now()) for token in chosen]
             by_id = {token.id: token for token in revoked}
             tokens[:] = [by_id.get(token.id, token) for token in tokens]
         return revoked
@@ -195,14 +197,6 @@ def _parse(path: Path) -> list[Token]:
         return [Token(**(row | {"roles": tuple(role for role in row["roles"] if role in ROLES)})) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise RunDamagedError(f"{path} is damaged ({type(error).__name__}): remove it and make new tokens") from error
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _today() -> str:
-    return _now().date().isoformat()
 
 
 COOKIE = "sifu_session"

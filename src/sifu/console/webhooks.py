@@ -7,7 +7,6 @@ the header X-Sifu-Signature is `sha256=` and the HMAC of the body.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import hmac
 import json
@@ -21,6 +20,7 @@ from typing import Any
 from sifu.console.desk import Desk
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import POSTED, pending_requests
+from sifu.store.clock import current_time
 from sifu.store.files import write_atomically
 
 SECRET = "SIFU_WEBHOOK_SECRET"
@@ -113,7 +113,7 @@ class Webhooks:
                 yield address, hashlib.sha256(parts.encode()).hexdigest()[:32], body
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        now = datetime.datetime.now(datetime.UTC)
+        now = current_time()
         for run in self._desk.every_run().values():
             try:
                 with run.run.reader() as reader, reader.snapshot():

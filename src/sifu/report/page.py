@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import html
-import os
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +16,7 @@ from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report.collect import FIGURES, collect
 from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, templates, verdict
-from sifu.store.files import private_folder
+from sifu.store.files import private_folder, write_atomically
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # with more requests, what every certificate repeats is folded
@@ -187,14 +184,10 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
             drawings[kind.name] = svg.decode()
             with narrow_figures():
                 drawings[f"{kind.name}-phone"] = figure_bytes(kind.draw(data), "svg").decode()
-            _replace(page.parent / f"{prefix}{kind.name}.svg", svg)
-            _replace(page.parent / f"{prefix}{kind.name}.png", figure_bytes(figure, "png"))
-        _replace(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
+            write_atomically(page.parent / f"{prefix}{kind.name}.svg", svg)
+            write_atomically(page.parent / f"{prefix}{kind.name}.png", figure_bytes(figure, "png"))
+        write_atomically(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"no space left to write the report into {page.parent}: free some, or give another place"
-            ) from error
         raise InputError(
             f"the report cannot be written to {page}: {error.strerror}; give another place for it"
         ) from error
@@ -208,15 +201,3 @@ def page_path(run_folder: Path, output: Path | None) -> Path:
     if output.is_dir() or output.suffix.lower() not in (".html", ".htm"):
         return output / PAGE
     return output
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, readable by the operator only, like the run itself."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Literal
 
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import RIDGE
+from sifu.store.clock import utc_now
 from sifu.store.files import append_line, read_plain
 from sifu.store.reader import RunReader
 
@@ -25,7 +25,7 @@ _FOLDERS_UP = 3
 
 def note_export(folder: Path, node: int, path: Path) -> None:
     """Remember where a model was exported to; nothing is noted in a folder that cannot be written to."""
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = utc_now()
     line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
     file = folder / EXPORTS_FILE
     try:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from sifu.api.run import Run
@@ -210,9 +209,7 @@ class ServerLoop:
     def __enter__(self) -> ServerLoop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _await_task(self) -> None:

@@ -43,9 +43,14 @@ AHEAD = datetime.timedelta(days=366)
 WAY_OUT = "If the clock is right now, sifu sign DIR --clock says so permanently; otherwise set it first"
 
 
+def current_time() -> datetime.datetime:
+    """The clock of this machine."""
+    return datetime.datetime.now(datetime.UTC)
+
+
 def utc_now() -> str:
     """The clock of this machine, to the second and in UTC."""
-    return datetime.datetime.now(datetime.UTC).strftime(TIME_FORMAT)
+    return current_time().strftime(TIME_FORMAT)
 
 
 def clock_problem(last: str, now: str) -> str | None:

@@ -25,7 +25,7 @@ from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
 from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
-from sifu.store.clock import timestamp_path
+from sifu.store.clock import timestamp_path, utc_now
 from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, read_plain, write_atomically
 from sifu.store.projection import RequestRow
@@ -136,7 +136,7 @@ def _verified(folder: Path, row: RequestRow) -> dict[str, Any]:
         )
     erased = whole.not_recomputed.get(row.request)
     return {
-        "time": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "time": utc_now(),
         "software": f"sifu {__version__}",
         "run": f"verified and then erased on {erased}; its certificate was not recomputed, and the record holds"
         if erased
