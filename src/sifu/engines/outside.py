@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Incident, Position, Rejection, RoundResult
-from sifu.core.layout import ModelLayout, Vector, model_pieces
+from sifu.core.layout import Vector, model_pieces
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies, listed, run_round
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.own_models import OwnTraining
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Integers
-from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices, base_key
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -64,21 +64,12 @@ class OutsideFederation:
         evaluates: bool = False,
     ) -> None:
         self._training, self.clients, self._exchange, self.evaluates = training, tuple(clients), exchange, evaluates
+        self.layout, self.facts = training.layout, training.facts
         self.samples: Integers = np.array([client.samples for client in clients], dtype=np.int64)
         self.participation_key = base_key(seed, "participation")
         self.left_out: frozenset[int] = frozenset()
         self._incidents: list[Incident] = []
         self._lost_in_a_row = 0
-
-    @property
-    def layout(self) -> ModelLayout:
-        """Names and shapes of the parameters."""
-        return self._training.layout
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """What every round does, and what is proven about it."""
-        return self._training.facts
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model of a branch."""

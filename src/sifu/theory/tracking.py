@@ -188,14 +188,15 @@ class SensitivityTracker:
         self._values: Floats = np.zeros(client_count)
         self._seen = np.zeros(client_count, dtype=bool)
         self._scale = 1.0
-        self._rounding = 0.0
+        self.rounding = 0.0
+        """R(n), the allowance for floating point gathered so far."""
         self._lost = False
 
     def copy(self) -> SensitivityTracker:
         """The same state, to go on from without changing this one."""
         result = SensitivityTracker(0)
         result._values, result._seen = self._values.copy(), self._seen.copy()
-        result._scale, result._rounding, result._lost = self._scale, self._rounding, self._lost
+        result._scale, result.rounding, result._lost = self._scale, self.rounding, self._lost
         return result
 
     def lose_track(self) -> None:
@@ -204,17 +205,12 @@ class SensitivityTracker:
 
     def add_rounding(self, rounding: float) -> None:
         """The allowance of an added noise: it moves all worlds apart by at most this."""
-        self._rounding = gather_rounding(self._rounding, 1.0, rounding)
+        self.rounding = gather_rounding(self.rounding, 1.0, rounding)
 
     @property
     def client_count(self) -> int:
         """How many clients it follows."""
         return int(self._values.size)
-
-    @property
-    def rounding(self) -> float:
-        """R(n), the allowance for floating point gathered so far."""
-        return self._rounding
 
     def bare(self, clients: ClientIndices) -> Floats:
         """Psi without the rounding allowance."""
@@ -224,7 +220,7 @@ class SensitivityTracker:
         """Psi(n, c) with the allowance (or another one); exactly zero for a client that never took part."""
         if self._lost:
             return np.full(np.shape(clients), np.inf)
-        allowance = self._rounding if rounding is None else rounding
+        allowance = self.rounding if rounding is None else rounding
         total = np.maximum((self.bare(clients) + allowance) * ROUNDED_UP, SMALLEST_TRACE)
         return np.where(self._seen[clients], total, 0.0)
 
@@ -241,7 +237,7 @@ class SensitivityTracker:
             after = np.where(scalars.increments > 0.0, (after + scalars.increments) * ROUNDED_UP, after)
             self._values[who] = after if self._scale == 1.0 else after / self._scale * ROUNDED_UP
         self._seen[who] = True
-        self._rounding = gather_rounding(self._rounding, scalars.rounding_growth, scalars.rounding)
+        self.rounding = gather_rounding(self.rounding, scalars.rounding_growth, scalars.rounding)
         return before, after
 
     def _read(self, values: Floats) -> Floats:

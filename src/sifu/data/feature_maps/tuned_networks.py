@@ -64,7 +64,7 @@ class TunedNetwork(nn.Module):
         return self
 
     def flat(self) -> Vector:
-        """The parameters as a flat vector."""
+        """The parameters as a flat vector, at first those of the public network and of a last layer of zeros."""
         return torch.cat([value.detach().reshape(-1) for value in self.parameters()]).numpy().copy()
 
     def tuned_by(self, vector: Vector) -> nn.Module:
@@ -194,19 +194,15 @@ class TunedFeatures(FeatureMap):
         self._project = torch.tensor(projection(seed, width, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
-    @property
-    def fresh(self) -> Vector:
-        """The parameters that are tuned, as the public network has them, and those of a last layer of zeros."""
-        return self.network.flat()
-
     def networks(self, trunks: Sequence[Trunk]) -> dict[int, Vector]:
         """What each network that features go through is tuned by: that of each group, or their merge as group 0."""
         if self.tune == "blocks" or not trunks:
             return {trunk.group: trunk.vector for trunk in trunks}
         in_order = sorted(trunks, key=lambda trunk: trunk.group)
         mean = merge([trunk.vector.astype(np.float64) for trunk in in_order], [t.samples for t in in_order])
-        moved = move_on(mean, self.fresh.astype(np.float64), float(self._plan["stretch"]))
-        return {0: moved.astype(self.fresh.dtype)}
+        fresh = self.network.flat()
+        moved = move_on(mean, fresh.astype(np.float64), float(self._plan["stretch"]))
+        return {0: moved.astype(fresh.dtype)}
 
     def with_trunks(self, trunks: Sequence[Trunk]) -> TunedFeatures:
         """The same map through these networks of groups."""

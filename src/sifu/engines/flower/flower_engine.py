@@ -261,7 +261,7 @@ class FlowerFederation:
     ) -> dict[int, Answer]:
         if not self.evaluates:
             return {}
-        busy = self._messenger.busy()  # with a round: a node answers one message after another
+        busy = self._exchange.busy()  # with a round: a node answers one message after another
         messages = {
             client: self._messenger.message(record, NOWHERE, client, node, kind)
             for client, node in self._messenger.nodes(clients).items()

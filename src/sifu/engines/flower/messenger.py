@@ -83,10 +83,6 @@ class Messenger:
         """Those of `clients` that are not left out."""
         return [int(client) for client in clients if int(client) not in self.left_out]
 
-    def busy(self) -> frozenset[int]:
-        """Clients that have not answered an earlier message yet, which still may be answered."""
-        return self._exchange.busy()
-
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
         names = {client: self.blueprint.clients[client].name for client in self.may_ask(clients)}
@@ -112,7 +108,7 @@ class Messenger:
         """
         for client, seconds in self._exchange.late():
             self.note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
-        reachable, busy = self.may_ask(clients), frozenset() if everybody else self.busy()
+        reachable, busy = self.may_ask(clients), frozenset() if everybody else self._exchange.busy()
         nodes = self._nodes_if_any_come(reachable)
         for client in reachable:
             if client not in nodes:

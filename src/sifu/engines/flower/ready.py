@@ -162,7 +162,7 @@ def head_blueprint(
             blueprint,
             layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
             clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
-            initial_model=lambda branch: tuned.fresh,
+            initial_model=lambda branch: tuned.network.flat(),
             replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
             evaluates=False,
             head=None,

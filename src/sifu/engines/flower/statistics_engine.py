@@ -35,7 +35,7 @@ from sifu.engines.flower.wire import (
 )
 from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.theory.closed_form import FixedPoint, Statistics
+from sifu.theory.closed_form import Statistics
 from sifu.theory.closed_form.statistics_check import find_flaw
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
@@ -56,17 +56,8 @@ class FlowerStatistics(FlowerFederation):
         if blueprint.head is None:
             raise InputError("these clients train a model in rounds: they send no statistics")
         self._head: HeadPlan = blueprint.head
+        self.fixed, self.relative_penalty = self._head.fixed, self._head.relative_penalty
         self._check_room(blueprint)
-
-    @property
-    def fixed(self) -> FixedPoint:
-        """How numbers are written."""
-        return self._head.fixed
-
-    @property
-    def relative_penalty(self) -> float | None:
-        """r of lambda, None for cross-validation."""
-        return self._head.relative_penalty
 
     def renew(self, blueprint: Blueprint) -> None:
         """Go on with more clients, if their sum still has room."""
