@@ -79,12 +79,12 @@ class LaterNode(Sifu):
         )
 
 
-def designed_clients(count: int, features: int = 128, samples: int = 4) -> dict[str, tuple[Any, Any]]:
+def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
     """One client wants 1 along its own feature; the others want 0 along theirs, and have it from the start.
 
     Features are large next to the bias, the only parameter they share, so that hardly anything is pulled back.
     """
-    large = 10.0
+    features, samples, large = 128, 4, 10.0
 
     def rows(feature: int) -> Any:
         x = np.zeros((samples, features))

@@ -216,10 +216,10 @@ def groups_of(rows: Integers) -> Iterator[Integers]:
         yield np.flatnonzero(rows == size)
 
 
-def padded_samples(clients: Sequence[CheckedClient], rows: int, dtype: str) -> NDArray[np.floating]:
-    """Samples of `clients` with the bias column appended, padded with rows of zeros to `rows`."""
+def padded_samples(clients: Sequence[CheckedClient], rows: int) -> Floats:
+    """Samples of `clients` in float64 with the bias column appended, padded with rows of zeros to `rows`."""
     samples = np.array([client.samples for client in clients])
-    padded = np.zeros((len(clients), rows, clients[0].x.shape[1] + 1), dtype=dtype)
+    padded = np.zeros((len(clients), rows, clients[0].x.shape[1] + 1))
     _fill(padded, clients, samples)
     return padded
 

@@ -85,7 +85,7 @@ def _stacked_curvature(
 ) -> tuple[Floats, Floats]:
     """beta and energy of clients side by side; those that pad a client to `rows` rows are zeros and change neither."""
     factor = objective.curvature_factor
-    extended: Floats = padded_samples(clients, rows, "float64").astype(np.float64, copy=False)
+    extended = padded_samples(clients, rows)
     with np.errstate(over="ignore", invalid="ignore"):
         row_energy = np.einsum("kij,kij->ki", extended, extended)
         trace = row_energy.sum(axis=1)

@@ -23,9 +23,9 @@ SMALL_MODEL = 100_000
 """Below this many parameters threads wait for each other longer than they work."""
 
 
-def few_threads(size: int, small: int = SMALL_MODEL) -> AbstractContextManager[None]:
-    """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
-    return nullcontext() if size >= small or torch.get_num_threads() == 1 else one_thread()
+def few_threads(size: int) -> AbstractContextManager[None]:
+    """One thread for a small model, as many as there were for a large one."""
+    return nullcontext() if size >= SMALL_MODEL or torch.get_num_threads() == 1 else one_thread()
 
 
 @contextmanager

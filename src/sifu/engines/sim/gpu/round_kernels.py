@@ -1,7 +1,5 @@
 """Triton kernels of linear layers, and around the local steps: hand the model out, descend, clip, average, measure.
 
-Triton kernels for the linear layers behind the convolutions: forward, backward with a step of SGD, and scores.
-
 Slots and parameters are as in `sifu.engines.sim.gpu.convolution_kernels`.
 """
 
