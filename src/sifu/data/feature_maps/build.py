@@ -86,7 +86,9 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     """
     if features.kind == "module":
         module, source = module_of(features.module)
-        return feature_map("module", shape, module=module, norm=features.norm, source=source)
+        from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+
+        return NetworkFeatures(module, shape, norm=features.norm, source=source)
     options: dict[str, Any] = {"norm": features.norm}
     if features.kind not in ("none", "pretrained"):
         options["seed"] = features.seed

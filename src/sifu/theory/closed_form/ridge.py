@@ -2,11 +2,8 @@
 
     W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)),      lambda = r trace(G) / (2^2a (k + 1))
 
-(docs/theory.md, section 14.4). r is fixed, or the value of a fixed grid with the smallest
-generalised cross-validation score (Golub, Heath and Wahba 1979), which needs G, H, n and q of those who stay:
-
-    score(r) = (||T - Phi W||^2 / n) / (1 - sum_j s_j / (s_j + lambda) / n)^2,
-    ||T - Phi W||^2 = q - 2 tr(W'H) + tr(W'GW)     with s_j the eigenvalues of G, everything scaled.
+(docs/theory.md, section 14.4). r is fixed, or the value of a fixed grid with the smallest generalised cross-validation
+score (Golub, Heath and Wahba 1979), which needs G, H, n and q of those who stay.
 
 Every solve runs on one thread: the same statistics give the same bits on the same machine, and on any other a head that
 leaves a relative residual of at most 1e-9; how close two heads are depends on r (docs/theory.md, section 14.3).
