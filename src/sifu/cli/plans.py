@@ -21,6 +21,7 @@ from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import Plan, Way
+from sifu.plots.style import byte_size
 
 
 def _attacker(way: Way) -> str:
@@ -44,7 +45,7 @@ def print_ways(plan: Plan, everything: bool) -> None:
             way.method + (" *" if way.method == plan.terms.method else ""),
             level_text(way.level),
             _rounds(way),
-            "-" if way.bytes_sent is None else size_text(way.bytes_sent),
+            "-" if way.bytes_sent is None else byte_size(way.bytes_sent),
             "-" if way.seconds is None else seconds_text(way.seconds),
             _attacker(way),
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
@@ -85,18 +86,6 @@ def _rounds(way: Way) -> str:
         return "-" if way.rounds is None else f"about {number(way.rounds, 3)}"
     low, high = way.predicted_interval or (way.predicted_rounds,) * 2
     return f"{way.predicted_rounds}" + (f" ({low}-{high})" if high > low else "")
-
-
-def size_text(size: float) -> str:
-    """Bytes for people.
-
-    >>> size_text(5.2e6), size_text(900), size_text(2.5e9)
-    ('5.2 MB', '900 B', '2.5 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} B"
 
 
 def seconds_text(seconds: float) -> str:
@@ -352,7 +341,7 @@ def _print_training_ways(advice: Advice, everything: bool) -> None:
             "-" if way.training_seconds is None else seconds_text(way.training_seconds),
             rounds,
             "-" if way.request_seconds is None else seconds_text(way.request_seconds),
-            "-" if way.request_bytes is None else size_text(way.request_bytes),
+            "-" if way.request_bytes is None else byte_size(way.request_bytes),
         )
     out.print(shown)
     out.print(f"Accuracy {advice.measured_on}, the same for every way.", style="dim")

@@ -57,6 +57,11 @@ class FlowerRound:
         self._messenger, self.facts = messenger, facts
         self.participation_key = base_key(messenger.blueprint.seed, "participation")
 
+    def run(self, setup: RoundSetup) -> RoundResult:
+        """The whole round, by the steps of the class."""
+        steps: Any = self
+        return run_round(steps, setup)
+
     @property
     def layout(self) -> ModelLayout:
         """Names and shapes of the parameters."""
@@ -80,10 +85,6 @@ class FlowerRound:
 
 class OpenRound(FlowerRound):
     """A round of models that the server sees one by one."""
-
-    def run(self, setup: RoundSetup) -> RoundResult:
-        """The whole round."""
-        return run_round(self, setup)
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> list[Reply]:
         """What those answered whose node is there."""
@@ -155,10 +156,6 @@ class MaskedRound(FlowerRound):
     def least(self) -> int:
         """How many answers a round needs to count."""
         return max(super().least, LEAST_MASKED)
-
-    def run(self, setup: RoundSetup) -> RoundResult:
-        """The whole round."""
-        return run_round(self, setup)
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Prepared:
         """Let everybody train, who then says how many samples it has and whether its update fits the range."""
