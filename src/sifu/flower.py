@@ -18,12 +18,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from sifu.api.start_run import load_spec
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import RATE_KEYS
 from sifu.engines.flower.checkpoints_of_nodes import witness_mod
 from sifu.engines.flower.client import add_profile, client_app
 from sifu.errors import InputError
-from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.server.own_app import OwnOptions, make_own_server

@@ -8,14 +8,13 @@ from sifu.api.exported_models import load_model
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.safekeeping import Restoration, restore
-from sifu.api.start_run import find_runs, open_run, pending_requests, train
+from sifu.api.start_run import find_runs, load_spec, open_run, pending_requests, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep
-from sifu.run.spec_files import load_spec
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -115,8 +114,7 @@ class Run:
     @contextmanager
     def view(self) -> Iterator[RunView]:
         """The run at this instant; what was worked out is used again as long as nothing was written."""
-        files = [self.folder / name for name in (DATABASE, f"{DATABASE}-wal")]
-        stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in files]
+        stamps = [_stamp(self.folder / name) for name in (DATABASE, f"{DATABASE}-wal")]
         try:
             with self.snapshot() as reader:
                 view: RunView = self._memory.answer("view", (reader.value("head"), *stamps), lambda _: RunView(reader))
@@ -487,9 +485,10 @@ class Run:
             return purge(writer, verified)
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    """What the file system says of a file, if it is there."""
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file, if it is there."""
     try:
-        return path.stat()
+        stat = path.stat()
     except OSError:
         return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -60,17 +60,13 @@ def back_up(writer: RunWriter, file: Path) -> str:
             f"{writer.folder} has no {keys.KEY_FILE}, and a backup without it could not be continued: put the key back "
             "first, from an older backup for example"
         )
-    writer.record(
-        NewEvent(
-            BACKED_UP,
-            {
-                "backup": file.name,
-                "held_models": sorted(writer.models()),
-                "held_updates": sorted(writer.updates()),
-                "held_statistics": sorted(writer.statistics()),
-            },
-        )
-    )
+    content = {
+        "backup": file.name,
+        "held_models": sorted(writer.models()),
+        "held_updates": sorted(writer.updates()),
+        "held_statistics": sorted(writer.statistics()),
+    }
+    writer.record(NewEvent(BACKED_UP, content))
     write_backup(writer, file)
     return anchor_of(writer)
 
@@ -204,17 +200,16 @@ def _record_restoration(
             "branch": view.path.nodes[-1].branch,
             "requests": sorted(late),
         }
-        writer.record(
-            NewEvent(
-                RESTORED,
-                content,
-                dropped_models=dropped,
-                updates=[only_clients(staged, row, stay) for row, stay in staying if stay],
-                dropped_updates=sorted(row.file for row in touched),
-                dropped_statistics=statistics,
-                for_good=bool(dropped or touched or statistics),
-            )
+        restored = NewEvent(
+            RESTORED,
+            content,
+            dropped_models=dropped,
+            updates=[only_clients(staged, row, stay) for row, stay in staying if stay],
+            dropped_updates=sorted(row.file for row in touched),
+            dropped_statistics=statistics,
+            for_good=bool(dropped or touched or statistics),
         )
+        writer.record(restored)
         erase_salts(writer)
         return sorted(late), dropped, complete
 
@@ -296,18 +291,14 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
         raise InputError("the run has already used this key: make a new one")
     statement = canonical_json(keys.rotation_statement(writer.value("run"), old_hex, new_hex))
     keys.write_key(writer.folder / (keys.PENDING + new_hex), key, like_the_old=keys.is_encrypted(writer.folder))
+    content = {
+        "run": {"public_key": new_hex},
+        "old_key": old_hex,
+        "signature_by_old": old.sign(statement).hex(),
+        "signature_by_new": key.sign(statement).hex(),
+    }
     with uninterrupted():
-        writer.record(
-            NewEvent(
-                ROTATED,
-                {
-                    "run": {"public_key": new_hex},
-                    "old_key": old_hex,
-                    "signature_by_old": old.sign(statement).hex(),
-                    "signature_by_new": key.sign(statement).hex(),
-                },
-            )
-        )
+        writer.record(NewEvent(ROTATED, content))
         keys.finish_rotation(writer.folder, new_hex)
     return new_hex
 

@@ -1,9 +1,14 @@
-"""Ways into a run: train a new one, continue one, open one, or find all under some folders, and what waits in them."""
+"""Ways into a run: train a new one, continue one, open one, or find all under some folders, and what waits in them.
+
+A spec comes from a TOML file with overrides; what looks like a mistake in it, or in data, is warned of.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +35,13 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.data.dataset import sample_digest
 from sifu.data.table import is_frame
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
 from sifu.run.recorded_data import clients_again
 from sifu.run.regularities import Regularities
-from sifu.run.spec_files import load_spec, warn_of_data
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE
@@ -46,6 +50,7 @@ from sifu.store.reader import RunReader
 from sifu.store.unfinished import NewRun
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import BY_PARTICIPANTS
+from sifu.theory.participation import Participation
 from sifu.version import __version__
 
 
@@ -299,3 +304,70 @@ def overdue_of(run: str | Path) -> list[PendingRequest]:
         return [request for request in pending_of(run) if request.overdue]
     except (SifuError, OSError):
         return []
+
+
+LARGEST_SPEC_BYTES = 1 << 20
+LONGEST_OVERRIDE = 4000
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """The spec in the TOML file `path` with `overrides` (each `key=value`) on top, checked."""
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot read the spec {path}: it is not a regular file. Write one with: sifu init")
+        if path.stat().st_size > LARGEST_SPEC_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes; a spec has at most {LARGEST_SPEC_BYTES}")
+        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the spec {path}: {error.strerror}. Write one with: sifu init {path}") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    return Spec.from_mapping(with_overrides(mapping, overrides))
+
+
+def with_overrides(mapping: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`mapping` with each `section.key=value` set; values are TOML, or plain text where that fails."""
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in mapping.items()}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        parts = name.strip().split(".")
+        if not equals or not all(parts) or len(parts) > 2:
+            raise InputError(f"--set {override!r} is not understood: write section.key=value, e.g. local.rate=0.1")
+        if len(text) > LONGEST_OVERRIDE:
+            raise InputError(f"--set {name[:60]}: a value of {len(text)} characters is too long for a spec")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        target = result
+        if len(parts) == 2:
+            section = result.setdefault(parts[0], {})
+            if not isinstance(section, dict):
+                raise InputError(f"--set {override!r}: {parts[0]} is not a section of the spec")
+            target = section
+        target[parts[-1]] = value
+    return result
+
+
+def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:
+    """Warn of what someone would want to know before training; the command line prints each as a sentence."""
+    sentences = []
+    participation = Participation.parse(spec.server.participation)
+    if participation.kind == "fixed" and participation.count > len(clients):
+        sentences.append(
+            f"server.participation = {spec.server.participation!r}, but there are {len(clients)} clients: all of them "
+            'take part in every round. Write "all", which can be proven'
+        )
+    empty = [client.name for client in clients if not np.any(client.x)]
+    if len(empty) == len(clients):
+        sentences.append("every feature of every client is 0: there is nothing to learn from. Check how they were made")
+    elif empty:
+        sentences.append(f"all features of {len(empty)} of {len(clients)} clients are 0, the first is {empty[0]!r}")
+    labels = [np.asarray(client.y) for client in clients]
+    if all(y.dtype.kind in "biu" and y.ndim == 1 for y in labels):
+        seen = {int(label) for y in labels for label in (y.min(), y.max())}
+        if len(seen) == 1:
+            sentences.append(f"all labels are the same class, {seen.pop()}: there is nothing to tell apart")
+    for sentence in sentences:
+        warnings.warn(sentence, SifuWarning, stacklevel=3)

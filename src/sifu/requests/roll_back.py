@@ -64,21 +64,20 @@ class RollBack:
         networks = self.erased_models & set(self.writer.group_models()) if self.view.spec.is_tuned else set()
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
         statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
-        self.writer.record(
-            NewEvent(
-                "rolled back",
-                self._payload(),
-                rows=rows,
-                models=models,
-                dropped_models=sorted(self.erased_models),
-                updates=updates,
-                dropped_updates=self.erased_updates.dropped,
-                statistics=statistics,
-                dropped_statistics=dropped_statistics,
-                evaluations=evaluations,
-                for_good=self.plan.terms.retention == "strict",
-            )
+        rolled_back = NewEvent(
+            "rolled back",
+            self._payload(),
+            rows=rows,
+            models=models,
+            dropped_models=sorted(self.erased_models),
+            updates=updates,
+            dropped_updates=self.erased_updates.dropped,
+            statistics=statistics,
+            dropped_statistics=dropped_statistics,
+            evaluations=evaluations,
+            for_good=self.plan.terms.retention == "strict",
         )
+        self.writer.record(rolled_back)
         remove_standing(self.writer.folder)
 
     def _rows(self) -> NewRows:

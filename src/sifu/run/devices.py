@@ -63,19 +63,15 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     if device == "cpu":
         return engine
     missing = why_no_gpu()
+    if device == "cuda" and missing is not None:
+        raise InputError(f"--device cuda cannot be used here: {missing}")
     if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; features gain, where it is asked for
-        if device == "cuda" and missing is not None:
-            raise InputError(f"--device cuda cannot be used here: {missing}")
         if device == "cuda" and spec.is_tuned:
             return cast("TunedFederation", engine).on(GPU, precision)
         if device == "cuda":
             cast("ClosedFormFederation", engine).compute_features_on(GPU)
         return engine
-    if missing is not None:
-        if device == "cuda":
-            raise InputError(f"--device cuda cannot be used here: {missing}")
-        return engine
-    if device == "auto" and not _worth_a_gpu(engine, clients):
+    if missing is not None or (device == "auto" and not _worth_a_gpu(engine, clients)):
         return engine
     try:
         return _lane(engine, clients, spec, precision)

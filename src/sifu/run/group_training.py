@@ -200,11 +200,6 @@ def record_first_merge(writer: RunWriter, view: RunView) -> None:
     node = 1 + max(writer.nodes_by_number())
     fresh = writer.load_model(view.rows[0].node.node).astype(np.float64)
     row, taken_part = merge_rows(view, merged, node, 0, rounds, 0, norm(merged.model.astype(np.float64) - fresh))
-    writer.record(
-        NewEvent(
-            "merged",
-            {"run": {"tip": str(node)}, "merges": merged.rows(node)},
-            rows=NewRows(nodes=[row], participation=taken_part),
-            models=[NewModel(node, merged.model, kept=True, psi_max=LARGEST_PSI)],
-        )
-    )
+    payload = {"run": {"tip": str(node)}, "merges": merged.rows(node)}
+    rows, model = NewRows([row], taken_part), NewModel(node, merged.model, kept=True, psi_max=LARGEST_PSI)
+    writer.record(NewEvent("merged", payload, rows=rows, models=[model]))

@@ -333,21 +333,19 @@ class RecordedTraining:
             # r is chosen from the data and sealed; lambda follows from it and the sum.
             payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
-        with uninterrupted():
-            self.writer.record(
-                NewEvent(
-                    "rounds" if pending.nodes else "evaluation",
-                    payload,
-                    rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
-                    models=[models[node] for node in sorted(models)],
-                    dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
-                    updates=pending.updates,
-                    statistics=pending.statistics,
-                    dropped_statistics=pending.dropped_statistics,
-                    evaluations=pending.evaluations,
-                )
-            )
-            self._committed = time.monotonic()
+        rounds = NewEvent(
+            "rounds" if pending.nodes else "evaluation",
+            payload,
+            rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
+            models=[models[node] for node in sorted(models)],
+            dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
+            updates=pending.updates,
+            statistics=pending.statistics,
+            dropped_statistics=pending.dropped_statistics,
+            evaluations=pending.evaluations,
+        )
+        self.writer.record(rounds)
+        self._committed = time.monotonic()
 
 
 def _largest(psi: Floats) -> float:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sifu.api.start_run import check_same_spec, create_run, open_run
+from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Position
 from sifu.core.identity import Admitted, plain
@@ -35,7 +35,6 @@ from sifu.requests.worker import Tell
 from sifu.run.clients_and_engine import FLOWER, preprocessing_of
 from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
-from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress
 from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from sifu.api.run import Run
-from sifu.api.start_run import check_same_spec, create_run, open_run
+from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
@@ -35,7 +35,6 @@ from sifu.requests.letters import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
 from sifu.run.clients_and_engine import LOOP, preprocessing_of
 from sifu.run.run_view import RunView
-from sifu.run.spec_files import load_spec
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store import keys
 from sifu.store.database import DATABASE
