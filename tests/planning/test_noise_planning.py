@@ -19,8 +19,8 @@ from sifu.core.spec import Spec
 from sifu.planning.budgets import influence
 from sifu.planning.forecast import Forecast, Prediction
 from sifu.planning.noise_choice import SIGMA_LADDER, on_ladder
-from sifu.run.everyones_psi import track_everyone
 from sifu.run.run_view import RunView
+from sifu.run.training import track_everyone
 from sifu.theory.rollback import is_allowed
 
 SPEC = small_spec(

@@ -15,7 +15,7 @@ import independent_verifier
 import sifu
 from run_tools import query
 from sifu.data import ClientData
-from sifu.run import everyones_psi, run_view
+from sifu.run import run_view, training
 from sifu.store.reader import RunReader
 from sifu.store.remainders import chain_of, plain_name
 
@@ -43,7 +43,7 @@ def names_taken_apart() -> Iterator[None]:
     def alone(reader: RunReader, client: int) -> tuple[int, ...]:
         return (client,)
 
-    with mock.patch.object(run_view, "chain_of", alone), mock.patch.object(everyones_psi, "chain_of", alone):
+    with mock.patch.object(run_view, "chain_of", alone), mock.patch.object(training, "chain_of", alone):
         yield
 
 

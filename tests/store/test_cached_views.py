@@ -12,8 +12,8 @@ import pytest
 import sifu
 from run_tools import copy_run
 from sifu.errors import RunDamagedError
-from sifu.run.everyones_psi import track_everyone
 from sifu.run.run_view import RunView
+from sifu.run.training import track_everyone
 from sifu.store.reader import RunReader
 
 

@@ -22,9 +22,9 @@ from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import Approvals, approvals_of, deadline_of, is_overdue, unapproved
 from sifu.requests.outcome import Cost, cost_of
-from sifu.run.everyones_psi import track_everyone, with_earlier_names
 from sifu.run.group_state import has_groups, members_now, models_at_hand
 from sifu.run.run_view import ACTIVE, RunView
+from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import current_time
 from sifu.store.inbox import letters

@@ -12,8 +12,8 @@ from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
-from sifu.run.everyones_psi import track_everyone
 from sifu.run.run_view import RunView
+from sifu.run.training import track_everyone
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader

@@ -13,10 +13,10 @@ from sifu.methods.base import Start
 from sifu.planning.plan import Plan
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
 from sifu.requests.erasure import statistics_to_erase, write_sum_left
-from sifu.run.everyones_psi import track_everyone
 from sifu.run.group_state import merge_rows
 from sifu.run.group_training import LARGEST_PSI
 from sifu.run.run_view import RunView, evaluation_row
+from sifu.run.training import track_everyone
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow

@@ -344,6 +344,6 @@ class RunConnection:
 
     @property
     def trackers(self) -> dict[int, Any]:
-        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.everyones_psi`)."""
+        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.training`)."""
         trackers: dict[int, Any] = self.memory.answer("trackers", self._known_as(), lambda _: {})
         return trackers

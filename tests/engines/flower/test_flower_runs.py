@@ -24,10 +24,9 @@ from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.requests.letters import sign_request
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.run.everyones_psi import track_everyone
 from sifu.run.rehearsal import HEALED, REHEARSED
 from sifu.run.run_view import RunView
-from sifu.run.training import Progress
+from sifu.run.training import Progress, track_everyone
 from sifu.server import flower_app as flower_server
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.store.writer import RunWriter
