@@ -25,7 +25,7 @@ def gains(seed: int, runs: int, folder: Path) -> list[float]:
     scratch, ratios = 0, []
     for number in range(runs):
         copy = shutil.copytree(trained.folder, folder / "copy")
-        run = sifu.Run(copy, lambda spec: trained.engine())
+        run = sifu.open_run(copy, engine=trained.engine())
         outcomes = []
         for clients in REQUESTS:
             outcomes += run.forget(clients, compare_scratch=number == 0)
