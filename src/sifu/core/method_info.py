@@ -9,6 +9,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from sifu.choices import Level
@@ -101,50 +102,32 @@ class MethodInfo:
     starts_from: StartsFrom
 
 
+_noised = partial(MethodInfo, certifies=True, protection="noise")
+_heuristic = partial(MethodInfo, certifies=False, protection="nothing")
 METHOD_INFOS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
-        MethodInfo(
-            "sifu",
-            "roll back to the last model within the budget, add calibrated noise, retrain",
-            certifies=True,
-            protection="noise",
-            starts_from="rule",
+        _noised(
+            "sifu", "roll back to the last model within the budget, add calibrated noise, retrain", starts_from="rule"
         ),
-        MethodInfo(
-            "scratch",
-            "train a fresh model without the client: exact, and the slowest",
-            certifies=True,
-            protection="noise",
-            starts_from="fresh",
-        ),
-        MethodInfo(
+        _noised("scratch", "train a fresh model without the client: exact, and the slowest", starts_from="fresh"),
+        _noised(
             "closed_form",
             "take the client out of the sum a ridge head is solved from, solve again: exact, no rounds or one",
-            certifies=True,
-            protection="noise",
             starts_from="fresh",
         ),
-        MethodInfo(
+        _noised(
             "groups",
             "merge the groups that never held the client, go on with everyone who stays: exact",
-            certifies=True,
-            protection="noise",
             starts_from="merge",
         ),
-        MethodInfo(
+        _heuristic(
             "fine_tuning",
             "go on from the current model without the client: fast, proves nothing",
-            certifies=False,
-            protection="nothing",
             starts_from="current",
         ),
-        MethodInfo(
-            "last",
-            "add the noise that the current model needs, without going back, retrain",
-            certifies=True,
-            protection="noise",
-            starts_from="current",
+        _noised(
+            "last", "add the noise that the current model needs, without going back, retrain", starts_from="current"
         ),
         MethodInfo(
             "dp",
@@ -153,25 +136,19 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             protection="training noise",
             starts_from="current",
         ),
-        MethodInfo(
+        _heuristic(
             "fed_eraser",
             "replay the kept rounds without the client, calibrated by a few local steps; proves nothing",
-            certifies=False,
-            protection="nothing",
             starts_from="initial",
         ),
-        MethodInfo(
+        _heuristic(
             "fed_accum",
             "add the kept updates of the others up again from the initial model; proves nothing",
-            certifies=False,
-            protection="nothing",
             starts_from="initial",
         ),
-        MethodInfo(
+        _noised(
             "noisy_scratch",
             "a fresh model plus sifu's noise, without the client: exact, a control",
-            certifies=True,
-            protection="noise",
             starts_from="fresh",
         ),
     )
