@@ -157,11 +157,6 @@ certificate = typer.Typer(
 )
 
 
-@certificate.callback()
-def _group() -> None:
-    """Certificates."""
-
-
 @certificate.command("show")
 def show_certificate(
     run: RunArgument,
