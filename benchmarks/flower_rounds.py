@@ -76,15 +76,10 @@ class Problem:
         self.clients = tuple(ClientProfile(f"client-{k}", int(n), 1) for k, n in enumerate(self.samples))
         self.replies = [self._reply(random, int(n)) for n in self.samples]
         self.setup = RoundSetup(self.start, PLACE, np.arange(clients))
-        design = SimpleNamespace(seed=1, replies=ReplyRules(), clipping=None, rounding=None)
-        messenger = SimpleNamespace(
-            layout=self.layout,
-            clients=self.clients,
-            samples=self.samples,
-            blueprint=design,
-            left_out=(),
-            patience=Patience(),
+        design = SimpleNamespace(
+            seed=1, layout=self.layout, clients=self.clients, replies=ReplyRules(), clipping=None, rounding=None
         )
+        messenger = SimpleNamespace(samples=self.samples, blueprint=design, left_out=(), patience=Patience())
         self.steps = OpenRound(messenger, SimpleNamespace(server_rate=1.0))  # type: ignore[arg-type]
 
     def _reply(self, random: np.random.Generator, samples: int) -> RecordDict:
