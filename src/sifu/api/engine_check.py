@@ -154,7 +154,6 @@ MEANING = {
 
 
 def check_continues(
-    folder: Path,
     reader: RunReader,
     engine: Engine,
     newcomers: bool = False,
@@ -173,7 +172,7 @@ def check_continues(
     others = ("outside", "rounding_bounded", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
     recorded_facts = reader.facts | ({} if local_rate is None else {"local_rate": local_rate})
-    _check_facts(folder, recorded_facts, facts, names)
+    _check_facts(reader.folder, recorded_facts, facts, names)
     layout = reader.layout
     if layout != engine.layout:
         raise InputError(
@@ -195,23 +194,22 @@ def check_continues(
         if client not in skipped and not _same_client(a, b)
     }
     if sample_digests is None:
-        _check_nothing_is_recorded(folder, reader)
+        _check_nothing_is_recorded(reader)
     else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
-        unusable |= _other_samples(folder, reader, sample_digests, {*without, *unusable, *absent})
+        unusable |= _other_samples(reader, sample_digests, {*without, *unusable, *absent})
     if unusable:
         return unusable
     # A CPU does better than the GPU that a run was begun on.
     if not (reader.facts.get("engine") in (BY_LARGEST_CLIENT, ON_A_GPU) and facts.engine == BY_PARTICIPANTS):
-        _check_facts(folder, reader.facts, facts, ["engine"])
+        _check_facts(reader.folder, reader.facts, facts, ["engine"])
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
-        _check_facts(folder, reader.facts, facts, ["rounding_bounded"])
+        _check_facts(reader.folder, reader.facts, facts, ["rounding_bounded"])
     return unusable
 
 
 def check_remainder(
-    folder: Path,
     reader: RunReader,
     engine: Engine,
     remainder: Remainder,
@@ -237,26 +235,26 @@ def check_remainder(
             "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
-    unusable = check_continues(folder, reader, engine, newcomers=True, sample_digests=sample_digests, absent=absent)
+    unusable = check_continues(reader, engine, newcomers=True, sample_digests=sample_digests, absent=absent)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
     return unusable
 
 
-def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
+def _check_nothing_is_recorded(reader: RunReader) -> None:
     """Refuse an engine that does not show its clients' samples where the run knows whose they are."""
     gone = outlived(reader)
     recorded = [client for client in recorded_digests(reader) if client not in gone]
     if recorded:
         raise InputError(
-            f"{folder} was made with samples that it can tell from others, and this engine does not show those of its "
-            f"clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., or give the "
-            "engine an attribute sample_digests (sifu.data.dataset)"
+            f"{reader.folder} was made with samples that it can tell from others, and this engine does not show "
+            f"those of its clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., "
+            "or give the engine an attribute sample_digests (sifu.data.dataset)"
         )
 
 
-def _other_samples(folder: Path, reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
+def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
     """Who has other samples than the run was made with, or the same ones in another order; not of who is forgotten."""
-    clients, salts, gone = reader.clients(), read_salts(folder), outlived(reader) | without
+    clients, salts, gone = reader.clients(), read_salts(reader.folder), outlived(reader) | without
     unusable = {}
     for client, recorded in recorded_digests(reader).items():
         if client in gone:
@@ -265,7 +263,7 @@ def _other_samples(folder: Path, reader: RunReader, digests: Sequence[str], with
         if client not in salts:
             check_record(reader)  # forgotten clients have no salt, so report a tampered record first
             unusable[client] = (
-                f"{folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
+                f"{reader.folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
                 f"compared with those the run was made with: {WITHOUT_SALTS}"
             )
         elif salted_sample_digest(salts[client], digests[client]) != recorded:

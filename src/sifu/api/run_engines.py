@@ -72,7 +72,7 @@ class RunEngines:
         with self._open_reader() as reader:
             if self.engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
-                check = partial(check_continues, reader.folder, reader, newcomers=newcomers)
+                check = partial(check_continues, reader, newcomers=newcomers)
                 built = self._usable(reader, check, leaving, newcomers=self.newcomers)
                 use_trunks_of_head(built[0], reader)
                 check_repeats(built[0])
@@ -191,7 +191,7 @@ class RunEngines:
         if self._prepared is not None and self._prepared[0] == remainder:
             return
         self._prepared = None
-        check = partial(check_remainder, reader.folder, reader, remainder=remainder)
+        check = partial(check_remainder, reader, remainder=remainder)
         self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
     def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
@@ -203,7 +203,7 @@ class RunEngines:
                     f"the automatic rate of those who stay is {rate:.6g}, and the engine that was handed over keeps "
                     f"{engine.facts.local_rate:.6g}: open the run with its clients' data instead"
                 )
-            return check_continues(reader.folder, reader, engine, local_rate=rate, **others)
+            return check_continues(reader, engine, local_rate=rate, **others)
 
         leaving = {reader.clients()[client].name for client in gone}
         built = self._usable(reader, check, leaving, rate=rate, gone=gone)
