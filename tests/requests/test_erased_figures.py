@@ -18,7 +18,7 @@ import independent_verifier
 import sifu
 from folder_values import places_that_differ
 from forged_runs import execute, rebuild_chain
-from guessing import GONE, ROUNDS, ROW, TRUTH, confirmed, federation, guess, in_bytes, is_random
+from guessing import GONE, RIDGE, ROUNDS, ROW, TRUTH, confirmed, federation, guess, in_bytes, is_random
 from run_tools import copy_run, query
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError, VerificationError
@@ -205,6 +205,26 @@ def test_it_is_refused_where_it_cannot_be_whole(
     assert query(run.folder, "SELECT COUNT(*) FROM events") == before
 
 
+def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
+    """Where every request was exact, certificates go on being recomputed, also at the operator's wish."""
+    for number, (spec, terms) in enumerate(((RIDGE, {}), (ROUNDS, {"method": "scratch"}))):
+        run = sifu.train(spec, run=tmp_path / f"{number}", clients=federation(TRUTH))
+        run.forget([f"c{GONE}"], "gone", retention="strict", **terms)
+        assert run.purge(figures=True).figures == COUNTS
+        assert run.verify().not_recomputed == {}
+        assert run.certificate("gone", "auditor").body["level"] == "exact"
+        assert problems(run) == []
+
+
+def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
+    """As on Flower, where the server continues with it."""
+    spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
+    first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
+    request = {"level": "proven", "method": "sifu"}
+    assert erased_figures.keeps_figures(first, [request], ["spec"], at_wish=True) == ""
+    assert "reported" in erased_figures.keeps_figures(first, [request], ["reported"], at_wish=True)
+
+
 def test_an_automatic_rate_that_others_set_stays(tmp_path: Path) -> None:
     spec = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
     runs = [noised(tmp_path / f"{number}", federation(number, 0), spec, sigma=0.5) for number in (7, TRUTH)]
@@ -345,6 +365,9 @@ def test_commands_that_show_a_run_go_on(erased: sifu.Run, cli: Any) -> None:
     for command in (["status"], ["report"], ["requests", "list"], ["certificate", "show"], ["verify"]):
         answer = cli(*command, erased.folder, *(["gone"] if "certificate" in command else []))
         assert answer.code == 0, answer.err
+    page = (erased.folder / "report" / "index.html").read_text()
+    assert "these certificates can be checked by their signatures alone" in page
+    assert "Nothing here has to be taken on trust" not in page
     assert cli("verify", erased.folder, "--format", "json").json["not_recomputed"].keys() == {"gone"}
     audited = cli("audit", erased.folder, "--request", "gone")
     assert audited.code != 0
