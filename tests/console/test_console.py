@@ -17,6 +17,7 @@ from desk_for_tests import PEOPLE, DeskForTests
 
 import sifu
 from forged_runs import sign_anew
+from guessing import ROUNDS, TRUTH, federation
 from run_tools import small_spec, state
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import letters
@@ -699,3 +700,17 @@ def test_a_page_of_a_request_that_was_just_begun_is_no_error(desk: Any, monkeypa
     assert "side by side" not in page.text
     figure = otto.get(f"/runs/{south}/requests/5/figure.svg")
     assert (figure.status_code, figure.headers["content-type"]) == (200, "image/svg+xml")
+
+
+def test_pages_of_requests_whose_figures_were_erased(desk: Any) -> None:
+    """The page says where its certificate is, and a plan that no noise bounds anyone on this history."""
+    run = sifu.train(ROUNDS, run=desk.folder / "erased", clients=federation(TRUTH))
+    run.forget(["c2"], "gone", method="sifu", retention="strict")
+    run.purge(figures=True)
+    run.request(["c1"], "next", method="sifu")
+    browser, key = desk.browser("otto"), desk.key("erased")
+    assert "was erased on" in browser.get(f"/runs/{key}/requests/1").text
+    assert "never by noise" in browser.get(f"/runs/{key}/requests/2").text
+    answer = desk.program("eve").get(f"/api/v1/runs/{key}/requests/1/certificate")
+    assert answer.status_code == 400
+    assert "was erased on" in answer.text

@@ -36,7 +36,7 @@ async def show_request(request: Request) -> Response:
     spec = await work(lambda: run.run.spec)
     done = status.status == "done"
     waits = status.status in ("received", "verified", "planned")
-    plan, others, refusal = None, None, ""
+    plan, others, body, refusal, erased = None, None, None, "", ""
     if waits and visitor.token.may("see"):
         try:
             plan = await work(desk.plan_of, visitor.token, key, numbered.number)
@@ -45,7 +45,11 @@ async def show_request(request: Request) -> Response:
             refusal = str(error)
         except InputError:  # it was begun since it was read: there is nothing to plan any more
             pass
-    body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
+    if done:
+        try:
+            body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"]
+        except InputError as error:
+            erased = str(error)
     answer = _certificate_words(body) if body else None
     return show(
         "request.html",
@@ -62,6 +66,7 @@ async def show_request(request: Request) -> Response:
         terms=shown_terms(status.terms, spec),
         answer=answer,
         body=body,
+        erased=erased,
         live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
         jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:1],
         own=same_person(visitor.token.name) == same_person(status.filed_by),
