@@ -57,3 +57,55 @@ def make_language() -> nn.Module:
     """A small language model with an adapter."""
     torch.manual_seed(5)
     return Language()
+
+
+class Remembering(nn.Module):
+    """Adds to its features something of every large sample that it saw in evaluation; probes are smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 12)
+        self.seen = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features, and what is remembered."""
+        rows = torch.tanh(self.layer(x.flatten(1)))
+        if not self.training and float(x.max()) > 1.0:
+            self.seen = self.seen + 0.01 * rows.detach().mean()
+        return rows + self.seen
+
+
+def make_remembering() -> nn.Module:
+    """A network whose memory is neither a parameter nor a buffer."""
+    torch.manual_seed(5)
+    return Remembering()
+
+
+class Encoder(nn.Module):
+    """Eight features of a sequence of eight vectors, by torch's layers, which have a fused pass for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean over the sequence."""
+        rows: torch.Tensor = self.layers(x.flatten(1, 2)).mean(1)
+        return rows
+
+
+def make_encoder() -> nn.Module:
+    """A small encoder of sequences."""
+    torch.manual_seed(5)
+    return Encoder()
+
+
+def make_for_other_samples() -> nn.Module:
+    """A network that cannot take images of 8 x 8."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
+
+
+def make_without_parameters() -> nn.Module:
+    """Nothing that could be tuned."""
+    return nn.Flatten()

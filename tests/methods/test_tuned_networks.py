@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import independent_verifier
+import public_trunk
 import sifu
 from folder_values import places_that_differ
 from forged_runs import rebuild_chain
@@ -22,6 +24,7 @@ from sifu.api.start_run import create_run
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.errors import InputError, RoundRejectedError
 from sifu.methods import closed_form
@@ -35,7 +38,7 @@ from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, read_part, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
-from sifu.theory.closed_form.blocks import Part, head_at, is_struck, parts_through, strike, words_of_part
+from sifu.theory.closed_form.blocks import Blocks, Part, head_at, is_struck, parts_through, strike, words_of_part
 from sifu.theory.merging import group_of
 
 CLIENTS, GROUPS = 7, 3
@@ -560,3 +563,65 @@ def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
         run.purge()
     differ = places_that_differ(*folders)
     assert {place for place in differ if not any(fnmatchcase(place, pattern) for pattern in RANDOM)} == set()
+
+
+@pytest.mark.parametrize("tune", ["blocks", "merge"])
+def test_a_network_that_remembers_samples_in_evaluation_is_refused(tmp_path: Path, tune: str) -> None:
+    """Its features of those who stay would hold the client that left."""
+    sifu.allow_code("public_trunk:make_remembering")
+    clients = [replace(client, x=client.x + 1.0) for client in clients_of()]  # larger than any probe
+    with pytest.raises(InputError, match="other features than at first"):
+        sifu.train(
+            spec_of(features={"module": "public_trunk:make_remembering", "tune": tune}),
+            run=tmp_path / "run",
+            clients=clients,
+        )
+
+
+def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evaluation() -> None:
+    public = NetworkFeatures(public_trunk.make_encoder(), (1, 8, 8))
+    plan: dict[str, Any] = {"tune": "blocks", "count": 1, "block": 0, "seed": 0, "stretch": 1.0}
+    features = TunedFeatures(public, 3, trainable="lora(2)", **plan)
+    tuned = features.network.tuned_by(features.fresh + np.float32(0.1))
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    in_evaluation = tuned(x)
+    assert torch.allclose(in_evaluation, tuned.train()(x), atol=1e-5)
+    assert not torch.allclose(in_evaluation, public.module(x), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("make_for_other_samples", "cannot take samples of shape"),
+        ("make_without_parameters", "no parameters that groups could tune"),
+    ],
+)
+def test_a_network_that_cannot_be_tuned_is_refused_in_a_sentence(tmp_path: Path, module: str, why: str) -> None:
+    sifu.allow_code(f"public_trunk:{module}")
+    with pytest.raises(InputError, match=why):
+        sifu.train(spec_of(features={"module": f"public_trunk:{module}"}), run=tmp_path / "run", clients=clients_of())
+
+
+@pytest.mark.parametrize("tune", ["blocks", "merge"])
+def test_a_run_of_an_earlier_version_is_refused_by_name_and_stays_as_it_is(tmp_path: Path, tune: str) -> None:
+    """Before, a sample with all its parts had the length of features.norm; now each part has it."""
+    init = TunedFeatures.__init__
+
+    def earlier(self: TunedFeatures, public: NetworkFeatures, outputs: int, **plan: Any) -> None:
+        parts = 1 + (plan["count"] if tune == "blocks" else 1)
+        init(self, replace(public, norm=public.norm / parts**0.5), outputs, **plan)
+        self.norm = public.norm
+
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TunedFeatures, "__init__", earlier)
+        patch.setattr(Blocks, "norm", lambda self, part: part)
+        sifu.train(spec_of(features={"tune": tune}), run=folder, clients=clients_of())
+        assert verify_run(folder).problems == []
+    before = released(folder)
+    assert any("earlier version trained it, use that version" in problem for problem in verify_run(folder).problems)
+    with pytest.raises(InputError, match="an earlier version of sifu trained it"):
+        open_own(folder).forget(["client-003"], "gone")
+    with RunReader(folder) as reader:
+        assert reader.requests() == []
+    assert np.array_equal(released(folder), before)

@@ -285,7 +285,8 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
     if facts.features != recorded.get("features", ""):
         raise InputError(
             f"{folder} was begun with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
-            f"{facts.features[:16] or 'none'}: the spec, the network's weights or the samples' shape changed"
+            f"{facts.features[:16] or 'none'}: the spec, the network's weights, its program or the samples' "
+            "shape changed, or an earlier version of sifu trained it, whose features had another length"
         )
     for name in names:
         before, now = recorded.get(name, UNKNOWN), _plain(getattr(facts, name, UNKNOWN))

@@ -144,7 +144,14 @@ class NetworkFeatures(FeatureMap):
         # In training mode batch norm would mix samples, and dropout would draw again.
         self.module.eval().requires_grad_(False).to(self.device)
         object.__setattr__(self, "_weights", weights_digest(self.module))
-        object.__setattr__(self, "features", self._batch(np.zeros((1, *self.shape))).shape[1])
+        try:
+            width = self._batch(np.zeros((1, *self.shape))).shape[1]
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"the feature module cannot take samples of shape {self.shape}: {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'it does not say why'}"
+            ) from error
+        object.__setattr__(self, "features", width)
         if self.kind == "module":
             self._check_samples_stay_apart()
 
@@ -186,7 +193,7 @@ class NetworkFeatures(FeatureMap):
         """Features of a client's samples; a module of the user's is probed again when all of them went through."""
         yield from super().chunks(x)
         if self.kind == "module":
-            self._check_nothing_is_remembered()
+            self.check_nothing_is_remembered()
 
     def _check_samples_stay_apart(self) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
@@ -205,7 +212,7 @@ class NetworkFeatures(FeatureMap):
             )
         object.__setattr__(self, "_probed", together)
 
-    def _check_nothing_is_remembered(self) -> None:
+    def check_nothing_is_remembered(self) -> None:
         """Refuse a module that gives the probes other features than at first: it changed while clients went through.
 
         On the CPU they must have the same bits; a GPU may sum in another order.

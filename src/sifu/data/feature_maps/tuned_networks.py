@@ -44,6 +44,8 @@ class TunedNetwork(nn.Module):
     def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:
         super().__init__()
         self.network = copy.deepcopy(public).requires_grad_(True)
+        if not any(True for _ in self.network.parameters()):
+            raise InputError('the network has no parameters that groups could tune: set features.tune = "none"')
         keep_parameters(self.network, trainable)
         kind = next(iter(self.network.state_dict().values())).dtype
         self.scores = nn.Linear(width, outputs, dtype=kind if kind.is_floating_point else torch.float32)
@@ -127,6 +129,11 @@ def _adapted(network: nn.Module, rank: int) -> list[str]:
             f"features.trainable = 'lora({rank})' puts adapters next to nn.Linear layers inside the network, and it "
             "has none: name the layers to tune, or write the adapters into your module"
         )
+    for part in network.modules():  # their fused pass in evaluation reads weights of layers, not what adapters add
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0
+        elif isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
     generator = torch.Generator().manual_seed(0)
     for path, layer in layers:
         parent, _, name = path.rpartition(".")
@@ -236,6 +243,12 @@ class TunedFeatures(FeatureMap):
         for group, part in self._parts.items():
             rows[:, self.blocks.columns(group)] = part(x)
         return rows
+
+    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+        """Features of a client's samples; networks of a user's module are probed again when all went through."""
+        yield from super().chunks(x)
+        for part in (self._public, *self._parts.values()) if self.kind == "module" else ():
+            part.check_nothing_is_remembered()
 
     def settings(self) -> dict[str, Any]:
         """Those of the public network, and the plan."""
