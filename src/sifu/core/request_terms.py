@@ -144,8 +144,9 @@ class RequestTerms:
         return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON; `sigma` is a text."""
-        return asdict(self) | {"clients": list(self.clients), "sigma": str(self.sigma), "records": list(self.records)}
+        """As plain values, ready for JSON; `sigma` is a text, which is the same for 1 and 1.0."""
+        sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
+        return asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
 
     def digest(self, request: str) -> str:
         """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id."""

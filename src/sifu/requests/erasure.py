@@ -306,7 +306,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     else:
         yield (
             "numbers of samples, clients, rounds and kept models in run.db and certificates",
-            "certificates are recomputed from them; a guess that would have led to other numbers can be ruled out",
+            "the history is made of them; a guess that would have led to other numbers can be ruled out",
         )
     measured = len(erased_by_next_purge(reader.events()))
     if measured:

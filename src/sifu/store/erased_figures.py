@@ -38,7 +38,7 @@ FIGURES_ERASED = "figures_erased"
 """The key of a purge's payload that says whether it erased them."""
 
 
-BY_NOISE = ("sifu", "last", "scratch")
+ERASABLE = ("sifu", "last", "scratch")
 """Methods whose figures can go at the operator's wish."""
 WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", PURGED)
 """Kinds of events that say something of the figures of requests."""
@@ -79,8 +79,8 @@ def keeps_figures(
         spec = first["run"]["spec"]
         if spec["model"]["kind"] == RIDGE or spec.get("groups", {}).get("count", 0):
             return "it has a head in closed form or groups, whose models and sums are told by them"
-        if any(request.get("level") in (None, "none") or request["method"] not in BY_NOISE for request in requests):
-            return f"a request was carried out without a promise, or by another method than {', '.join(BY_NOISE)}"
+        if any(request.get("level") in (None, "none") or request["method"] not in ERASABLE for request in requests):
+            return f"a request was carried out without a promise, or by another method than {', '.join(ERASABLE)}"
     elif any(request.get("level") != "exact" or request["method"] not in STARTS_AFRESH for request in requests):
         return "certificates of requests that are not exact, or that started from a trained model, rest on them"
     return ""
