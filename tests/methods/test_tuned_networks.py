@@ -517,11 +517,12 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
     check(restored)
 
 
-@pytest.mark.parametrize("tune", ["blocks", "merge"])
+@pytest.mark.parametrize(("tune", "batch"), [("blocks", 0), ("blocks", 3), ("merge", 3)])
 def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_network(
-    tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tune: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(features={"tune": tune})
+    """Mini-batches of those who stay are drawn for the numbers that they had with the client."""
+    spec = spec_of(features={"tune": tune}, local={"batch": batch})
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     run.forget(["client-003"], "gone")
     report = sifu.audit_run(run)

@@ -270,8 +270,11 @@ def known_outputs(spec: Spec) -> int:
     return CLASSES.get(spec.data.name, 0)
 
 
-def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
-    """The engine of a head in closed form, and the spec with the one round it takes."""
+def closed_form_engine(spec: Spec, clients: Any, numbers: Sequence[int] | None = None) -> tuple[Engine, Spec]:
+    """The engine of a head in closed form, and the spec with the one round it takes.
+
+    `numbers` are those that mini-batches of clients are drawn for where groups tune a network.
+    """
     from sifu.data.feature_maps import fixed_point
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
@@ -303,8 +306,8 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
         from sifu.engines.sim.tuned_engine import TunedFederation
 
         tuned: Any = features
-        local = local_training(spec, float(spec.local.rate))
-        engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, local, spec.seed, **facts)
+        plan = local_training(spec, float(spec.local.rate)), spec.seed
+        engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, *plan, numbers=numbers, **facts)
     else:
         engine = ClosedFormFederation(clients, features, targets, fixed, relative, **facts)
     return engine, solved_once(spec, "clients")
@@ -343,7 +346,7 @@ def engine_from_spec(
             f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
         )
     if spec.model.kind == RIDGE:
-        return closed_form_engine(spec, clients)
+        return closed_form_engine(spec, clients, numbers)
     clients = with_features(spec, clients)
     from_labels = False
     if model is None:
