@@ -540,6 +540,15 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
     assert any("another model comes out" in sentence for sentence in report.contradictions)
 
 
+def test_a_purged_run_is_audited_as_before(tmp_path: Path) -> None:
+    """The rate at which groups tune was not found anew, though the head's record knows no rate."""
+    spec = spec_of(privacy={"noise": "system"})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    run.forget(["client-003"], "gone")
+    run.purge()
+    assert sifu.audit_run(open_own(tmp_path / "run")).exact[0].same_model
+
+
 def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     tuned = Spec.from_mapping(spec_of())
     frozen = Spec.from_mapping(spec_of(features={"tune": "none"}, groups={"count": 0, "rounds": 0}))

@@ -224,6 +224,8 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     """Those who left and whose loss is steeper than the local rate is for, by number: they would end the bound on
     rounding of an engine that has their data. Said only where the rate was found anew without them."""
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
+    if reader.spec["model"]["kind"] == RIDGE:  # its rate, if any, is the one at which groups tune a network
+        return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
     clients = reader.clients()
