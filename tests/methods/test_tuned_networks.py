@@ -592,7 +592,7 @@ def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evalu
     public = NetworkFeatures(public_trunk.make_encoder(), (1, 8, 8))
     plan: dict[str, Any] = {"tune": "blocks", "count": 1, "block": 0, "seed": 0, "stretch": 1.0}
     features = TunedFeatures(public, 3, trainable="lora(2)", **plan)
-    tuned = features.network.tuned_by(features.fresh + np.float32(0.1))
+    tuned = features.network.tuned_by(features.network.flat() + np.float32(0.1))
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     in_evaluation = tuned(x)
     assert torch.allclose(in_evaluation, tuned.train()(x), atol=1e-5)
