@@ -108,6 +108,8 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
             sifu.load_model(tmp_path / "m.safetensors")
     with pytest.raises(InputError, match="not a file that sifu export wrote"):
         sifu.load_model(tmp_path / "nothing.safetensors")
+    with pytest.raises(InputError, match=r"^m\.onnx is for runtimes of ONNX"):
+        sifu.load_model(tmp_path / "m.onnx")
 
 
 @pytest.mark.skipif(shutil.which("model_signing") is None, reason="pip install model-signing pyOpenSSL")

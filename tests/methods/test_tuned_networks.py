@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import independent_verifier
 import public_trunk
@@ -21,6 +22,7 @@ from forged_runs import rebuild_chain
 from run_tools import copy_run
 from sifu.api import verify_run
 from sifu.api.start_run import create_run
+from sifu.cli.main import app
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
@@ -635,3 +637,14 @@ def test_a_run_of_an_earlier_version_is_refused_by_name_and_stays_as_it_is(tmp_p
     with RunReader(folder) as reader:
         assert reader.requests() == []
     assert np.array_equal(released(folder), before)
+
+
+def test_groups_without_members_are_counted_not_listed(tmp_path: Path) -> None:
+    sifu.train(spec_of(groups={"count": 20}), run=tmp_path / "run", clients=clients_of())
+    said = " ".join(CliRunner().invoke(app, ["status", str(tmp_path / "run")]).output.split())
+    with RunReader(tmp_path / "run") as reader:
+        built = len(trunks_at_hand(reader))
+    assert (
+        f"20 groups: {built} have a finished model that a request can go on with; {20 - built} without members" in said
+    )
+    assert "0 members" not in said

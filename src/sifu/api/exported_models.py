@@ -181,6 +181,9 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def read_bytes(path: Path, most: int) -> bytes:
     """The bytes of a file that an export wrote."""
     try:
+        exported = path.name.removesuffix(".json")
+        if exported.endswith(".onnx"):
+            raise InputError(f"{exported} is for runtimes of ONNX: export the model to a .safetensors file as well")
         if not path.is_file() or path.stat().st_size > most:
             raise InputError(f"{path} is not a file that sifu export wrote")
         return path.read_bytes()

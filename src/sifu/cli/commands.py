@@ -76,15 +76,17 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     else:
         out.print(f"{len(kept)} models kept to go back to, {sum(kept) / 1e6:.2f} MB")
     if status.groups:
-        finished = [group for group in status.groups if group.finished]
+        unfinished = [group for group in status.groups if not group.finished]
+        empty, finished = sum(not group.members for group in unfinished), len(status.groups) - len(unfinished)
         out.print(
-            f"{len(status.groups)} groups: {len(finished)} have a finished model that a request can "
+            f"{len(status.groups)} groups: {finished} have a finished model that a request can "
             + ("go on with" if status.closed_form else "merge")
             + "".join(
                 f"; group {group.group} has {group.rounds} of its rounds and {group.members} members"
-                for group in status.groups
-                if not group.finished
+                for group in unfinished
+                if group.members
             )
+            + (f"; {empty} without members" if empty else "")
         )
     if status.updates.files:
         out.print(f"updates of clients stored for {status.updates.files} rounds, {status.updates.bytes / 1e6:.2f} MB")
