@@ -265,12 +265,12 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             "their request was carried out by a method that adds no noise; sifu or scratch would hide it",
         )
     else:
-        yield "the current model", "it is released; the noise of the requests covers everyone forgotten"
+        yield "the current model", "it is released; no forgotten client is in it, or noise covers its part"
     groups = reader.group_models()
     kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip and row.node not in groups]
     of_groups = sum(1 for node in reader.models() if node in groups)
     if of_groups:
-        yield f"{of_groups} models of groups", "no forgotten client was ever in them; later requests merge them"
+        yield f"{of_groups} models of groups", "no forgotten client was ever in them; models are made from them"
     depth_of = view.path.depth_of
     clean = [
         row
