@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-import os
 import random
-import signal
 import sqlite3
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,13 @@ import sifu
 from folder_values import places_that_differ
 from forged_runs import execute, rebuild_chain
 from guessing import GONE, RIDGE, ROUNDS, ROW, TRUTH, confirmed, federation, guess, in_bytes, is_random
-from run_tools import copy_run, query
+from killed_purges import purge_killed_at
+from run_tools import Command, copy_run, query
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError, VerificationError
 from sifu.requests.what_remains import COUNTS, KEPT_FIGURES
 from sifu.run.run_view import RunView
-from sifu.store import erased_figures, files, writer
+from sifu.store import erased_figures, writer
 from sifu.store.sealed import ALL_FIGURES
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
@@ -59,6 +58,17 @@ def erased(tmp_path: Path) -> sifu.Run:
 
 def problems(run: sifu.Run) -> list[str]:
     return [*run.verify().problems, *independent_verifier.verify(run.folder)]
+
+
+def test_the_command_asks_first_and_no_means_no(tmp_path: Path, cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    answer = cli("purge", run.folder, "--figures")
+    assert answer.code == 0
+    assert answer.err.endswith("Nothing was erased.\n")
+    assert run.verify().not_recomputed == {}
+    assert cli("purge", run.folder, "--figures", "--yes").code == 0
+    assert list(run.verify().not_recomputed) == ["gone"]
 
 
 @pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto"), ("last", "auto")])
@@ -421,56 +431,17 @@ def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, 
         assert problems(run) == []
 
 
-def purge_killed_at(folder: Path, step: int) -> int | None:
-    """Purge in a child that kills itself at the n-th step; how many steps there were if it came to its end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writing, str(_purge(folder, step)).encode())
-        finally:
-            os._exit(0)  # nothing of pytest runs twice
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        steps = answer.read()
-    _, status = os.waitpid(child, 0)
-    return None if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else int(steps)
-
-
-def _purge(folder: Path, killed_at: int) -> int:
-    """Purge; kill this process at a step, counted over everything that changes a file or the database."""
-    steps, last = itertools.count(1), 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal last
-            last = next(steps)
-            if last == killed_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
-
-        return call
-
-    for name in ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "announce_head", "write_head"):
-        setattr(writer, name, counted(getattr(writer, name)))
-    files.sync_folder = counted(files.sync_folder)
-    files.write_atomically = counted(files.write_atomically)
-    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    sifu.open_run(folder).purge(figures=True)
-    return last
-
-
 def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
     """Until the erasure is finished the run does not verify, and the next command that writes finishes it."""
     run = noised(tmp_path / "run", federation(TRUTH))
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
-    total = purge_killed_at(copy_run(run.folder, tmp_path / "whole"), 0)
+    total = purge_killed_at(copy_run(run.folder, tmp_path / "whole"), 0, figures=True)
     assert total is not None
     assert total >= 12
     begun = 0
     for step in range(1, total + 1):
         folder = copy_run(run.folder, tmp_path / f"killed-{step}")
-        assert purge_killed_at(folder, step) is None
+        assert purge_killed_at(folder, step, figures=True) is None
         left, was_erased = sifu.open_run(folder), bool(query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"))
         if left.verify().holds:
             assert (confirmed(folder, guesses) == set()) == was_erased

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import sqlite3
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,10 @@ import pytest
 
 import sifu
 from independent_verifier import verify
+from killed_purges import purge_killed_at
 from run_tools import Command, copy_run, query, small_spec
 from sifu.errors import InputError
-from sifu.store import database, files, writer
+from sifu.store import database, writer
 from sifu.store.files import model_path
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
@@ -160,47 +158,6 @@ def test_without_writing_the_database_anew_the_log_tells(kept: Path, monkeypatch
     left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
     assert holding(kept, [pattern for pattern in patterns if pattern not in left])
     keeper.close()
-
-
-def purge_killed_at(folder: Path, step: int) -> int | None:
-    """Purge in a child that kills itself at the n-th step; how many steps there were if it came to its end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writing, str(_purge(folder, step)).encode())
-        finally:
-            os._exit(0)  # nothing of pytest runs twice
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        steps = answer.read()
-    _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-        return None
-    return int(steps)  # empty if the purge failed
-
-
-def _purge(folder: Path, killed_at: int) -> int:
-    """Purge; kill this process at a step, counted over everything that changes a file."""
-    steps = itertools.count(1)
-    last = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal last
-            last = next(steps)
-            if last == killed_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
-
-        return call
-
-    writer.scrub_database = counted(writer.scrub_database)
-    files.sync_folder = counted(files.sync_folder)
-    files.write_atomically = counted(files.write_atomically)
-    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    sifu.open_run(folder).purge()
-    return last
 
 
 @pytest.mark.long

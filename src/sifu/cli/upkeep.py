@@ -98,7 +98,9 @@ def purge(
 
     if figures and not yes:
         typer.echo(FIGURES_GO, err=True)
-        typer.confirm("Erase them?", abort=True, err=True)
+        if not typer.confirm("Erase them?", err=True):
+            typer.echo("Nothing was erased.", err=True)
+            return
     done = sifu.Run(run).purge(figures=figures)
     if format is Format.json:
         print_json(asdict(done))

@@ -107,6 +107,12 @@ _PSI = "certificates recompute Psi from it"
 _LEVEL = "certificates recompute levels from it"
 _PLANS = "later plans use it"
 _TIES = "it ties tables to the ledger"
+AFTER_ALL = (
+    KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
+    KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
+)
+"""Of runs that are trained in rounds, where all figures went: what was promised, and what follows from the current
+model and those who stay. Where noise hides the forgotten in that model, it hides them there."""
 KEPT_FIGURES = (
     KeptFigure("participation.drift", "how far each client's model was from the mean, round by round", _PSI),
     KeptFigure("nodes.mean_shift", "how far a round moved the model", _PSI),
@@ -143,8 +149,7 @@ KEPT_FIGURES = (
     KeptFigure("models.psi_max", "the largest Psi of those who stay, of the same models", _PLANS),
     KeptFigure("sealed.content.evaluations", "as evaluations", _TIES),
     KeptFigure("sealed.content.psi_max", "as models", _TIES),
-    KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
-    KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
+    *AFTER_ALL,
 )
 """Of runs that are trained in rounds."""
 COUNTS = (
@@ -167,11 +172,6 @@ RANDOM = (
 )  # fmt: skip
 """Places that differ between any two runs: random bytes and times, digests of salted content, files of those who
 stay."""
-
-
-AFTER_ALL = KEPT_FIGURES[-2:]
-"""Of these where all figures went: what was promised, and what follows from the current model and those who stay. Where
-noise hides the forgotten in that model, it hides them there."""
 
 
 def kept_figures(model_kind: str, erased: Literal["nothing", "all", "exact"]) -> tuple[KeptFigure, ...]:

@@ -1,0 +1,56 @@
+"""Purges in a child process that is killed at a step, counted over everything that changes a file or the database."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sifu
+from sifu.store import files, writer
+
+STEPS = ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "announce_head", "write_head")
+
+
+def purge_killed_at(folder: Path, step: int, *, figures: bool = False) -> int | None:
+    """Purge in a child that kills itself at the n-th step; how many steps there were if it came to its end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(_purge(folder, step, figures)).encode())
+        finally:
+            os._exit(0)  # nothing of pytest runs twice
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        steps = answer.read()
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
+        return None
+    return int(steps)  # empty if the purge failed
+
+
+def _purge(folder: Path, killed_at: int, figures: bool) -> int:
+    """Purge, and kill this process at a step."""
+    steps, last = itertools.count(1), 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal last
+            last = next(steps)
+            if last == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    for name in STEPS:
+        setattr(writer, name, counted(getattr(writer, name)))
+    files.sync_folder = counted(files.sync_folder)
+    files.write_atomically = counted(files.write_atomically)
+    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
+    sifu.open_run(folder).purge(figures=figures)
+    return last
