@@ -37,8 +37,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
-from sifu.methods.registry import method_named
-from sifu.methods.request_plan import plan_request
+from sifu.methods.registry import method_named, plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.letters import make_terms
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec

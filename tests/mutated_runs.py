@@ -37,9 +37,9 @@ from sifu.errors import InputError, SifuError
 from sifu.requests.letters import take_in
 from sifu.store import clock as timestamps
 from sifu.store.inbox import post
+from sifu.store.kept_outside import WITNESSES
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
-from sifu.store.witnesses import WITNESSES
 from sifu.store.writer import RunWriter
 from timestamp_authority import make_authority, stamp
 

@@ -38,7 +38,7 @@ from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import NEEDED
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store import clock as timestamps
-from sifu.store.witnesses import WITNESSES
+from sifu.store.kept_outside import WITNESSES
 from timestamp_authority import make_authority, stamp
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)

@@ -13,7 +13,7 @@ from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store import clock as timestamps
-from sifu.store import witnesses
+from sifu.store import kept_outside
 from timestamp_authority import make_authority, stamp
 
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
@@ -34,9 +34,9 @@ def prepare(base: Path, job: dict[str, Any]) -> None:
 
 def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
     """The steps of the job, or some of them; run again after a fault they go on."""
-    outside = {witnesses.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
+    outside = {kept_outside.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
     outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
-    for name in (witnesses.WITNESSES, timestamps.AUTHORITY):
+    for name in (kept_outside.WITNESSES, timestamps.AUTHORITY):
         os.environ.pop(name, None)
     os.environ.update(outside)
     sifu.allow_code(*job.get("allow", []))
@@ -133,7 +133,7 @@ def witnesses_of(folder: Path) -> list[Path]:
 
 def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
     """What verification says of a run, held against its own witness and perhaps a timestamp authority."""
-    os.environ.pop(witnesses.WITNESSES, None)  # that of the run that was worked on last
+    os.environ.pop(kept_outside.WITNESSES, None)  # that of the run that was worked on last
     return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
 
 

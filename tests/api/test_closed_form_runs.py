@@ -17,8 +17,8 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form_engine import recorded_fixed_point
-from sifu.core.guarantee import words_of
 from sifu.core.layout import ModelLayout
+from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
 from sifu.store.reader import RunReader

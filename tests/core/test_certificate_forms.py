@@ -19,11 +19,10 @@ from sifu.core.certificate import (
     auditor_form,
     public_form,
 )
-from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased, words_of
 from sifu.core.ledger import canonical_json
 from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
-from sifu.core.wording import exact_words, psi_words
+from sifu.core.wording import exact_words, guarantee_of, not_covered_by, psi_words, what_was_erased, words_of
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
 ROW = 7_654_321

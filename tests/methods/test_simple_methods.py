@@ -14,7 +14,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate
-from sifu.core.guarantee import words_of
+from sifu.core.wording import words_of
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
 from sifu.run.run_view import RunView

@@ -18,7 +18,7 @@ from sifu.api.advice import advise
 from sifu.core.spec import Spec
 from sifu.planning.budgets import influence
 from sifu.planning.forecast import Forecast, Prediction
-from sifu.planning.noise_choice import SIGMA_LADDER, on_ladder
+from sifu.planning.plan import SIGMA_LADDER, on_ladder
 from sifu.run.run_view import RunView
 from sifu.run.training import track_everyone
 from sifu.theory.rollback import is_allowed

@@ -11,7 +11,7 @@ import pytest
 from report_runs import HOSTILE, SMALL
 
 import sifu
-from sifu.core.guarantee import words_of
+from sifu.core.wording import words_of
 from sifu.errors import InputError
 from sifu.report import collect, write_report
 from sifu.report.page import page_path

@@ -16,8 +16,7 @@ import sifu
 from run_tools import query
 from sifu.data import ClientData
 from sifu.run import run_view, training
-from sifu.store.reader import RunReader
-from sifu.store.remainders import chain_of, plain_name
+from sifu.store.reader import RunReader, chain_of, plain_name
 
 SPEC: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},

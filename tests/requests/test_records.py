@@ -17,7 +17,7 @@ from forged_runs import rebuild_chain
 from run_tools import Command, query, state
 from sifu.api import restore
 from sifu.core.closed_form_engine import recorded_fixed_point
-from sifu.core.guarantee import words_of
+from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.worker import Worker

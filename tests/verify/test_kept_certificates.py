@@ -14,7 +14,7 @@ import pytest
 
 from sifu.api import verify_certificate
 from sifu.core.certificate import FORMAT
-from sifu.core.guarantee import words_of
+from sifu.core.wording import words_of
 from sifu.requests.request_record import auditor_lines, plain_answer
 
 KEPT = Path(__file__).with_name("kept_certificates")

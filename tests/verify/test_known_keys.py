@@ -15,7 +15,7 @@ from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
 from sifu.audit.client_audit import audit_client
 from sifu.errors import RunDamagedError
-from sifu.store import keys, witnesses
+from sifu.store import kept_outside, keys
 from sifu.store.checkpoints import checkpoint_body
 from sifu.store.files import certificate_path
 
@@ -178,7 +178,7 @@ def test_a_witness_is_read_before_anything_is_added(
     own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     kept = tmp_path / "kept.jsonl"
-    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
+    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
     older, other = copy_run(own_trained, tmp_path / "older"), copy_run(own_trained, tmp_path / "other")
     sifu.open_run(own_trained).request(["client-000"], "mine")
     content = kept.read_bytes()
@@ -186,10 +186,10 @@ def test_a_witness_is_read_before_anything_is_added(
     assert answer.code == 5
     assert "an older state was put back" in " ".join(answer.err.split())
     # The other copy went on in another way without a message.
-    monkeypatch.delenv(witnesses.WITNESSES)
+    monkeypatch.delenv(kept_outside.WITNESSES)
     sifu.open_run(other).request(["client-002"], "theirs")
     sifu.open_run(other).request(["client-003"], "theirs-too")
-    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
+    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
     with pytest.raises(RunDamagedError, match="fork: "):
         sifu.open_run(other).request(["client-004"], "more")
     assert kept.read_bytes() == content

@@ -10,10 +10,10 @@ import pytest
 import sifu
 from run_tools import Command
 from sifu.api import verify_certificate
-from sifu.core import guarantee
 from sifu.core import premise_sentences as sentences
-from sifu.core.guarantee import words_of
+from sifu.core import wording
 from sifu.core.premises import Premise
+from sifu.core.wording import words_of
 
 AFTERTHOUGHT = " as before."
 
@@ -21,19 +21,19 @@ AFTERTHOUGHT = " as before."
 @pytest.fixture
 def other_wording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sentence with two words more, as of the next version of the wording."""
-    for name, value in vars(guarantee).copy().items():
+    for name, value in vars(wording).copy().items():
         if name.isupper() and isinstance(value, str):
-            monkeypatch.setattr(guarantee, name, value + AFTERTHOUGHT)
+            monkeypatch.setattr(wording, name, value + AFTERTHOUGHT)
         elif name.isupper() and isinstance(value, tuple):
-            monkeypatch.setattr(guarantee, name, tuple(sentence + AFTERTHOUGHT for sentence in value))
+            monkeypatch.setattr(wording, name, tuple(sentence + AFTERTHOUGHT for sentence in value))
     other = {
         name: {case: words + AFTERTHOUGHT for case, words in cases.items()}
         for name, cases in sentences.SENTENCES.items()
     }
     monkeypatch.setattr(sentences, "SENTENCES", other)
-    monkeypatch.setattr(guarantee, "WORDING", guarantee.WORDING + 1)
-    monkeypatch.setattr("sifu.verify.certificate_checks.WORDING", guarantee.WORDING)
-    monkeypatch.setattr("sifu.core.certificate.WORDING", guarantee.WORDING)
+    monkeypatch.setattr(wording, "WORDING", wording.WORDING + 1)
+    monkeypatch.setattr("sifu.verify.certificate_checks.WORDING", wording.WORDING)
+    monkeypatch.setattr("sifu.core.certificate.WORDING", wording.WORDING)
 
 
 @pytest.mark.usefixtures("other_wording")
@@ -50,7 +50,7 @@ def test_certificates_issued_before_a_change_of_wording_verify(run_with_requests
 
 def test_no_certificate_holds_a_sentence(run_with_requests: Path) -> None:
     said = [words for cases in sentences.SENTENCES.values() for words in cases.values() if "{" not in words]
-    said += [*guarantee.NOT_COVERED, guarantee.EXACT_GUARANTEE, guarantee.NO_GUARANTEE]
+    said += [*wording.NOT_COVERED, wording.EXACT_GUARANTEE, wording.NO_GUARANTEE]
     for path in (run_with_requests / "certificates").glob("*.json"):
         text = path.read_text(encoding="utf-8")
         assert [sentence for sentence in said if sentence in text] == []

@@ -22,9 +22,8 @@ from sifu.errors import InputError, NotCertifiableError
 from sifu.run.clients_and_engine import clients_of_frame, with_features
 from sifu.run.devices import facts_of
 from sifu.run.regularities import Regularities
-from sifu.store.reader import RunReader
+from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
-from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
 from sifu.store.sealed import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, UNKNOWN, ClientProfile, TrainingFacts
 

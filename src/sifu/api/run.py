@@ -31,7 +31,7 @@ from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RunBusyError, VerificationError
-from sifu.methods.request_plan import plan_request
+from sifu.methods.registry import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
@@ -51,7 +51,7 @@ from sifu.store.clock import AUTHORITY, actor_name, check_authority, current_tim
 from sifu.store.database import DATABASE, Memory
 from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
-from sifu.store.known_keys import check_known_key
+from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity

@@ -25,8 +25,7 @@ from sifu.run.group_state import use_trunks_of_head
 from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, rows_at_hand
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
-from sifu.store.reader import RunReader
-from sifu.store.remainders import Remainder, plain_name, remainder_after, remainder_to_join
+from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
 from sifu.store.writer import RunWriter
 
 Arrange = Callable[[Any], Any]

@@ -11,7 +11,7 @@ from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.request_plan import plan_request
+from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import approvals_needed, check_approved, unapproved
 from sifu.requests.letters import (
@@ -32,8 +32,7 @@ from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.clock import current_time
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]

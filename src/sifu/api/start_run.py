@@ -45,7 +45,7 @@ from sifu.run.regularities import Regularities
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE
-from sifu.store.known_keys import check_known_key
+from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.unfinished import NewRun
 from sifu.store.writer import RunWriter

@@ -29,8 +29,7 @@ from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import current_time
 from sifu.store.inbox import letters
 from sifu.store.projection import RejectionRow, RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import clients_now, plain_name, plain_names, remainder_to_join
+from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
 
 MOST_TOLD = 10
 """Refusals and incidents that are shown; the ledger has them all."""

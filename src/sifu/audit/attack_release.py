@@ -35,8 +35,7 @@ from sifu.run.recorded_data import arranged_clients
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import joined_remainders, plain_names
+from sifu.store.reader import RunReader, joined_remainders, plain_names
 
 MOST_HELD_OUT = 2000
 

@@ -23,7 +23,7 @@ from sifu.engines.sim import LinearModel
 from sifu.engines.sim.scoring import Samples, Scorer
 from sifu.errors import InputError
 from sifu.store.files import read_plain
-from sifu.store.witnesses import check_heads, read_witness
+from sifu.store.kept_outside import check_heads, read_witness
 from sifu.verify.certificate_file import verify_certificate
 
 CANNOT_SHOW = (

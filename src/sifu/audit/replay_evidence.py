@@ -16,8 +16,7 @@ from sifu.run.run_view import RunView
 from sifu.run.training import track_everyone
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject

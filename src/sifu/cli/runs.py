@@ -52,7 +52,7 @@ def metrics(
     from sifu.cli.output import print_json
     from sifu.errors import InputError
     from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
-    from sifu.store.known_keys import check_known_key
+    from sifu.store.kept_outside import check_known_key
     from sifu.store.reader import RunReader
 
     if output is not None:

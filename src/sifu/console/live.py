@@ -18,10 +18,9 @@ from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import current_time
 from sifu.store.files import is_locked
-from sifu.store.known_keys import check_known_key
+from sifu.store.kept_outside import check_known_key
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import joined_remainders
+from sifu.store.reader import RunReader, joined_remainders
 
 MOST_POINTS = 60
 """Points of the curve that are sent; a longer one is thinned."""

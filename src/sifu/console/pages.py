@@ -33,7 +33,7 @@ from sifu.core.request_terms import AUTO
 from sifu.core.wording import psi_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.requests.letters import usual_terms
-from sifu.store.remainders import clients_now, plain_name
+from sifu.store.reader import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sifu.choices import Level
-from sifu.core.guarantee import WORDING
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import Protection, attacker_rate
 from sifu.core.premises import Premise
 from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.wording import WORDING
 from sifu.theory.calibration import TrainingNoise
 from sifu.theory.history import Accounting
 

@@ -1,6 +1,6 @@
 """The sentence of each premise, by its name and case. Certificates hold names, cases and values, not these.
 
-A sentence may be put better at any time (then raise `guarantee.WORDING`). A case keeps its meaning forever,
+A sentence may be put better at any time (then raise `wording.WORDING`). A case keeps its meaning forever,
 and none is taken away: certificates that were issued with it are still read.
 """
 

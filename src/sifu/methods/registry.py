@@ -1,19 +1,36 @@
-"""The methods by name. A new one is one file, one description in `sifu.core.method_info` and one line here."""
+"""The methods by name, and the plan of a request: by the method it names, or by every way and the rule of `auto`.
+
+A new method is one file, one description in `sifu.core.method_info` and one line here.
+
+How accurate the model would be that a request releases: a forecast from recorded evaluations, nothing more.
+Retraining that is expected to come to its target ends there. Retraining that its terms end before that, or a model
+that is released at once, is as accurate as the recorded curve after as many rounds, less what the new noise still
+spoils (`planning.measure`).
+"""
 
 from __future__ import annotations
 
-from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, method_info
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sifu.choices import Level
+from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo, attacker_rate, method_info
+from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import RIDGE
-from sifu.errors import InputError
+from sifu.core.wording import what_was_erased
+from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
+from sifu.methods.baselines import Dp, FineTuning, Last, NoisyScratch, Scratch
 from sifu.methods.closed_form import ClosedForm
-from sifu.methods.dp import Dp
-from sifu.methods.fine_tuning import FineTuning
 from sifu.methods.groups import Groups
-from sifu.methods.last import Last
-from sifu.methods.scratch import NoisyScratch, Scratch
 from sifu.methods.sifu import Sifu
 from sifu.methods.stored_updates import FedAccum, FedEraser
+from sifu.planning.forecast import Forecast
+from sifu.planning.plan import AutoChoice, Compared, Plan, Way, choose_way, least_level, reason_of, strongest_way
 from sifu.run.run_view import RunView
 
 METHODS: dict[str, type[Method]] = {
@@ -47,3 +64,168 @@ def register(method: type[Method]) -> None:
     """Add a method of your own, for this process (docs/new-method.md)."""
     METHOD_INFOS[method.info.name] = method.info
     METHODS[method.info.name] = method
+
+
+def released_accuracy(view: RunView, plan: Plan) -> float | None:
+    """The accuracy expected on the clients that stay when the request is done; None where the record does not tell."""
+    forecast = Forecast(view, plan.terms)
+    tip = forecast.first.evaluated.get(view.path.nodes[view.path.tip].node)
+    if tip is None or not math.isfinite(tip.accuracy):
+        return None
+    now = tip.accuracy + forecast.gain
+    if plan.terms.method == CLOSED_FORM:
+        return min(1.0, now)
+    stop = plan.terms.stop(view.spec.stop)
+    limit = 0 if plan.terms.release == "now" else stop.max_rounds
+    if stop.target > 0.0 and plan.predicted_rounds is not None and plan.predicted_rounds <= limit:
+        return stop.target
+    if METHOD_INFOS[plan.terms.method].starts_from in ("initial", "merge") and plan.source_node is not None:
+        return None  # nothing was recorded of models that are put together from others
+    points = [(at, row.accuracy) for at, row in forecast.first.points if math.isfinite(row.accuracy)]
+    if not points:
+        return None
+    done = 0 if plan.source_node is None else plan.source_rounds
+    accuracy = float(np.interp(done + limit, [at for at, _ in points], [value for _, value in points]))
+    if plan.noise_std > 0.0:
+        measure = forecast.measure
+        if measure is None or not measure.of_errors:
+            return None
+        ahead, place = np.array([float(limit)]), np.array([float(done + limit)])
+        accuracy -= float(measure.harm(plan.noise_std, ahead, place)[0])
+    elif plan.source_node == view.path.nodes[view.path.tip].node:
+        accuracy = max(accuracy, now)  # it continues from the current model
+    return float(np.clip(accuracy, 0.0, 1.0))
+
+
+TAKE_SIGMA = ("sifu", "last")
+"""The methods that honour a sigma of the request's own; `auto` takes no other where one is given."""
+RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until the rounds have healed it",)
+CONTROLS = ("noisy_scratch",)
+"""Controls of experiments: shown, never chosen."""
+
+
+def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None, *, controls: bool = False) -> Plan:
+    """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
+
+    Where no way reaches that level the plan is that of the strongest one, and says so. With `controls`, what is never
+    chosen is planned next to the others, to be shown. A plan that leaves one client says so in its notes.
+    """
+    plan = _planned(view, terms, floor, controls)
+    alone = left_alone(view, terms)
+    notes = (*plan.notes, alone) if alone else plan.notes
+    return replace(plan, notes=notes, predicted_accuracy=released_accuracy(view, plan))
+
+
+def left_alone(view: RunView, terms: RequestTerms) -> str:
+    """The warning that a request leaves a single client, whose data alone the next model will show; "" otherwise."""
+    named = view.indices(terms.clients)
+    # A client that loses some records stays, although it is not active until it has joined again.
+    staying = np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
+    if staying.size != 1:
+        return ""
+    name = view.clients[int(staying[0])].name
+    return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
+
+
+def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: bool) -> Plan:
+    if terms.method != AUTO:
+        return method_for(view, terms.method).plan(view, terms)
+    view.new_subjects(terms, view.next_order)
+    plans, ways = _plans_and_ways(view, terms, [name for name in METHODS if controls or name not in CONTROLS])
+    least = least_level(terms, floor)
+    allowed = [way for way in ways if not way.refused]
+    if not allowed:
+        raise InputError(f"this run allows no way to forget them: {ways[0].refused}")
+    among = [way for way in allowed if way.may_be_chosen] or allowed
+    compared = tuple(Compared(way.method, way.level, way.rounds) for way in among)
+    chosen = choose_way(compared, least) or strongest_way(compared)
+    choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
+    return replace(plans[chosen], ways=tuple(ways), auto=choice)
+
+
+def check_method(view: RunView, terms: RequestTerms) -> Method | None:
+    """Refuse a method that can do nothing with this run; None for `auto`, which never takes one."""
+    if terms.method == AUTO:
+        return None
+    method = method_for(view, terms.method)
+    method.check_run(view)
+    return method
+
+
+def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) -> tuple[dict[str, Plan], list[Way]]:
+    """The plan of every method that the run allows, and every method as a way; certified ones first."""
+    plans: dict[str, Plan] = {}
+    ways = []
+    for name in methods:
+        info = METHOD_INFOS[name]
+        try:
+            method = method_for(view, name)
+            method.check_run(view)
+            plans[name] = method.plan(view, replace(terms, method=name))
+        except (InputError, NotCertifiableError) as error:
+            ways.append(Way(name, info.summary, refused=str(error)))
+            continue
+        ways.append(_way(view, method, plans[name]))
+    # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
+    ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
+    return plans, ways
+
+
+def _way(view: RunView, method: Method, plan: Plan) -> Way:
+    info, terms = method.info, plan.terms
+    rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
+    rounds = rounds if rounds is None or math.isfinite(rounds) else None
+    staying, drawn = max(0, view.active.size - len(terms.clients)), view.facts.participation
+    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # in a round, on average
+    sent = None
+    if rounds is not None and info.name != CLOSED_FORM:
+        layout = view.reader.layout
+        sent = (rounds * taking_part + plan.rebuild_client_rounds) * 2.0 * layout.size * np.dtype(layout.dtype).itemsize
+    pace = _seconds_a_round(view)
+    charged = [charge for charge in plan.charges if charge.subject.order != plan.order and charge.charge > 0.0]
+    return Way(
+        method=info.name,
+        summary=info.summary,
+        level=plan.level,
+        rounds=rounds,
+        predicted_rounds=plan.predicted_rounds,
+        predicted_interval=plan.predicted_interval,
+        noise_std=plan.noise_std,
+        client_rounds=None if rounds is None else rounds * taking_part,
+        rebuild_client_rounds=plan.rebuild_client_rounds,
+        bytes_sent=sent,
+        seconds=None if rounds is None or pace is None else rounds * pace,
+        attacker_rate=attacker_rate(plan.level, plan.multiplier),
+        kept=_kept(view, info, plan),
+        bytes_kept=method.bytes_kept(view),
+        earlier_charged=len(charged),
+        largest_charge=max((charge.charge / charge.subject.budget for charge in charged), default=0.0),
+        may_be_chosen=info.name not in CONTROLS and (terms.sigma == AUTO or info.name in TAKE_SIGMA),
+        notes=(*plan.notes, *RELEASED_NOW) if terms.release == "now" else plan.notes,
+    )
+
+
+def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
+    """What stays with the operator afterwards, as a certificate would say it."""
+    _, remains = what_was_erased(
+        plan.terms.retention,
+        protection=info.protection,
+        fresh=plan.source_node is None,
+        replayed=info.starts_from == "initial",
+        keeps_updates=view.spec.keep.updates_every > 0,
+        statistics=view.spec.keep.kept_statistics if info.name == CLOSED_FORM else None,
+        merged=info.starts_from == "merge" and plan.source_node is not None,
+    )
+    return remains
+
+
+def _seconds_a_round(view: RunView) -> float | None:
+    """The pace of the first training, from the times of its events; None where it took less than a second."""
+    rows = view.reader.query("SELECT time FROM events WHERE kind IN ('run created', 'training done') ORDER BY seq")
+    times = [datetime.datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ") for (time,) in rows]
+    nodes = (row.node for row in view.reader.nodes_by_number().values())
+    rounds = sum(1 for node in nodes if node.kind == "round" and node.branch == 0)
+    if len(times) < 2 or rounds == 0:
+        return None
+    seconds = (times[-1] - times[0]).total_seconds()
+    return seconds / rounds if seconds > 0.0 else None

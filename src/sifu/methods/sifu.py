@@ -17,8 +17,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim, Method, Start, noised_model, plan_from, planned_charges
 from sifu.planning.budgets import budget_lines, outlook
 from sifu.planning.forecast import Forecast, Prediction, predicted_rounds
-from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
-from sifu.planning.plan import Plan, both_units
+from sifu.planning.plan import NoiseChoice, Plan, both_units, choose_noise, noise_options
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Choice, choose_node, largest_psi

@@ -26,7 +26,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.run.run_view import RunView
 from sifu.run.training import is_followed, track_everyone, with_earlier_names
-from sifu.store.remainders import plain_name, plain_names
+from sifu.store.reader import plain_name, plain_names
 from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
 

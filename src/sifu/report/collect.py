@@ -25,10 +25,9 @@ from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, Repo
 from sifu.requests.outcome import Measured
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.known_keys import check_known_key
+from sifu.store.kept_outside import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import clients_now, plain_names
+from sifu.store.reader import RunReader, clients_now, plain_names
 from sifu.theory.calibration import hidden_sensitivity, true_positive_rate
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject

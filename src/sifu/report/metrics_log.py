@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from sifu.errors import InputError, SifuError
 from sifu.run.run_view import ACTIVE
 from sifu.store.files import is_locked
-from sifu.store.known_keys import check_known_key
+from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
 
 

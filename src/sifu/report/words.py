@@ -11,9 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sifu.core import wording
-from sifu.core.guarantee import COUNTERFACTUAL, CertificateWords, words_of
 from sifu.core.request_terms import terms_words
-from sifu.core.wording import EXACT_LIMIT, exact_words, forgotten_words
+from sifu.core.wording import COUNTERFACTUAL, EXACT_LIMIT, CertificateWords, exact_words, forgotten_words, words_of
 from sifu.plots.accuracy_figure import fewer
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted

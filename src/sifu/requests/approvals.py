@@ -26,8 +26,7 @@ from sifu.errors import InputError
 from sifu.store.clock import BEHIND, TIME_FORMAT, same_person, time_of
 from sifu.store.inbox import Letter, letters
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 
 APPROVED = "request approved"
 """The kind of event."""

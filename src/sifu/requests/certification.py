@@ -28,8 +28,7 @@ from sifu.store import keys
 from sifu.store.clock import actor_name
 from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent, RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 from sifu.store.statistics_files import UpdatesRow
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity

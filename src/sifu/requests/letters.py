@@ -15,7 +15,7 @@ from sifu.core.ledger import canonical_json
 from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
-from sifu.methods.request_plan import check_method
+from sifu.methods.registry import check_method
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.approvals import DEADLINE_DAYS, check_deadline
 from sifu.requests.client_list import change_clients, recorded_clients
@@ -25,8 +25,7 @@ from sifu.store.clock import LONGEST_ACTOR, actor_name
 from sifu.store.inbox import Letter, any_letters, discard, letters, post
 from sifu.store.keys import sign_statement, signer_of
 from sifu.store.projection import NewEvent
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import IN_PROCESS
 

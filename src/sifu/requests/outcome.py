@@ -13,8 +13,7 @@ from sifu.requests.certification import RecordedRequest, payload_of_request, sol
 from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.projection import ComparisonRow, EvaluationRow, RequestRow
-from sifu.store.reader import RunReader
-from sifu.store.remainders import plain_names
+from sifu.store.reader import RunReader, plain_names
 from sifu.theory.arrays import Integers
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core.guarantee import words_of
 from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.request_terms import terms_words
 from sifu.core.wording import (
@@ -25,6 +24,7 @@ from sifu.core.wording import (
     start_of,
     what_was_done,
     whom_words,
+    words_of,
 )
 from sifu.errors import InputError
 from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue

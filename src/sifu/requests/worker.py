@@ -21,8 +21,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import should_stop
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.registry import method_for
-from sifu.methods.request_plan import left_alone, plan_request
+from sifu.methods.registry import left_alone, method_for, plan_request
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.certification import RecordedRequest, issue_certificates
@@ -36,8 +35,7 @@ from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.clock import actor_name
 from sifu.store.projection import NewEvent, RequestRow
-from sifu.store.reader import JOINED, RunReader
-from sifu.store.remainders import remainder_to_join
+from sifu.store.reader import JOINED, RunReader, remainder_to_join
 from sifu.store.writer import RunWriter
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,7 @@ from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
 from sifu.store.projection import GroupModelRow, NewEvent
-from sifu.store.reader import JOINED
-from sifu.store.remainders import plain_name
+from sifu.store.reader import JOINED, plain_name
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total

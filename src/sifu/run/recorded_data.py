@@ -39,8 +39,7 @@ from sifu.run.clients_and_engine import (
     with_features,
 )
 from sifu.run.run_view import RunView
-from sifu.store.reader import RunReader
-from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
+from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders, names_now, remainder_to_join
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 

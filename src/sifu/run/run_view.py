@@ -24,8 +24,7 @@ from sifu.run.regularities import Regularities
 from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
-from sifu.store.reader import RunReader, readable
-from sifu.store.remainders import chain_of, check_rows, names_now, plain_names
+from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve

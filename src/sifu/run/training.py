@@ -36,8 +36,7 @@ from sifu.store.client_accuracy import write_standing
 from sifu.store.files import uninterrupted
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
-from sifu.store.reader import RunReader
-from sifu.store.remainders import chain_of, joined_remainders
+from sifu.store.reader import RunReader, chain_of, joined_remainders
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats

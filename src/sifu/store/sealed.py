@@ -20,8 +20,7 @@ from typing import Any
 from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_json, read_json, seal_commitment
 from sifu.errors import InputError
 from sifu.store.files import SALT_BYTES, read_plain, write_atomically
-from sifu.store.reader import JOINED, RunReader
-from sifu.store.remainders import remainder_to_join
+from sifu.store.reader import JOINED, RunReader, remainder_to_join
 
 SALTS_FILE = "salts.json"
 WITHOUT_SALTS = (

@@ -66,8 +66,14 @@ from sifu.store.files import (
     uninterrupted,
 )
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
+from sifu.store.kept_outside import (
+    WitnessPost,
+    check_files_of_witnesses,
+    check_known_key,
+    remember_key,
+    witness_targets,
+)
 from sifu.store.keys import create_key, finish_rotation
-from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.projection import (
     Change,
     NewEvent,
@@ -100,7 +106,6 @@ from sifu.store.unfinished import (
     finish_creation,
     remove_unfinished_copies,
 )
-from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"

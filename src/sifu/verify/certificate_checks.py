@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.certificate import SOLVE_FIELDS, STATED_TERMS, Start, auditor_form, public_form
-from sifu.core.guarantee import WORDING
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
+from sifu.core.wording import WORDING
 from sifu.requests.certification import RecordedRequest, payload_of_request
 from sifu.store import files
 from sifu.store.checkpoints import Checkpoint

@@ -24,8 +24,8 @@ from sifu.core.randomness import NoiseSource
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint
+from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import signature_holds
-from sifu.store.known_keys import known_key_problem
 from sifu.theory.calibration import (
     LARGEST_EPSILON,
     SMALLEST_DELTA,

@@ -23,8 +23,7 @@ from sifu.store.erased_figures import last_erased
 from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
-from sifu.store.reader import GROUP_KEY, JOINED, RunReader
-from sifu.store.remainders import joined_remainders, next_name
+from sifu.store.reader import GROUP_KEY, JOINED, RunReader, joined_remainders, next_name
 from sifu.store.sealed import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests
 from sifu.theory.merging import KEY_BYTES, group_of
 

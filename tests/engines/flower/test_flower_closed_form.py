@@ -18,8 +18,8 @@ import independent_verifier
 import sifu
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Position
-from sifu.core.guarantee import words_of
 from sifu.core.spec import Spec
+from sifu.core.wording import words_of
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import (

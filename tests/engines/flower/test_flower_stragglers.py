@@ -14,8 +14,8 @@ from test_flower_runs import Federation
 
 import sifu
 from sifu.core.engine import Position
-from sifu.core.guarantee import words_of
 from sifu.core.replies import Wait
+from sifu.core.wording import words_of
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN
 from sifu.errors import InputError, NoClientResponseError

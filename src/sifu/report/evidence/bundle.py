@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.safekeeping import attest
-from sifu.core.guarantee import words_of
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.method_info import method_info
 from sifu.core.request_terms import terms_words
-from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
+from sifu.core.wording import (
+    attacker_words,
+    exact_words,
+    forgotten_words,
+    start_of,
+    what_was_done,
+    whom_words,
+    words_of,
+)
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
