@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from run_tools import connect
-from sifu.core.certificate import auditor_form, public_form
+from sifu.core.certificate import public_form
 from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest
 from sifu.store.checkpoints import Signer
@@ -130,29 +130,22 @@ def resign_everything(folder: Path) -> None:
         if request.status != "done":
             continue
         events = {event.seq: event for event in reader.events()}
-        rolled = done = {}
+        done = {}
         before = 0
         for seq, event in events.items():
             content = json.loads(event.payload)
-            if content.get("request") == request.request and event.kind == "rolled back":
-                rolled = content
             if content.get("request") == request.request and event.kind == "request done":
                 done, before = content, seq - 1
         issued = json.loads(reader.certificates()[(request.request, "public")])["body"]["issued"]
-        facts = RecordedRequest(reader, request).facts(
-            final_node=done["final_node"],
-            models=done["certified_models"],
-            erased=tuple(rolled.get("dropped_models", [])),
-            remaining=tuple(rolled["remaining_models"]),
-            ledger=events[before],
-            ledger_signature=(events[before].signature or b"").hex(),
-            issued=issued,
+        signature = (events[before].signature or b"").hex()
+        body = RecordedRequest(reader, request).auditor_form(
+            done["certified_models"], events[before], signature, issued
         )
         public = reader.value("public_key")
         reader.close()
-        for form, build in (("auditor", auditor_form), ("public", public_form)):
-            text = json.dumps(sign(folder, build(facts), public), indent=1, sort_keys=True)
-            replace_certificate(folder, request.request, form, text)
+        for form in (body, public_form(body)):
+            text = json.dumps(sign(folder, form, public), indent=1, sort_keys=True)
+            replace_certificate(folder, request.request, form["form"], text)
 
 
 def sign_anew(folder: Path, *, run: str | None = None) -> str:

@@ -7,18 +7,19 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from sifu.choices import Retention
-from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, auditor_form, public_form
+from sifu.core.certificate import BOTH_ACCOUNTINGS, FORMAT, MODELS, SOLVE_FIELDS, STATED_TERMS, public_form
 from sifu.core.engine import Engine, evaluate_present
-from sifu.core.ledger import NONCE_BYTES, Event
-from sifu.core.method_info import CLOSED_FORM, delta_of_budget, delta_of_charges
+from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
+from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
+from sifu.core.wording import WORDING
 from sifu.errors import InputError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
@@ -37,11 +38,11 @@ from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
 EventOfRequest = Literal["rolled back", "request done"]
 
 
-def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
+def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
     """A model as a certificate names it: SHA-256(nonce || digest), both of them 32 bytes."""
     nonce, digest = str(row["nonce"]), str(row["digest"])
     commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
-    return ModelCommitment(int(row["node"]), digest, nonce, commitment)
+    return {"node": int(row["node"]), "digest": digest, "nonce": nonce, "commitment": commitment}
 
 
 def committed_model(node: int, digest: str) -> dict[str, Any]:
@@ -104,6 +105,21 @@ def updates_to_erase(
                 shortened[row.file] = stay
         dropped.append(row.file)
     return UpdatesErased(tuple(sorted(dropped)), shortened)
+
+
+@dataclass(frozen=True)
+class SubjectStatement:
+    """One subject of the request: its clients, Psi at the node, its charge (None where nothing is charged) and what
+    its budget allows."""
+
+    clients: tuple[str, ...]
+    psi: float
+    charge: float | None
+    budget: float
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As a certificate states it."""
+        return asdict(self) | {"psi": finite_or_text(self.psi), "charge": finite_or_text(self.charge)}
 
 
 class RecordedRequest:
@@ -195,77 +211,82 @@ class RecordedRequest:
         cost = charge(psi, self.noise_std) if self.method.info.protection == "noise" else None
         return SubjectStatement(names, psi, cost, exposure.subject.budget)
 
-    def facts(
-        self,
-        *,
-        final_node: int,
-        models: Mapping[str, Mapping[str, Any]],
-        erased: tuple[int, ...],
-        remaining: tuple[int, ...],
-        ledger: Event,
-        ledger_signature: str,
-        issued: str,
-    ) -> CertificateFacts:
-        """Everything the certificate states; `models` holds the rows of source, noised and final model.
+    def auditor_form(
+        self, models: Mapping[str, Mapping[str, Any]], ledger: Event, ledger_signature: str, issued: str
+    ) -> dict[str, Any]:
+        """Everything the certificate states, confidential (`public_form` has the rest of it).
 
-        `ledger` is the event before the certificate, `ledger_signature` that of the certificate's key over it.
+        `models` holds the rows of source, noised and final model, `ledger` is the event before the certificate and
+        `ledger_signature` that of the certificate's key over it.
         """
-        request, view = self.request, self.view
-        premises = self.premises()
-        untouched = self.untouched
+        request, view, terms, method = self.request, self.view, self.request.terms, self.method.info
+        premises, fresh, noise = self.premises(), request.source_node is None, self.training_noise
+        level = level_of(premises, exact=self.untouched, fresh=fresh)
         new = [self.statement(exposure) for exposure in self.new_exposures]
         # A request that adds no noise charges no budget: its starting model existed before it, and stored updates
         # that would break an earlier promise are not replayed.
-        others = self.earlier_exposures if self.method.info.protection == "noise" else []
+        others = self.earlier_exposures if method.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
-        by_number = self.reader.nodes_by_number()
-        return CertificateFacts(
-            run=self.reader.value("run"),
-            request=request.request,
-            method=request.method,
-            clients=plain_names(self.reader, request.clients),
-            records=len(request.records) or None,
-            terms=request.terms,
-            delta_at_most=self.delta_at_most,
-            delta_reached=self.delta_reached,
-            multiplier=self.multiplier,
-            accounting=view.spec.privacy.accounting,
-            participation=str(view.facts.participation),
-            replayed=self.replayed,
-            merged=self.merged,
-            keeps_updates=view.spec.keep.updates_every > 0,
-            noise=view.facts.noise_source if self.training_noise is not None else view.spec.privacy.noise,
-            noise_std=self.noise_std,
-            psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
-            psi=max((statement.psi for statement in new), default=0.0),
-            node=self.view.path.nodes[self.source_depth].node,
-            noise_node=request.noise_node or 0,
-            final_node=final_node,
-            rounds=by_number[final_node].node.position,
-            subjects=tuple(new),
-            earlier=tuple(earlier),
-            premises=premises,
-            level=level_of(premises, exact=untouched, fresh=request.source_node is None),
-            source_model=model_commitment(models["source"]),
-            noised_model=model_commitment(models["noised"]),
-            final_model=model_commitment(models["final"]),
-            erased_nodes=erased,
-            remaining_nodes=remaining,
-            ledger_seq=ledger.seq,
-            ledger_head=ledger.hash.hex(),
-            ledger_time=ledger.time,
-            ledger_signature=ledger_signature,
-            received=request.received,
-            carried_out=request.carried_out or "",
-            issued=issued,
-            versions=_versions(self.reader),
-            fresh=request.source_node is None,
-            untouched=untouched,
-            protection=self.method.info.protection,
-            training_noise=self.training_noise,
-            statistics=view.spec.keep.kept_statistics if self.method.info.name == CLOSED_FORM else None,
-            solve=solves(self.reader).get(final_node),
-        )
+        rolled_back = payload_of_request(self.reader, request.request, "rolled back")
+        final_node = int(models["final"]["node"])
+        committed = {name: model_commitment(models[name.removesuffix("_model")]) for name in MODELS}
+        solve = solves(self.reader).get(final_node)
+        return {
+            "format": FORMAT,
+            "form": "auditor",
+            "wording": WORDING,
+            "run": self.reader.value("run"),
+            "request": request.request,
+            "method": request.method,
+            "clients": list(plain_names(self.reader, request.clients)),
+            "records": len(request.records) or None,
+            "terms": {name: value for name, value in terms.to_mapping().items() if name in STATED_TERMS},
+            "unit": terms.unit,
+            "scope": terms.scope,
+            "epsilon": terms.epsilon,
+            "delta": terms.delta,
+            "calibration": terms.calibration,
+            "retention": terms.retention,
+            "level": level,
+            "premises": [asdict(premise) for premise in premises],
+            "protection": method.protection,
+            "untouched": self.untouched,
+            "start": "initial" if self.replayed else "merge" if self.merged else "fresh" if fresh else "trained",
+            "delta_at_most": self.delta_at_most,
+            "delta_reached": self.delta_reached,
+            "noise_multiplier": self.multiplier,
+            "noise_source": view.spec.privacy.noise if noise is None else view.facts.noise_source,
+            "sigma": self.noise_std,
+            "training_noise": None if noise is None else {name: getattr(noise, name) for name in BOTH_ACCOUNTINGS},
+            "attacker_true_positive_rate_at_1_percent": attacker_rate(level, self.multiplier),
+            "accounting": view.spec.privacy.accounting,
+            "participation": str(view.facts.participation),
+            "keeps_updates": view.spec.keep.updates_every > 0,
+            "keeps_statistics": view.spec.keep.kept_statistics if method.name == CLOSED_FORM else None,
+            "psi": finite_or_text(max((statement.psi for statement in new), default=0.0)),
+            "psi_star": hidden_sensitivity(self.noise_std, self.multiplier),
+            "subjects": [statement.to_mapping() for statement in new],
+            "earlier_subjects": [statement.to_mapping() for statement in earlier],
+            "node": view.path.nodes[self.source_depth].node,
+            "noise_node": request.noise_node or 0,
+            "final_node": final_node,
+            "rounds": self.reader.nodes_by_number()[final_node].node.position,
+            "models": committed,
+            "commitments": {name: model["commitment"] for name, model in committed.items()},
+            "erased_nodes": rolled_back.get("dropped_models", []),
+            "remaining_nodes": rolled_back["remaining_models"],
+            "solve": None if solve is None else {name: solve[name] for name in SOLVE_FIELDS},
+            "ledger": {
+                "seq": ledger.seq,
+                "head": ledger.hash.hex(),
+                "time": ledger.time,
+                "signature": ledger_signature,
+            },
+            "received": request.received,
+            "carried_out": request.carried_out or "",
+            "issued": issued,
+            "versions": json.loads(self.reader.value("versions")),
+        }
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
@@ -285,11 +306,6 @@ def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) ->
     raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
 
-def _versions(reader: RunReader) -> dict[str, str]:
-    result: dict[str, str] = json.loads(reader.value("versions"))
-    return result
-
-
 def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> None:
     """Certify the current model for a request whose rounds are done."""
     request, final = row.request, writer.tip
@@ -297,27 +313,18 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
     rolled_back = payload_of_request(writer, request, "rolled back")
     models = _certified_models(writer, row, rolled_back)
-    last = writer.events()[-1]
-    facts = recorded.facts(
-        final_node=final,
-        models=models,
-        erased=tuple(rolled_back.get("dropped_models", [])),
-        remaining=tuple(rolled_back["remaining_models"]),
-        ledger=last,
-        # That of the event itself, unless the event is a rotation, which the old key has signed.
-        ledger_signature=(writer.signer().sign(writer.value("run"), last) or b"").hex(),
-        issued=writer.now(),
-    )
-    public_key = writer.value("public_key")
+    last, public_key = writer.events()[-1], writer.value("public_key")
+    # That of the event itself, unless the event is a rotation, which the old key has signed.
+    signature = (writer.signer().sign(writer.value("run"), last) or b"").hex()
+    body = recorded.auditor_form(models, last, signature, writer.now())
     certificates = {
-        (request, "auditor"): keys.sign(writer.folder, auditor_form(facts), public_key),
-        (request, "public"): keys.sign(writer.folder, public_form(facts), public_key),
+        (request, form["form"]): keys.sign(writer.folder, form, public_key) for form in (body, public_form(body))
     }
     payload = {
         "request": request,
         "actor": actor_name(),
         "final_node": final,
-        "level": facts.level,
+        "level": body["level"],
         "run": {"phase": "ready"},
         "certified_models": models,
         "bytes_kept": recorded.method.bytes_kept(RunView(writer)),

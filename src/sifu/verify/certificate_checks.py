@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
-from sifu.core.certificate import SOLVE_FIELDS, STATED_TERMS, Start, auditor_form, public_form
+from sifu.core.certificate import MODELS, SOLVE_FIELDS, STATED_TERMS, Start, public_form
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
@@ -32,7 +32,6 @@ Check = Callable[[Any], bool]
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SIGNATURE = re.compile(r"[0-9a-f]{128}")
-MODELS = ("source_model", "noised_model", "final_model")
 
 
 def _text(value: Any) -> bool:
@@ -232,9 +231,7 @@ def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
         yield f"certificates: {path.name}: {name} is {said(stated)}, the issued certificate says {said(issued)}"
 
 
-def check_statements(
-    reader: RunReader, request: RequestRow, recorded: RecordedRequest, rolled: dict[str, Any]
-) -> Iterator[str]:
+def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """Both forms of the certificate, field by field."""
     ledger, stored = ReplayedLedger.of(reader), reader.certificates(request.request)
     done = payload_of_request(reader, request.request, "request done")
@@ -248,7 +245,7 @@ def check_statements(
     for model in done["certified_models"].values():
         if ledger.model_digests.get(model["node"]) != model["digest"]:
             yield f"certificate {request.request}: model {model['node']} is not the one that was recorded"
-    for form, build in (("auditor", auditor_form), ("public", public_form)):
+    for form in ("auditor", "public"):
         text = stored.get((request.request, form))
         if text is None:
             continue  # reported above
@@ -262,19 +259,12 @@ def check_statements(
             ledger.certificates[request.request, form][1],
             str(body["ledger"].get("signature")),
         )
-        facts = recorded.facts(
-            final_node=int(done["final_node"]),
-            models=done["certified_models"],
-            erased=tuple(rolled.get("dropped_models", [])),
-            remaining=tuple(rolled["remaining_models"]),
-            ledger=event,
-            ledger_signature=stated.signature if stated.holds else (event.signature or b"").hex(),
-            issued=str(body["issued"]),
-        )
-        expected = json.loads(json.dumps(build(facts)))
+        signature = stated.signature if stated.holds else (event.signature or b"").hex()
+        recomputed_form = recorded.auditor_form(done["certified_models"], event, signature, str(body["issued"]))
+        expected = json.loads(json.dumps(recomputed_form if form == "auditor" else public_form(recomputed_form)))
         if type(body.get("wording")) is int and 1 <= body["wording"] <= WORDING:
             expected["wording"] = body["wording"]  # that of its time: sentences are no part of a certificate
         for name, says, recomputed in differing(body, expected):
             yield f"certificate {request.request} ({form}): {name} says {said(says)}, recomputed {said(recomputed)}"
-        if form == "auditor" and request.level != facts.level:
-            yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"
+        if form == "auditor" and request.level != (level := expected["level"]):
+            yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {level!r}"

@@ -135,7 +135,7 @@ def _check_request(
     yield from check_choice_of_method(request, recorded, content)
     yield from _check_rounds(reader, request, recorded)
     if request.status == "done":
-        yield from check_statements(reader, request, recorded, content)
+        yield from check_statements(reader, request, recorded)
 
 
 def _check_what_is_left(
