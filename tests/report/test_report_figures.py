@@ -9,18 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sifu.plots.accuracy_figure import fewer, rounds_message
-from sifu.plots.psi_figure import draw_history, history_message, mark_step
-from sifu.plots.run_data import AccuracyTrace, Branch, ReportData
 from sifu.plots.style import figure_bytes, plain
 from sifu.report import collect
+from sifu.report.accuracy_figure import fewer, rounds_message
 from sifu.report.collect import FIGURES
+from sifu.report.psi_figure import draw_history, history_message, mark_step
+from sifu.report.run_data import AccuracyTrace, Branch, ReportData, ReportedRequest
 from sifu.report.words import attacker_words, promise, strength, verdict
 
 
 @pytest.fixture(scope="module")
 def busy(busy_run: Path) -> ReportData:
     return collect(busy_run)
+
+
+def with_target(
+    request: ReportedRequest, *, reached: bool, scratch_rounds: int = 6, scratch_reached: bool = True
+) -> ReportedRequest:
+    """A request that had a target: whether it was reached, and by Scratch in how many rounds."""
+    after, scratch = request.measured.remaining_after, request.measured.scratch
+    assert after is not None
+    if scratch is not None:
+        scratch = replace(scratch, rounds=scratch_rounds, reached=scratch_reached)
+    measured = replace(request.measured, remaining_after=replace(after, accuracy=0.95 if reached else 0.5))
+    return replace(request, target=0.9, measured=replace(measured, scratch=scratch))
 
 
 def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
@@ -48,10 +60,8 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
         np.minimum(np.arange(count + 1) // max(rounds, 1), requests),
         tuple((rounds * number, number) for number in range(1, requests + 1)),
     )
-    copies = tuple(
-        replace(data.requests[0], request=f"r{number}", rounds=rounds, reached=True, scratch_rounds=rounds * 4)
-        for number in range(1, requests + 1)
-    )
+    compared = with_target(data.requests[0], reached=True, scratch_rounds=rounds * 4)
+    copies = tuple(replace(compared, request=f"r{number}", rounds=rounds) for number in range(1, requests + 1))
     return replace(
         data,
         branches=tuple(branches),
@@ -142,10 +152,15 @@ def test_psi_at_the_chosen_model_is_what_the_certificate_says(busy: ReportData) 
 
 
 def test_rounds_are_compared_where_both_reached_the_target(busy: ReportData) -> None:
-    data = replace(stretched(busy, 3, 10), target=0.9)
+    data = stretched(busy, 3, 10)
     assert rounds_message(data) == "Forgetting took 30 rounds, from scratch it takes 120: 4.0x fewer"
     assert verdict(data) == "3 requests, 3 clients forgotten, all certified as proven; 30 rounds instead of 120."
-    stopped = replace(data, requests=tuple(replace(request, scratch_reached=False) for request in data.requests))
+    stopped = replace(
+        data,
+        requests=tuple(
+            with_target(request, reached=True, scratch_rounds=40, scratch_reached=False) for request in data.requests
+        ),
+    )
     assert "instead of at least 120" in verdict(stopped)
 
 
@@ -156,7 +171,7 @@ def test_a_fixed_number_of_rounds_compares_nothing(busy: ReportData) -> None:
 
 
 def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportData) -> None:
-    short = tuple(replace(request, reached=False) for request in busy.requests)
+    short = tuple(with_target(request, reached=False) for request in busy.done)
     data = replace(busy, requests=short)
     assert "fewer" not in rounds_message(data)
     assert "instead of" not in verdict(data)

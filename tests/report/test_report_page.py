@@ -254,9 +254,10 @@ def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
 )
 def test_the_accuracy_of_the_forgotten_has_a_verdict(after: float, scratch: float | None, words: str) -> None:
     """100 samples: two equal models differ by up to 11 points by chance at 80 %."""
-    import types
-
     from sifu.report.words import forgotten_verdict
+    from sifu.requests.outcome import Measured
+    from sifu.store.projection import ComparisonRow, EvaluationRow
 
-    request = types.SimpleNamespace(forgotten_after=after, scratch_forgotten=scratch, forgotten_samples=100)
-    assert forgotten_verdict(request).startswith(words)  # type: ignore[arg-type]
+    row = EvaluationRow(1, "forgotten:r", 100, after, 0.0)
+    compared = None if scratch is None else ComparisonRow("r", "scratch", 5, True, 0.9, scratch)
+    assert forgotten_verdict(Measured(row, row, None, None, compared)).startswith(words)

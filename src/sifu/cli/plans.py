@@ -177,8 +177,8 @@ def show_plan(plan: Plan, picture: Path | None, as_json: bool, everything: bool)
 
 def draw_picture(plan: Plan, file: Path) -> None:
     """The plan's curve as a picture."""
-    from sifu.plots.psi_figure import draw_plan
     from sifu.plots.style import figure_bytes
+    from sifu.report.psi_figure import draw_plan
     from sifu.store.files import write_atomically
 
     kind = file.suffix.lower().lstrip(".")

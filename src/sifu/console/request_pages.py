@@ -166,8 +166,8 @@ async def figure(request: Request) -> Response:
 
 
 def _draw(desk: Desk, who: Token, key: str, status: Any, phone: bool) -> bytes:
-    from sifu.plots.psi_figure import draw_plan
     from sifu.plots.style import figure_bytes, narrow_figures
+    from sifu.report.psi_figure import draw_plan
 
     if not who.may("see"):
         raise InputError("this figure is not for your roles")

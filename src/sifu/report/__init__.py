@@ -8,9 +8,9 @@
 To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.collect`.
 """
 
-from sifu.plots.run_data import ReportData
 from sifu.report.collect import collect
 from sifu.report.evidence import write_evidence
 from sifu.report.page import write_report
+from sifu.report.run_data import ReportData
 
 __all__ = ["ReportData", "collect", "write_evidence", "write_report"]

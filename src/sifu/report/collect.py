@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sifu.api.status import groups_of
+from sifu.api.status import RunStatus, status_of
 from sifu.core.method_info import method_info
-from sifu.plots.accuracy_figure import (
+from sifu.report.accuracy_figure import (
     accuracy_message,
     before_after_message,
     draw_accuracy,
@@ -20,15 +20,14 @@ from sifu.plots.accuracy_figure import (
     draw_rounds,
     rounds_message,
 )
-from sifu.plots.psi_figure import draw_history, draw_psi, history_message, psi_message
-from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
-from sifu.requests.outcome import Measured
+from sifu.report.psi_figure import draw_history, draw_psi, history_message, psi_message
+from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
+from sifu.requests.outcome import Measured, accuracy_of
 from sifu.run.run_view import ACTIVE, RunView
-from sifu.store.client_accuracy import read_held_out
 from sifu.store.kept_outside import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
-from sifu.store.reader import RunReader, clients_now, plain_names
-from sifu.theory.calibration import hidden_sensitivity, true_positive_rate
+from sifu.store.reader import RunReader
+from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
 
@@ -105,7 +104,7 @@ class FigureKind:
 
     def explained(self, data: ReportData) -> str:
         """The caption that fits what was recorded."""
-        scratch = any(request.scratch_rounds is not None for request in data.done)
+        scratch = any(request.measured.scratch is not None for request in data.done)
         return self.caption if scratch or not self.caption_without_scratch else self.caption_without_scratch
 
 
@@ -166,39 +165,22 @@ def collect(run_folder: str | Path) -> ReportData:
 
 def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
+    status = status_of(view)
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
-    rounds_before = _rounds_before(nodes)
-    tip = nodes[reader.tip]
-    at_tip = evaluations.get(tip.node)
-    events, groups = reader.events(), groups_of(view)
+    events = reader.events()
     return ReportData(
         run=reader.value("run"),
-        folder=str(reader.folder),
-        phase=reader.phase,
-        model_kind=view.spec.model.kind,
-        parameters=sum(int(np.prod(shape)) for shape in reader.layout.shapes),
-        client_count=len(clients_now(reader)),
-        active_count=int(view.active.size),
+        status=status,
         training_rounds=max(node.position for node in nodes.values() if node.branch == 0),
-        rounds_in_all=sum(1 for node in nodes.values() if node.kind == "round") + _rounds_apart(nodes.values()),
-        target=view.spec.stop.target,
-        accuracy=at_tip.accuracy if at_tip and view.spec.has_accuracy else None,
-        branches=_branches(nodes, on_path, rounds_before, view.requests),
-        requests=_requests(reader, view, nodes),
+        rounds_in_all=status.rounds_run + _rounds_apart(nodes.values()),
+        branches=_branches(nodes, on_path, _rounds_before(nodes), view.requests),
+        requests=_requests(reader, view, status, nodes),
         psi_panels=_psi_panels(reader, view),
         trace=_trace(nodes, evaluations),
         models=tuple(
-            KeptModel(
-                row.node,
-                nodes[row.node].branch,
-                nodes[row.node].position,
-                row.node in on_path,
-                row.node == tip.node,
-                row.bytes,
-                row.psi_max,
-            )
+            (row, nodes[row.node], _use(row.node == reader.tip, row.node in on_path))
             for row in reader.models().values()
             if nodes[row.node].kind != "group"
         ),
@@ -206,9 +188,12 @@ def _collect(reader: RunReader) -> ReportData:
         last_event=events[-1].time if events else "",
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
-        groups=(len(groups), sum(group.finished for group in groups)) if groups else None,
-        held_out=read_held_out(reader.folder, tip.node),
     )
+
+
+def _use(current: bool, on_path: bool) -> str:
+    """What a model on disk is for."""
+    return "current model" if current else "kept to go back to" if on_path else "not in use"
 
 
 def _rounds_apart(nodes: Iterable[PathNode]) -> int:
@@ -279,58 +264,28 @@ def _trace(nodes: Mapping[int, PathNode], evaluations: Mapping[int, EvaluationRo
     )
 
 
-def _requests(reader: RunReader, view: RunView, nodes: Mapping[int, PathNode]) -> tuple[Request, ...]:
-    certificates = {key: json.loads(text) for key, text in reader.certificates().items()}
+def _requests(
+    reader: RunReader, view: RunView, status: RunStatus, nodes: Mapping[int, PathNode]
+) -> tuple[ReportedRequest, ...]:
     last = {node.branch: node.position for node in nodes.values()}
-    target, result = view.spec.stop.target, []
-    for row in view.requests:
+    result = []
+    for row, request in zip(view.requests, status.requests, strict=True):
         source = nodes.get(row.source_node) if row.source_node is not None else None
-        auditor, measured = certificates.get((row.request, "auditor"), {}), Measured.of(reader, row)
-        after, scratch = measured.remaining_after, measured.scratch
-        result.append(
-            Request(
-                request=row.request,
-                status=row.status,
-                clients=plain_names(reader, row.clients),
-                method=row.method,
-                epsilon=row.terms.epsilon,
-                delta=row.terms.delta,
-                unit=row.terms.unit,
-                scope=row.terms.scope,
-                received=row.received,
-                level=row.level,
-                sigma=row.noise_std,
-                attacker=_attacker(row, auditor.get("body")),
-                rollback=None if source is None else (source.branch, source.position),
-                rounds=last.get(row.request_order or 0, 0) if row.request_order else 0,
-                accuracy=_accuracy(after) if view.spec.has_accuracy else None,
-                reached=None if after is None or target <= 0 else after.accuracy >= target,
-                scratch_rounds=scratch.rounds if scratch else None,
-                scratch_reached=bool(scratch and (scratch.reached or target <= 0)),
-                scratch_forgotten=scratch.forgotten_accuracy if scratch else None,
-                forgotten_samples=measured.forgotten_before.samples if measured.forgotten_before else None,
-                forgotten_before=_accuracy(measured.forgotten_before),
-                forgotten_after=_accuracy(measured.forgotten_after),
-                remaining_before=_accuracy(measured.remaining_before),
-                remaining_after=_accuracy(after),
-                certificate=auditor.get("body"),
-                signature=str(auditor.get("signature", "")),
-            )
+        measured = Measured.of(reader, row)
+        auditor = json.loads(reader.certificates(row.request).get((row.request, "auditor"), "{}"))
+        reported = ReportedRequest(
+            **vars(request),
+            noise_std=row.noise_std,
+            rollback=None if source is None else (source.branch, source.position),
+            rounds=last.get(row.request_order, 0) if row.request_order else 0,
+            accuracy=accuracy_of(measured.remaining_after) if view.spec.has_accuracy else None,
+            target=status.target,
+            measured=measured,
+            certificate=auditor.get("body"),
+            signature=str(auditor.get("signature", "")),
         )
+        result.append(reported)
     return tuple(result)
-
-
-def _accuracy(evaluation: EvaluationRow | None) -> float | None:
-    return None if evaluation is None else evaluation.accuracy
-
-
-def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
-    """The true-positive rate an attacker can reach at 1 % false positives, the budget used in full."""
-    if row.level == "exact":
-        return 0.01  # blind guessing: the models were never touched
-    if certificate is not None and row.level != "none":
-        return float(certificate["attacker_true_positive_rate_at_1_percent"])
-    return true_positive_rate(1.0 / row.terms.multiplier)
 
 
 def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:

@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
-from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report.collect import FIGURES, collect
+from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, templates, verdict
 from sifu.store.files import private_folder, write_atomically
 from sifu.version import __version__
@@ -43,10 +43,10 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     environment.filters.update(moment=moment, counted=counted)
     return environment.get_template("report.html").render(
         data=data,
-        title=data.folder.rstrip("/").rsplit("/", 1)[-1] or data.run,
+        title=data.status.run.rstrip("/").rsplit("/", 1)[-1] or data.run,
         style=Markup(files("sifu.report").joinpath("report.css").read_text(encoding="utf-8")),
         verdict=verdict(data),
-        unfinished=UNFINISHED.get(data.phase, f"The run is {data.phase}."),
+        unfinished=UNFINISHED.get(data.status.phase, f"The run is {data.status.phase}."),
         facts=_facts(data),
         figures=list(_figures(data, drawings)),
         articles=[certificate_article(request) for request in data.requests],
@@ -54,29 +54,30 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
         request_heads=REQUEST_HEADS,
         request_rows=[_request_row(request) for request in data.requests],
         model_rows=_model_rows(data),
-        folder_word=shlex.quote(data.folder),
+        folder_word=shlex.quote(data.status.run),
         version=__version__,
     )
 
 
 def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     """Name, value and note of each number at the top."""
-    target = f"target {100 * data.target:g} %" if data.target > 0 else "no target"
+    target = f"target {100 * data.status.target:g} %" if data.status.target > 0 else "no target"
     rounds = sum(request.rounds for request in data.requests)
-    stored = sum(model.bytes for model in data.models)
-    held = data.held_out
+    stored = sum(row.bytes for row, _, _ in data.models)
+    active = sum(client.state == "active" for client in data.status.clients)
+    held = data.status.held_out
     held_out: list[tuple[str, str, str]] = []
     if held is not None and held.accuracy is not None:
         held_out = [("Held-out accuracy", percent(held.accuracy), held.where + (held.details and f"; {held.details}"))]
     elif held is not None:
         held_out = [("Held-out mean squared error", f"{held.mean_squared_error:.4g}", held.where)]
     return [
-        ("Clients that remain", f"{data.active_count:,}", f"of {data.client_count:,}"),
+        ("Clients that remain", f"{active:,}", f"of {len(data.status.clients):,}"),
         ("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done"),
         *held_out,
-        ("Training accuracy", percent(data.accuracy), f"{TRAINING_DATA}; {target}"),
+        ("Training accuracy", percent(data.status.accuracy), f"{TRAINING_DATA}; {target}"),
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
-        ("Model", data.model_kind, counted(data.parameters, "parameter")),
+        ("Model", data.status.model, counted(data.status.parameters, "parameter")),
         ("Models kept", f"{len(data.models):,}", byte_size(stored)),
     ]
 
@@ -94,7 +95,7 @@ def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Ma
 
 def _small_print(name: str, data: ReportData) -> str:
     if name == "before-after":
-        verdicts = [forgotten_verdict(request) for request in data.done]
+        verdicts = [forgotten_verdict(request.measured) for request in data.done]
         within = sum(verdict.startswith("within") for verdict in verdicts)
         outside = sum(verdict.startswith("not within") for verdict in verdicts)
         told = (
@@ -103,13 +104,14 @@ def _small_print(name: str, data: ReportData) -> str:
             if within + outside
             else " Without a comparison with Scratch the left side has no yardstick: a low accuracy proves nothing."
         )
-        fewest = min((request.forgotten_samples for request in data.done if request.forgotten_samples), default=None)
+        measured = (request.measured.forgotten_before for request in data.done)
+        fewest = min((row.samples for row in measured if row and row.samples), default=None)
         if fewest is not None and fewest < 200:
             step = 100 / fewest
             return f"{told} With only {counted(fewest, 'sample')}, one of them is worth {step:.1f} points."
         return told
     if name == "psi":
-        rolled_back = sum(1 for request in data.requests if request.sigma is not None and request.rollback is not None)
+        rolled_back = sum(request.noise_std is not None and request.rollback is not None for request in data.requests)
         if rolled_back > len(data.psi_panels):
             return (
                 f" The latest {len(data.psi_panels)} of {rolled_back:,} requests are drawn; the table has all of them."
@@ -120,13 +122,13 @@ def _small_print(name: str, data: ReportData) -> str:
 def _model_rows(data: ReportData) -> list[tuple[str, ...]]:
     return [
         (
-            _model_name(model.branch, model.position),
-            f"{model.node:,}",
-            "current model" if model.current else ("kept to go back to" if model.on_path else "not in use"),
-            f"{model.psi_max:.4g}",
-            byte_size(model.bytes),
+            _model_name(node.branch, node.position),
+            f"{row.node:,}",
+            use,
+            f"{row.psi_max:.4g}",
+            byte_size(row.bytes),
         )
-        for model in data.models
+        for row, node, use in data.models
     ]
 
 
@@ -135,7 +137,7 @@ def _model_name(branch: int, position: int) -> str:
     return f"{where}, round {position:,}"
 
 
-def _request_row(request: Request) -> Sequence[str]:
+def _request_row(request: ReportedRequest) -> Sequence[str]:
     certificate = request.certificate or {}
     went_back = "–" if request.rollback is None else _model_name(*request.rollback)
     if request.rollback is None and request.done:
@@ -147,7 +149,7 @@ def _request_row(request: Request) -> Sequence[str]:
         request.level or ("waiting" if waits else request.status),
         f"{request.epsilon:g}",
         f"{request.delta:g}",
-        "–" if request.sigma is None else f"{request.sigma:.4g}",
+        "–" if request.noise_std is None else f"{request.noise_std:.4g}",
         _short_number(certificate.get("psi")),
         _short_number(certificate.get("psi_star")),
         went_back,

@@ -13,9 +13,10 @@ from markupsafe import Markup
 from sifu.core import wording
 from sifu.core.request_terms import terms_words
 from sifu.core.wording import COUNTERFACTUAL, EXACT_LIMIT, CertificateWords, exact_words, forgotten_words, words_of
-from sifu.plots.accuracy_figure import fewer
-from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
+from sifu.report.accuracy_figure import fewer
+from sifu.report.run_data import ReportData, ReportedRequest
+from sifu.requests.outcome import Measured, accuracy_of
 
 LEVEL_WORDS = {
     "exact": "Exact: what was to be forgotten has no part in the model training went on from.",
@@ -67,17 +68,17 @@ def verdict(data: ReportData) -> str:
         text += f" After {counted(missed, 'request')} the model did not get back to its target accuracy."
     if not data.requests:
         text = "No client has asked to be forgotten."
-        if data.phase == "training":
+        if data.status.phase == "training":
             text += f" Training has not finished: {counted(data.training_rounds, 'round')} so far."
         else:
             text += f" The model was trained for {counted(data.training_rounds, 'round')}."
-    if data.groups:
-        count, finished = data.groups
+    if data.status.groups:
+        count, finished = len(data.status.groups), sum(group.finished for group in data.status.groups)
         text += f" Clients trained apart in {count:,} groups at first; {finished:,} of them can be merged by a request."
     return text.strip()
 
 
-def _done_words(done: tuple[Request, ...]) -> str:
+def _done_words(done: tuple[ReportedRequest, ...]) -> str:
     levels = Counter(request.level or "none" for request in done)
     certified = sum(len(request.clients) for request in done if (request.level or "none") != "none")
     removed = sum(len(request.clients) for request in done) - certified
@@ -104,7 +105,7 @@ def strength(attacker: float) -> str:
     return "moderate" if attacker <= MODERATE_UP_TO else "weak"
 
 
-def promise(request: Request) -> str:
+def promise(request: ReportedRequest) -> str:
     """What was promised to whom."""
     if request.level == "none":
         return (
@@ -115,8 +116,8 @@ def promise(request: Request) -> str:
         whom = "the clients" if len(request.clients) > 1 else "the client"
         records = (request.certificate or {}).get("records")
         return f"{exact_words(whom, request.method, records)}; {EXACT_LIMIT}."
-    seen = "every model released after this request" if request.scope == "all" else "the latest released model"
-    whom = "the group as a whole" if request.unit == "joint" else "each of these clients separately"
+    seen = "every model released after this request" if request.terms.scope == "all" else "the latest released model"
+    whom = "the group as a whole" if request.terms.unit == "joint" else "each of these clients separately"
     if len(request.clients) == 1:
         whom = "the client"
     to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
@@ -126,18 +127,19 @@ def promise(request: Request) -> str:
     )
 
 
-def attacker_words(request: Request) -> str:
+def attacker_words(request: ReportedRequest) -> str:
     """What a budget lets an attacker do."""
-    if request.level is None or request.level == "none":
+    rate = (request.certificate or {}).get("attacker_true_positive_rate_at_1_percent")
+    if request.level is None or request.level == "none" or rate is None:
         return ""
-    words = wording.attacker_words(request.level, request.attacker, request.scope)
+    words = wording.attacker_words(request.level, rate, request.terms.scope)
     if request.level == "exact":
         return words
-    promise = f"This is a {strength(request.attacker)} promise."
+    promise = f"This is a {strength(rate)} promise."
     return f"{words} (Guessing blindly: 1 %. No protection: up to 100 %.) {promise}"
 
 
-def status_words(request: Request) -> str:
+def status_words(request: ReportedRequest) -> str:
     """Where a request stands that is not done."""
     if request.status == "running":
         return (
@@ -152,7 +154,7 @@ def status_words(request: Request) -> str:
     )
 
 
-def rounds_words(request: Request) -> str:
+def rounds_words(request: ReportedRequest) -> str:
     """Rounds taken, against Scratch's where they are known."""
     if request.scratch_rounds is None:
         return f"{request.rounds:,}"
@@ -177,13 +179,17 @@ def moment(time: str) -> str:
     return f"{time[:10]} {time[11:16]} UTC" if len(time) == 20 and time.endswith("Z") else time
 
 
-def forgotten_verdict(request: Request) -> str:
+def forgotten_verdict(measured: Measured) -> str:
     """Whether the accuracy on the forgotten is that of Scratch, within what chance allows on so few samples.
 
     Two models that are equally good differ on n samples by chance, with a standard deviation of at most sqrt(2 p (1-p)
     / n); twice that is taken as the spread.
     """
-    after, scratch, samples = request.forgotten_after, request.scratch_forgotten, request.forgotten_samples
+    before, after = measured.forgotten_before, accuracy_of(measured.forgotten_after)
+    samples, scratch = (
+        before.samples if before else 0,
+        measured.scratch.forgotten_accuracy if measured.scratch else None,
+    )
     if after is None or not samples:
         return "not measured"
     if scratch is None:
@@ -202,7 +208,7 @@ STATES = {"running": "in progress", "refused": "refused", "withdrawn": "withdraw
 """What a request without a certificate is called; any other waits."""
 
 
-def certificate_article(request: Request) -> dict[str, Any]:
+def certificate_article(request: ReportedRequest) -> dict[str, Any]:
     """One request for `macros.html`: what was promised to whom, on which premises, what is not covered or erased."""
     level = request.level if request.done else None
     body = request.certificate
@@ -261,7 +267,8 @@ def _erased(words: CertificateWords, body: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _figures(request: ReportedRequest, body: Mapping[str, Any]) -> list[tuple[str, object]]:
+    measured = request.measured
     return [
         ("The guarantee", words_of(body).guarantee),
         ("Noise σ", _number(body.get("sigma"))),
@@ -281,12 +288,12 @@ def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, objec
         ("Rounds", rounds_words(request)),
         (
             "Accuracy of the forgotten, before and after",
-            f"{percent(request.forgotten_before)}, {percent(request.forgotten_after)}",
+            ", ".join(percent(accuracy_of(row)) for row in (measured.forgotten_before, measured.forgotten_after)),
         ),
-        ("Is that what Scratch would have?", forgotten_verdict(request)),
+        ("Is that what Scratch would have?", forgotten_verdict(request.measured)),
         (
             "Accuracy of who remains, before and after",
-            f"{percent(request.remaining_before)}, {percent(request.remaining_after)}",
+            ", ".join(percent(accuracy_of(row)) for row in (measured.remaining_before, measured.remaining_after)),
         ),
         ("Received, carried out, issued", _joined(body, " · ", "received", "carried_out", "issued")),
         ("Ledger event", f"{body.get('ledger', {}).get('seq', '')}"),
@@ -294,7 +301,7 @@ def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, objec
     ]
 
 
-def _digests(request: Request, body: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _digests(request: ReportedRequest, body: Mapping[str, Any]) -> list[tuple[str, object]]:
     models = body.get("models", {})
     return [
         *((f"Commitment, {name.replace('_', ' ')}", model.get("commitment", "")) for name, model in models.items()),

@@ -108,6 +108,11 @@ class Measured:
         )
 
 
+def accuracy_of(evaluation: EvaluationRow | None) -> float | None:
+    """The accuracy that was measured, if it was."""
+    return None if evaluation is None else evaluation.accuracy
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one request. `records` counts those of its one client, None where clients were forgotten whole.

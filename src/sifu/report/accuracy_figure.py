@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import (
     BLUE,
     FAINT,
@@ -27,11 +26,14 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.run_data import ReportData, ReportedRequest
+from sifu.requests.outcome import Measured, accuracy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Values = tuple[tuple[float | None, float | None], tuple[float | None, float | None], float | None]
 MOST_ROWS = 30
 MOST_POINTS = 1500
 MOST_LINES = 40
@@ -40,35 +42,33 @@ MOST_LINES = 40
 @styled
 def draw_before_after(data: ReportData) -> Figure:
     """A dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
-    done = [
-        request for request in data.done if request.forgotten_before is not None or request.remaining_before is not None
-    ]
+    done = [request for request in data.done if request.measured.forgotten_before or request.measured.remaining_before]
     if not done:
         return empty_figure(before_after_message(data), "no request has been carried out yet")
     shown = done[-MOST_ROWS:]
     grid = (2, 1) if is_narrow() else (1, 2)
     figure = new_figure(0.75 + grid[0] * (0.8 + len(shown) * (0.42 if len(shown) <= 12 else 0.27)))
     left, right = figure.subplots(*grid, sharey=True, sharex=True)
-    scratch = any(request.scratch_forgotten is not None for request in shown)
-    for line, request in enumerate(shown):
-        if request.scratch_forgotten is not None:
-            left.plot([100 * request.scratch_forgotten], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
-        _dumbbell(left, -line, request.forgotten_before, request.forgotten_after, VERMILLION)
-        _dumbbell(right, -line, request.remaining_before, request.remaining_after, BLUE)
+    values = [_accuracies(request.measured) for request in shown]
+    for line, (forgotten, remaining, scratch) in enumerate(values):
+        if scratch is not None:
+            left.plot([100 * scratch], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
+        _dumbbell(left, -line, *forgotten, VERMILLION)
+        _dumbbell(right, -line, *remaining, BLUE)
     for axes, title in ((left, "Clients that were forgotten"), (right, "Clients that remain")):
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xlabel("Accuracy in %")
         only_ticks(axes, grid="x")
         axes.grid(True, axis="y", color=FAINT, linewidth=0.6)
         axes.spines["left"].set_visible(False)
-    if data.target > 0:
-        right.axvline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    if data.status.target > 0:
+        right.axvline(100 * data.status.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     left.set_yticks([-line for line in range(len(shown))], labels=[plain(request.request) for request in shown])
     for text in left.get_yticklabels():
         text.set(parse_math=False, color=INK)
     left.set_ylim(-len(shown) + 0.4, 0.6)
-    left.set_xlim(*_range_of(shown, data.target))
-    _legend(figure, scratch=scratch, target=data.target)
+    left.set_xlim(*_range_of(values, data.status.target))
+    _legend(figure, scratch=any(scratch is not None for _, _, scratch in values), target=data.status.target)
     headline(figure, before_after_message(data))
     return figure
 
@@ -76,9 +76,9 @@ def draw_before_after(data: ReportData) -> Figure:
 def before_after_message(data: ReportData) -> str:
     """What the dumbbells show, in one sentence."""
     changes = [
-        request.remaining_after - request.remaining_before
+        after.accuracy - before.accuracy
         for request in data.done
-        if request.remaining_after is not None and request.remaining_before is not None
+        if (after := request.measured.remaining_after) and (before := request.measured.remaining_before)
     ]
     if not changes:
         return "Accuracy before and after each request"
@@ -91,19 +91,16 @@ def before_after_message(data: ReportData) -> str:
     return f"The clients that remain lost up to {-worst:.1f} points of accuracy"
 
 
-def _range_of(shown: list[Request], target: float) -> tuple[float, float]:
-    percents = [
-        100 * value
-        for request in shown
-        for value in (
-            request.forgotten_before,
-            request.forgotten_after,
-            request.remaining_before,
-            request.remaining_after,
-            request.scratch_forgotten,
-        )
-        if value is not None
-    ] + ([100 * target] if target > 0 else [])
+def _accuracies(measured: Measured) -> Values:
+    """Before and after on the forgotten and on who remains, and that of Scratch on the forgotten."""
+    forgotten = accuracy_of(measured.forgotten_before), accuracy_of(measured.forgotten_after)
+    remaining = accuracy_of(measured.remaining_before), accuracy_of(measured.remaining_after)
+    return forgotten, remaining, measured.scratch.forgotten_accuracy if measured.scratch else None
+
+
+def _range_of(values: list[Values], target: float) -> tuple[float, float]:
+    shown = [value for forgotten, remaining, scratch in values for value in (*forgotten, *remaining, scratch)]
+    percents = [100 * value for value in shown if value is not None] + ([100 * target] if target > 0 else [])
     middle, half = (min(percents) + max(percents)) / 2, max(5.0, 0.58 * (max(percents) - min(percents)))
     return max(-3.0, middle - half), min(103.0, middle + half)
 
@@ -158,14 +155,14 @@ def draw_accuracy(data: ReportData) -> Figure:
             markersize=3,
             zorder=3,
         )
-    low, top = _lower_end(data, percent), max(percent.max(), 100 * data.target)
+    low, top = _lower_end(data, percent), max(percent.max(), 100 * data.status.target)
     axes.set_ylim(low, min(101.0, top + 0.12 * (top - low) + 0.5))
     axes.set_xlim(0, max(int(trace.x[-1]), data.rounds_in_all, 1) * 1.02)
     _mark_requests(axes, data)
-    if data.target > 0:
-        axes.axhline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-        place = (1.0, 100 * data.target)
-        note(axes, f"target {100 * data.target:g} %", place, (0, 3), xycoords=("axes fraction", "data"), ha="right")
+    if data.status.target > 0:
+        axes.axhline(100 * data.status.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        target, place = f"target {100 * data.status.target:g} %", (1.0, 100 * data.status.target)
+        note(axes, target, place, (0, 3), xycoords=("axes fraction", "data"), ha="right")
     if percent[0] < low:
         enters = trace.x[np.argmax(percent >= low)]
         note(axes, f"starts at {percent[0]:.0f} %", (float(enters), low), (9, 4), va="bottom")
@@ -178,16 +175,16 @@ def draw_accuracy(data: ReportData) -> Figure:
 
 def accuracy_message(data: ReportData) -> str:
     """What the curve shows, in one sentence."""
-    if data.accuracy is None:
+    if data.status.accuracy is None:
         return "Accuracy over the rounds"
-    now = f"{100 * data.accuracy:.1f} %"
-    if len(data.branches) > 1 and data.phase == "ready":
-        if data.target <= 0:
+    now = f"{100 * data.status.accuracy:.1f} %"
+    if len(data.branches) > 1 and data.status.phase == "ready":
+        if data.status.target <= 0:
             return f"After {counted(len(data.branches) - 1, 'request')} the model is at {now} accuracy"
-        if data.accuracy < data.target:
+        if data.status.accuracy < data.status.target:
             return f"Noise costs accuracy; training on has not won all of it back: {now} now"
         return f"Noise costs accuracy, training on wins it back: the model is at {now} now"
-    if data.phase == "ready":
+    if data.status.phase == "ready":
         return f"Training ended at {now} accuracy on its clients' data"
     return f"Not finished: the model is at {now} accuracy so far"
 
@@ -197,7 +194,7 @@ def _lower_end(data: ReportData, percent: np.ndarray) -> float:
     later = percent[data.trace.x >= 0.06 * data.trace.x[-1]] if percent.size > 10 else percent
     after_noise = percent[data.trace.branch > 0]
     lowest = min(later.min(), after_noise.min(initial=100.0))
-    highest = max(percent.max(), 100 * data.target)
+    highest = max(percent.max(), 100 * data.status.target)
     return float(max(0.0, lowest - max(1.0, 0.08 * (highest - lowest))))
 
 
@@ -294,7 +291,7 @@ def rounds_message(data: ReportData) -> str:
         return "Rounds spent on forgetting"
     if not compared:
         total = sum(request.rounds for request in done)
-        if data.target <= 0:
+        if data.status.target <= 0:
             return f"Forgetting took {counted(total, 'round')}, a fixed number for each request: no target was set"
         return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
     rounds = sum(request.rounds for request in compared)
@@ -304,7 +301,7 @@ def rounds_message(data: ReportData) -> str:
     return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
 
 
-def _comparison(request: Request) -> str:
+def _comparison(request: ReportedRequest) -> str:
     """How a request's rounds stand against Scratch's, where that says something."""
     if request.reached is False:
         return "target not reached"
@@ -328,7 +325,7 @@ def _draw_pair(
     note(axes, text, (rounds, upper), (4, 0), va="center", fontsize=8.5, color=INK, fontweight="bold")
 
 
-def _rounds_legend(figure: Figure, done: tuple[Request, ...]) -> None:
+def _rounds_legend(figure: Figure, done: tuple[ReportedRequest, ...]) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=BLUE, label="as it was done")]

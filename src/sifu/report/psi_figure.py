@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.plots.run_data import Branch, PsiPanel, ReportData
+from sifu.planning.plan import Plan
 from sifu.plots.style import (
     BLUE,
     FAINT,
@@ -30,6 +29,7 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.run_data import Branch, PsiPanel, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -296,23 +296,8 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
         legend_below(figure, handles, handlelength=1.8, columnspacing=1.5)
 
 
-class PlanCurve(Protocol):
-    """What the figure needs of a `Plan`; `options` are its `NoiseOption`s."""
-
-    @property
-    def noise_std(self) -> float: ...
-    @property
-    def source_rounds(self) -> int: ...
-    @property
-    def predicted_rounds(self) -> int | None: ...
-    @property
-    def scratch_rounds(self) -> int | None: ...
-    @property
-    def options(self) -> Sequence[Any]: ...
-
-
 @styled
-def draw_plan(plan: PlanCurve) -> Figure:
+def draw_plan(plan: Plan) -> Figure:
     """Predicted rounds against sigma with their interval, Scratch, and the node each sigma goes back to."""
     shown = [option for option in plan.options if option.noise_std > 0.0 and option.predicted_rounds is not None]
     figure = new_figure(3.4)

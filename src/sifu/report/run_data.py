@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sifu.core.wording import HeldOutFigures
+from sifu.api.status import RequestStatus, RunStatus
+from sifu.requests.outcome import Measured
+from sifu.store.projection import ModelRow
 from sifu.theory.arrays import Floats, Integers
+from sifu.theory.history import PathNode
 
 
 @dataclass(frozen=True)
@@ -54,33 +57,19 @@ class PsiPanel:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request with what came of it so far. `certificate` is the body of the auditor's copy, when issued."""
+class ReportedRequest(RequestStatus):
+    """A request with what came of it so far: the model it went back to, the rounds since, what was measured.
 
-    request: str
-    status: str
-    clients: tuple[str, ...]
-    method: str
-    epsilon: float
-    delta: float
-    unit: str
-    scope: str
-    received: str
-    level: str | None
-    sigma: float | None
-    attacker: float
+    `noise_std` is None before there is noise, and after a purge erased it. `certificate` is the body of the auditor's
+    copy, when issued.
+    """
+
+    noise_std: float | None
     rollback: tuple[int, int] | None
     rounds: int
     accuracy: float | None
-    reached: bool | None
-    scratch_rounds: int | None
-    scratch_reached: bool
-    scratch_forgotten: float | None
-    forgotten_samples: int | None
-    forgotten_before: float | None
-    forgotten_after: float | None
-    remaining_before: float | None
-    remaining_after: float | None
+    target: float
+    measured: Measured
     certificate: Mapping[str, Any] | None
     signature: str
 
@@ -88,6 +77,22 @@ class Request:
     def done(self) -> bool:
         """Carried out, retrained and certified."""
         return self.status == "done"
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target was reached; None without a target, or before that was measured."""
+        after = self.measured.remaining_after
+        return None if after is None or self.target <= 0 else after.accuracy >= self.target
+
+    @property
+    def scratch_rounds(self) -> int | None:
+        """The rounds of Scratch, where it was trained for comparison."""
+        return self.measured.scratch.rounds if self.measured.scratch else None
+
+    @property
+    def scratch_reached(self) -> bool:
+        """Whether Scratch reached the target, too."""
+        return self.measured.scratch is not None and (self.measured.scratch.reached or self.target <= 0)
 
     @property
     def compared(self) -> bool:
@@ -106,47 +111,25 @@ class AccuracyTrace:
 
 
 @dataclass(frozen=True)
-class KeptModel:
-    """A model file that exists."""
-
-    node: int
-    branch: int
-    position: int
-    on_path: bool
-    current: bool
-    bytes: int
-    psi_max: float
-
-
-@dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows; `groups` is how many groups there are, and how many have a finished model.
+    """Everything a report shows: where the run stands, and what its figures and tables are made of.
 
-    `accuracy` is on the active clients' training data, `held_out` on held-out rows.
+    `models` are those on disk, each with its place in the history and what it is for.
     """
 
     run: str
-    folder: str
-    phase: str
-    model_kind: str
-    parameters: int
-    client_count: int
-    active_count: int
+    status: RunStatus
     training_rounds: int
     rounds_in_all: int
-    target: float
-    accuracy: float | None
     branches: tuple[Branch, ...]
-    requests: tuple[Request, ...]
+    requests: tuple[ReportedRequest, ...]
     psi_panels: tuple[PsiPanel, ...]
     trace: AccuracyTrace
-    models: tuple[KeptModel, ...]
+    models: tuple[tuple[ModelRow, PathNode, str], ...]
     events: int
     last_event: str
     ledger_head: str
     public_key: str
-    groups: tuple[int, int] | None = None
-    held_out: HeldOutFigures | None = None
 
     @property
     def forgotten_count(self) -> int:
@@ -154,11 +137,11 @@ class ReportData:
         return sum(len(request.clients) for request in self.done if request.level not in (None, "none"))
 
     @property
-    def done(self) -> tuple[Request, ...]:
+    def done(self) -> tuple[ReportedRequest, ...]:
         """Requests that were carried out and certified."""
         return tuple(request for request in self.requests if request.done)
 
     @property
-    def compared(self) -> tuple[Request, ...]:
+    def compared(self) -> tuple[ReportedRequest, ...]:
         """Requests whose rounds can be set against Scratch's."""
         return tuple(request for request in self.requests if request.compared)
