@@ -33,7 +33,7 @@ from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.client_updates import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.engines.sim.embedded_clients import CheckedClient
-from sifu.engines.sim.local_training import LocalTraining, draw_batches
+from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread
 from sifu.engines.sim.whole_batches import WholeBatches
@@ -54,25 +54,13 @@ MASKED_BATCHES = 4
 class VectorisedTrainer:
     """Trains and evaluates the clients of a linear model, part of a block by part."""
 
-    def __init__(
-        self,
-        model: LinearModel,
-        clients: Sequence[CheckedClient],
-        training: LocalTraining,
-        dtype: str,
-        seed: int,
-        numbers: Integers,
-    ) -> None:
-        self._numbers = numbers
-        self._objective = model.objective
+    def __init__(self, model: LinearModel, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
+        self._plan, self._training, self._objective = plan, plan.training, model.objective
         self._shape = (model.features + 1, model.outputs)
-        self._training = training
-        self._seed = seed
-        width, outputs = self._shape
-        samples = np.array([client.samples for client in clients], dtype=np.int64)
-        padded = padded_rows(samples, training.batch_size)
+        (width, outputs), training = self._shape, plan.training
+        padded = padded_rows(plan.samples, training.batch_size)
         # Norms found between samples are less exact than the allowance for rounding needs (`float_rounding`).
-        may_work_between_samples = not (training.clip and dtype == "float64")
+        may_work_between_samples = not (training.clip and plan.dtype == "float64")
         self._blocks = [
             make_block(
                 clients,
@@ -80,7 +68,7 @@ class VectorisedTrainer:
                 int(padded[indices[0]]),
                 self._objective,
                 outputs,
-                TORCH_TYPES[dtype],
+                TORCH_TYPES[plan.dtype],
                 between_samples=may_work_between_samples
                 and cheaper_between_samples(int(padded[indices[0]]), width, training),
             )
@@ -223,9 +211,7 @@ class VectorisedTrainer:
             scores = torch.bmm(x, weights)
             residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights.transpose(1, 2))
             gradient = torch.bmm(x.transpose(1, 2), residual)
-            if self._training.clip:
-                norms = torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.float64)
-                gradient.mul_(self._training.clip_factor(norms).to(gradient.dtype)[:, None, None])
+            self._training.clip_gradient(gradient, dim=(1, 2))
             weights, velocity = self._training.descend(weights, gradient, velocity)
         return weights
 
@@ -266,7 +252,7 @@ class VectorisedTrainer:
         largest = part.targets.shape[2]
         if training.whole_batches(largest):
             return [(None, part.row_weights)] * steps
-        drawn = draw_batches(training, part.samples, self._seed, position, self._numbers[part.clients], steps)
+        drawn = draw_batches(training, part.samples, self._plan.seed, position, self._plan.numbers[part.clients], steps)
         weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:

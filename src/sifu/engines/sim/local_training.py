@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from sifu.core.engine import Position
+from sifu.core.randomness import keyed_generator
 from sifu.errors import InputError
 from sifu.theory.arrays import Booleans, Integers
 from sifu.theory.participation import ClientIndices, base_key, place_key, scores
@@ -91,6 +92,12 @@ class LocalTraining:
         """
         # A norm that overflowed gives NaN and not 0: the step is refused instead of left out.
         return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
+
+    def clip_gradient(self, gradient: torch.Tensor, dim: tuple[int, ...] | None = None) -> None:
+        """Scale a gradient in place, if there is a clip; those of several models each over its own dimensions `dim`."""
+        if self.clip:
+            norm = torch.linalg.vector_norm(gradient, dim=dim, keepdim=dim is not None, dtype=torch.float64)
+            gradient.mul_(self.clip_factor(norm).to(gradient.dtype))
 
     def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
         """One step from `value` along the `gradient` of the loss (clipped, without decay): new value and velocity.
@@ -184,3 +191,33 @@ def batch_sequence(
         return [np.arange(samples, dtype=np.int64)] * steps
     drawn = draw_batches(training, np.array([samples]), seed, position, np.array([client]), steps)
     return [rows[0, :count] for rows, (count,) in zip(drawn.rows, drawn.counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What every trainer of this process is told besides the data: how clients train, and what their draws depend on.
+
+    `samples` are |D_i|; `numbers` are those that batches and dropped units are drawn for, one for each client;
+    `outputs` is how many their targets need.
+    """
+
+    samples: Integers
+    numbers: Integers
+    outputs: int
+    training: LocalTraining
+    dtype: str
+    seed: int
+
+    def batches(self, position: Position, client: int, steps: int) -> list[SampleIndices]:
+        """The batches of one client's first `steps` steps in one round."""
+        samples, number = int(self.samples[client]), int(self.numbers[client])
+        return batch_sequence(self.training, samples, self.seed, position, number, steps)
+
+    def layer_seed(self, position: Position, client: int) -> int:
+        """Keys what layers draw from torch's generator in a client's round, so that it replays bit for bit."""
+        return torch_seed(self.seed, "layers", position.branch, position.round, int(self.numbers[client]))
+
+
+def torch_seed(seed: int, purpose: str, *key: int) -> int:
+    """A seed for torch's generator, keyed like every other stream."""
+    return int(keyed_generator(seed, purpose, *key).integers(2**63))

@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.randomness import keyed_generator
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
+from sifu.engines.sim.local_training import torch_seed
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallResidualNet, image_shape, mlp
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
@@ -217,11 +218,6 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
     return module
-
-
-def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """A seed for torch's generator, keyed like every other stream."""
-    return int(keyed_generator(seed, purpose, *key).integers(2**63))
 
 
 def _shared_storage(first: nn.Module, second: nn.Module) -> str:

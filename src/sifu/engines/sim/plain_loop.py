@@ -19,12 +19,11 @@ from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
-from sifu.engines.sim.local_training import LocalTraining, batch_sequence
-from sifu.engines.sim.models import Model, ModuleModel, torch_seed
+from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
+from sifu.engines.sim.models import Model, ModuleModel
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers
 from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
@@ -36,27 +35,14 @@ PROBED_APART = 0.01
 class LoopTrainer:
     """Trains and evaluates clients one by one in a single module that is reset for each of them."""
 
-    def __init__(
-        self,
-        model: Model,
-        clients: Sequence[CheckedClient],
-        outputs: int,
-        training: LocalTraining,
-        dtype: str,
-        seed: int,
-        numbers: Integers,
-        device: str = "cpu",
-    ) -> None:
-        self._model = model
-        self._numbers = numbers
-        self._training = training
-        self._seed = seed
+    def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
+        self._model, self._plan, self._training = model, plan, plan.training
         self._device = torch.device(device)
         self._data = self._put_samples(clients)
-        self._module = model.build(dtype).to(self._device)
+        self._module = model.build(plan.dtype).to(self._device)
         self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
-        self._try_forward(clients[0], outputs)
+        self._try_forward(clients[0], plan.outputs)
         self._may_remember = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         if self._may_remember:
             # Not a last layer of zeros, under which nothing shows.
@@ -104,14 +90,12 @@ class LoopTrainer:
             nesterov=training.nesterov,
             weight_decay=training.weight_decay,
         )
-        whole = training.whole_batches(x.shape[0])
-        number = int(self._numbers[client])
+        whole, plan = training.whole_batches(x.shape[0]), self._plan
         with torch.random.fork_rng(devices=[]):
-            # torch's own dropout and the like: keyed, so that a round replays bit for bit.
-            torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, number))
-            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, number, steps)):
+            torch.manual_seed(plan.layer_seed(position, client))
+            for step, batch in enumerate(plan.batches(position, client, steps)):
                 for layer, dropout in enumerate(self._dropouts):
-                    dropout.key = int(dropout_key(self._seed, position, number, step, layer))
+                    dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
                 self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
@@ -133,7 +117,7 @@ class LoopTrainer:
             np.zeros(len(clients)),
         )
         with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
-            torch.manual_seed(self._seed % 2**63)
+            torch.manual_seed(self._plan.seed % 2**63)
             for place, client in enumerate(clients):
                 x, y = self._data[int(client)]
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.randomness import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
-from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
+from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
 from sifu.core.round_stream import DrawsAhead
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
@@ -37,7 +37,7 @@ from sifu.engines.sim.embedded_clients import (
 )
 from sifu.engines.sim.float_rounding import ClientSizes, linear_curvature, round_allowance, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
-from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
@@ -57,21 +57,13 @@ from sifu.theory.rounding import norm_up
 Strategy = Literal["auto", "loop", "vectorised"]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What came of local training: the mean of all models, or the models themselves as rows."""
-
-    participants: ClientIndices
-    mean: Average | None = None
-    models: NDArray[np.floating] | None = None
-
-    def usable(self, start: Vector, limit: float) -> bool:
-        """Whether no client's model has to be refused, as far as this can be seen without looking at each of them."""
-        if self.mean is not None:
-            # No client moved further than the largest drift and the shift of the mean together.
-            reach = float(self.mean.drifts.max(initial=0.0)) + self.mean.mean_shift
-            return not self.mean.not_finite and reach <= limit
-        return self.models is not None and bool(np.isfinite(self.models - start).all())
+def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
+    """Whether no client's model has to be refused, as far as this can be seen without looking at each of them."""
+    mean = trained.average
+    if mean is None:
+        return bool(np.isfinite(np.asarray(trained.models) - start).all())
+    # No client moved further than the largest drift and the shift of the mean together.
+    return not mean.not_finite and float(mean.drifts.max(initial=0.0)) + mean.mean_shift <= limit
 
 
 class SimulatedFederation:
@@ -83,7 +75,8 @@ class SimulatedFederation:
     those that participants, batches and dropped units are drawn for, in increasing order (by default 0, 1, ...):
     clients without some of the others, or one on its own machine, draw what they would draw among all. `replies`
     says what happens to a client's model that cannot be used; by default the round stops with a sentence. `features` is
-    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`).
+    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`). `loop` makes what trains
+    one client after the other.
 
     Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
     participants, and `sizes` is what the rounding of a linear model depends on.
@@ -110,6 +103,7 @@ class SimulatedFederation:
         clipping: Clipping | None = None,
         numbers: Sequence[int] | None = None,
         replies: ReplyRules | None = None,
+        loop: Callable[[Any, Sequence[CheckedClient], TrainingPlan], LoopTrainer] = LoopTrainer,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {server_rate}")
@@ -150,13 +144,14 @@ class SimulatedFederation:
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
+        plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
         self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self.seed, self._numbers)
+            self._trainer = VectorisedTrainer(linear, checked, plan)
         elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self.seed, self._numbers)
+            self._trainer = ConvTrainer(conv_net, checked, plan)
         else:
-            self._trainer = self._loop(model, checked, outputs, training, dtype)
+            self._trainer = loop(model, checked, plan)
         self._clipping = clipping
         self.reply_rules = replies or ReplyRules()
         self._rounding: Callable[[float, ClientIndices], float] | None = None
@@ -205,17 +200,6 @@ class SimulatedFederation:
         )
         self._draws = DrawsAhead(self.facts.participation, self.participation_key)
 
-    def _loop(
-        self,
-        model: Model,
-        clients: Sequence[CheckedClient],
-        outputs: int,
-        training: LocalTraining,
-        dtype: Literal["float64", "float32"],
-    ) -> LoopTrainer:
-        """What trains any module, one client after the other."""
-        return LoopTrainer(model, clients, outputs, training, dtype, self.seed, self._numbers)
-
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
         """Of each client's samples as they were handed over: a run continues with those it was made with."""
@@ -255,18 +239,18 @@ class SimulatedFederation:
         if chosen is not places.index:
             in_order = np.sort(chosen)
             places = Places.of(in_order, self._numbers[in_order])
-        steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
         setup = RoundSetup(start, position, places, want_gram, want_updates, absent)
-        return run_round(steps, setup, self._draws.draw(setup))
+        return run_round(self, setup, self._draws.draw(setup))
 
-    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
+    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> AcceptedModels | Sequence[Reply]:
         """Train the clients that were drawn: only the mean of their models, where no one has to see each of them."""
         if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
         if self._clipping:
-            return Trained(drawn, models=self._train(setup.start, setup.position, drawn, self.training.steps))
-        samples = self.samples[drawn]
-        return Trained(drawn, mean=self._trainer.average(setup.start, setup.position, drawn, samples, setup.want_gram))
+            rows = self._train(setup.start, setup.position, drawn, self.training.steps)
+            return AcceptedModels(drawn, cast("Sequence[Vector]", rows))
+        average = self._trainer.average(setup.start, setup.position, drawn, self.samples[drawn], setup.want_gram)
+        return AcceptedModels(drawn, (), average)
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
         """What the participants send back: their models."""
@@ -279,25 +263,24 @@ class SimulatedFederation:
         ]
 
     def gate(
-        self, setup: RoundSetup, drawn: ClientIndices, collected: Trained | Sequence[Reply]
-    ) -> tuple[Trained | AcceptedModels | None, tuple[Rejection, ...]]:
+        self, setup: RoundSetup, drawn: ClientIndices, collected: AcceptedModels | Sequence[Reply]
+    ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
         """Look at every reply on its own where there is a reason to; otherwise all that was collected may be used."""
         rules = self.reply_rules
-        if isinstance(collected, Trained):
-            if rules.on_rejection == "stop" or collected.usable(setup.start, rules.limit):
+        if isinstance(collected, AcceptedModels):
+            if rules.on_rejection == "stop" or _all_usable(collected, setup.start, rules.limit):
                 return collected, ()  # `step` stops the training if a model is not finite
             collected = self.replies(setup, drawn)
         active = setup.active.index if isinstance(setup.active, Places) else setup.active
         forgotten = set(range(len(self.clients))) - set(active.tolist())
-        steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
-        return gate_replies(steps, setup, drawn, collected, rules, forgotten)
+        return gate_replies(self, setup, drawn, collected, rules, forgotten)
 
-    def average(self, setup: RoundSetup, accepted: Trained | AcceptedModels) -> Average:
+    def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
         """The mean that training brought along, or that of the models one by one."""
         start, position, participants = setup.start, setup.position, accepted.participants
         samples = self.samples[participants]
-        if isinstance(accepted, Trained) and accepted.mean is not None:
-            average = accepted.mean
+        average = accepted.average
+        if average is not None:
             if setup.want_updates:
                 updates = self.local_updates(start, position, participants, self.training.steps)
                 average = replace(average, updates=updates)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.data import client_data
 from sifu.data.feature_maps.tuned_networks import TunedFeatures, TunedNetwork
-from sifu.engines.sim.embedded_clients import CheckedClient, ClientData
+from sifu.engines.sim.embedded_clients import ClientData
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.gpu.captured_loop import CapturedLoop
 from sifu.engines.sim.local_training import LocalTraining
@@ -109,13 +109,15 @@ class TuningFederation(SimulatedFederation):
         local: LocalTraining,
         seed: int,
         numbers: Sequence[int] | None = None,
+        **loop: Any,
     ) -> None:
         dtype, given = number_format(network), []
         for client in clients:
             x = np.asarray(client.x)
             x = (x / 255.0 if x.dtype == np.uint8 else x).astype(dtype)  # bytes become 255ths
             given.append(client_data.ClientData(client.name, x, np.asarray(client.y)))
-        super().__init__(given, tuned_model(network), local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers)
+        model = tuned_model(network)
+        super().__init__(given, model, local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers, **loop)
         self._first = network.flat()
 
     def initial_model(self, branch: int) -> Vector:
@@ -136,20 +138,9 @@ class TuningOnDevice(TuningFederation):
         precision: str = "float32",
         **layout: Any,
     ) -> None:
-        self._device_options: dict[str, Any] = {"device": device, "precision": precision} | layout
-        super().__init__(clients, network, local, seed)
-
-    def _loop(
-        self,
-        model: Any,
-        clients: Sequence[CheckedClient],
-        outputs: int,
-        training: LocalTraining,
-        dtype: Literal["float64", "float32"],
-    ) -> CapturedLoop:
-        numbers, options = self._numbers, self._device_options
-        self.loop = CapturedLoop(model, clients, outputs, training, dtype, self.seed, numbers, **options)
-        return self.loop
+        loop = partial(CapturedLoop, device=device, precision=precision, **layout)
+        super().__init__(clients, network, local, seed, loop=loop)
+        self.loop = cast("CapturedLoop", self._trainer)
 
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted

@@ -34,11 +34,10 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
 )
 from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
 from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
-from sifu.engines.sim.local_training import LocalTraining, batch_sequence
+from sifu.engines.sim.local_training import TrainingPlan
 from sifu.engines.sim.networks import ConvNet, dropout_key, kept_units
 from sifu.engines.sim.threads import one_thread, scripted
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices
 
 PIECE_BYTES = 3 * 2**19
@@ -57,23 +56,12 @@ CLIENTS_AHEAD = 32
 class ConvTrainer:
     """Trains and evaluates the clients of a `ConvNet` with softmax loss."""
 
-    def __init__(
-        self,
-        network: ConvNet,
-        clients: Sequence[CheckedClient],
-        outputs: int,
-        training: LocalTraining,
-        dtype: str,
-        seed: int,
-        numbers: Integers,
-    ) -> None:
-        _check(network, clients[0], outputs)
-        self._numbers = numbers
-        self._network, self._training, self._seed = network, training, seed
+    def __init__(self, network: ConvNet, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
+        _check(network, clients[0], plan.outputs)
+        self._network, self._plan, self._training = network, plan, plan.training
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)
-        samples = np.array([client.samples for client in clients], dtype=np.int64)
-        self._samples, self._first = samples, np.cumsum(samples) - samples
+        self._samples, self._first = plan.samples, np.cumsum(plan.samples) - plan.samples
         self._images = torch.cat(
             [padded_images(network, torch.from_numpy(client.x).reshape(-1, *network.input_shape)) for client in clients]
         )
@@ -176,12 +164,10 @@ class ConvTrainer:
     def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
         """Set a local training up: the model, the batches and the keys of the dropped units."""
         local.value.copy_(model)
-        number = int(self._numbers[client])
-        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, number, steps)
-        local.batches = [torch.from_numpy(batch + self._first[client]) for batch in drawn]
-        hidden = [layer for layer in self._network.linear_layers if layer.hidden]
+        plan, hidden = self._plan, [layer for layer in self._network.linear_layers if layer.hidden]
+        local.batches = [torch.from_numpy(rows + self._first[client]) for rows in plan.batches(position, client, steps)]
         places = np.arange(steps)[:, None], np.arange(len(hidden))[None, :]
-        local.keys = dropout_key(self._seed, position, number, *places)
+        local.keys = dropout_key(plan.seed, position, int(plan.numbers[client]), *places)
         return local
 
     def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, row: Tensor) -> None:

@@ -24,8 +24,8 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, capture
-from sifu.engines.sim.local_training import LocalTraining, batch_sequence
-from sifu.engines.sim.models import ModuleModel, torch_seed
+from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
+from sifu.engines.sim.models import ModuleModel
 from sifu.engines.sim.module_pass import products_in
 from sifu.engines.sim.plain_loop import PROBED_APART, LoopTrainer, refuse_other_outputs
 from sifu.errors import InputError
@@ -57,11 +57,7 @@ class CapturedLoop(LoopTrainer):
         self,
         model: ModuleModel,
         clients: Sequence[CheckedClient],
-        outputs: int,
-        training: LocalTraining,
-        dtype: str,
-        seed: int,
-        numbers: Integers,
+        plan: TrainingPlan,
         device: str,
         precision: str = "float32",
         lanes: int = LANES,
@@ -70,18 +66,16 @@ class CapturedLoop(LoopTrainer):
             raise InputError(f"a network is tuned in {', '.join(PRECISIONS)} on a GPU, found precision {precision!r}")
         self._precision, self._objective = precision, model.objective
         self._lanes: list[_Lane] = []
-        super().__init__(model, clients, outputs, training, dtype, seed, numbers, device)
+        super().__init__(model, clients, plan, device)
         self._queue = DeviceQueue(self._device)
-        sizes = [len(x) for x, _ in self._data]
-        self._firsts = np.cumsum([0, *sizes[:-1]])
-        self._sizes = np.array(sizes)
+        self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
         with torch.no_grad():
             width = self._module(self._samples[:1]).shape[1]
         self._encoded = model.objective.encode(self._targets, width, self._samples.dtype)
         self.why_uncaptured = self._why_never_captured()
         self._lane_count, size = lanes, sum(parameter.numel() for parameter in self._module.parameters())
         rows = max(lanes, RESULT_BYTES // (size * self._samples.element_size()))
-        self._results = torch.zeros((min(rows, len(sizes)), size), dtype=self._samples.dtype, device=self._device)
+        self._results = torch.zeros((min(rows, len(self._sizes)), size), dtype=self._samples.dtype, device=self._device)
         self._queue.synchronize()
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
@@ -149,10 +143,8 @@ class CapturedLoop(LoopTrainer):
             lane.queue.after(self._queue)
         for place, (start, client) in enumerate(jobs):
             lane = self._lanes[place % len(self._lanes)]
-            number = int(self._numbers[client])
-            batches = batch_sequence(self._training, int(self._sizes[client]), self._seed, position, number, steps)
-            chosen, shares = self._filled(client, batches)
-            with self._keyed(position, number), lane.queue.here(), self._settings():
+            chosen, shares = self._filled(client, self._plan.batches(position, client, steps))
+            with self._keyed(position, client), lane.queue.here(), self._settings():
                 lane.train(
                     start,
                     lane.queue.upload(chosen),
@@ -227,13 +219,13 @@ class CapturedLoop(LoopTrainer):
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
     @contextmanager
-    def _keyed(self, position: Position, number: int) -> Iterator[None]:
+    def _keyed(self, position: Position, client: int) -> Iterator[None]:
         """torch's generators keyed by the place, where steps run one by one and may draw."""
         if not self.why_uncaptured:
             yield
             return
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, number))
+            torch.manual_seed(self._plan.layer_seed(position, client))
             yield
 
 
@@ -347,8 +339,6 @@ class _Lane:
             (losses * shares).sum(), self._parameters, allow_unused=True, materialize_grads=True
         )
         gradient = torch.cat([part.reshape(-1) for part in parts])
-        if self._training.clip:
-            norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-            gradient.mul_(self._training.clip_factor(norm).to(gradient.dtype))
+        self._training.clip_gradient(gradient)
         with torch.no_grad():
             self._training.descend_in_place(self.flat, gradient, self._velocity, step=1)

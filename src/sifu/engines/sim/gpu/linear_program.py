@@ -148,9 +148,7 @@ class LinearProgram(Program):
             shares = row_weights[min(step, self._steps_apart - 1)]
             residual = self.objective.residual(torch.bmm(samples, weights), targets).mul_(shares)
             gradient = torch.bmm(samples.transpose(1, 2), residual)
-            if self.training.clip:
-                norms = torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.float64)
-                gradient.mul_(self.training.clip_factor(norms).to(gradient.dtype)[:, None, None])
+            self.training.clip_gradient(gradient, dim=(1, 2))
             weights, velocity = self.training.descend(weights, gradient, velocity)
         return weights
 

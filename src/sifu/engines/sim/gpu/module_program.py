@@ -96,7 +96,5 @@ class ModuleProgram(Program):
             shares = real / real.sum(dim=1, keepdim=True).clamp(min=1.0)
             chosen = rows.clamp(min=0)
             gradient = self.module.gradients(self.params, self.samples[chosen], self.encoded[chosen], shares)
-            if self.training.clip:
-                norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64)
-                gradient.mul_(self.training.clip_factor(norms).to(gradient.dtype)[:, None])
+            self.training.clip_gradient(gradient, dim=(1,))
             self.training.descend_in_place(self.params, gradient, self._velocity, step)
