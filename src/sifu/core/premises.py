@@ -118,71 +118,57 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
     return "exact" if exact else "proven"
 
 
-RateSource = Literal["given", "others", "forgotten", "anew"]
+RateSource = Literal["given", "others", "forgotten", "anew", "fixed"]
 """Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it; or was
-found anew from those who stay, for training that begins afresh."""
+found anew from those who stay, for training that begins afresh. A head in closed form has no rate (`fixed`)."""
+
+INITIAL_MODELS: Mapping[str, Status] = {DRAWN_FROM_SEED: "met", MADE_BY_OPERATOR: "trusted"}
+PREPROCESSING: Mapping[str, Status] = {FIXED_CONSTANTS: "met", DECLARED_FIXED: "trusted"}
+"""Where clients' data cannot have shaped the model that training starts from, or the preprocessing, which no rollback
+undoes; otherwise it is assumed."""
+IDENTITIES = {
+    IN_PROCESS: (),
+    AUTHENTICATED: (Premise("identity", "trusted"),),
+    CLAIMED: (Premise("identity", "assumed", "claimed"),),
+}
+"""How clients on other machines are known; in one process there is nothing to say."""
+ENGINES = {
+    BY_PARTICIPANTS: (),
+    BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
+    ON_A_GPU: (Premise("layout", "assumed", "device"),),
+    ON_NODES: (Premise("engine", "trusted"),),
+}
+"""Whether a round follows from its participants' data alone; said only where it is not so by construction."""
+RATE_SOURCES: Mapping[RateSource, Status] = {
+    "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
+}  # fmt: skip
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
-    """What came before any round; these premises matter to every method and level."""
-    return (
-        initial_model_premise(facts),
-        preprocessing_premise(facts),
-        *features_premise(facts),
-        hyper_parameters_premise(rate_source, facts.shape_from_labels),
-        *identity_premises(facts),
-        *engine_premises(facts),
+    """What came before any round; these premises matter to every method and level.
+
+    Hyper-parameters belong to the plan, which the guarantee takes as given; `rate_source` says where they came from.
+    """
+    solved = rate_source == "fixed"
+    initial = Premise("initial model", INITIAL_MODELS.get(facts.initial, "assumed"))
+    hyper = Premise("hyper-parameters", RATE_SOURCES[rate_source], rate_source)
+    engine = ENGINES.get(facts.engine, (Premise("engine", "assumed"),))
+    features = Premise(
+        "features", "trusted" if facts.features_declared else "met", confidential={"feature_map": facts.features}
     )
-
-
-def engine_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
-    """Whether a round follows from its participants' data alone; said only where it is not so by construction."""
-    if facts.engine == BY_PARTICIPANTS:
-        return ()
-    if facts.engine == BY_LARGEST_CLIENT:
-        return (Premise("layout", "assumed"),)
-    if facts.engine == ON_A_GPU:
-        return (Premise("layout", "assumed", "device"),)
-    return (Premise("engine", "trusted" if facts.engine == ON_NODES else "assumed"),)
-
-
-def initial_model_premise(facts: TrainingFacts) -> Premise:
-    """Whether clients' data can have shaped the model that training starts from."""
-    if facts.initial == DRAWN_FROM_SEED:
-        return Premise("initial model", "met")
-    return Premise("initial model", "trusted" if facts.initial == MADE_BY_OPERATOR else "assumed")
+    return (
+        *(() if solved else (initial,)),
+        preprocessing_premise(facts),
+        *((features,) if facts.features else ()),
+        Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
+        *IDENTITIES.get(facts.identity, (Premise("identity", "assumed", "unknown"),)),
+        *(premise for premise in engine if not solved or premise.status == "assumed"),
+    )
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:
     """Whether clients' data shaped the preprocessing, which no rollback undoes."""
-    if facts.preprocessing == FIXED_CONSTANTS:
-        return Premise("preprocessing", "met")
-    return Premise("preprocessing", "trusted" if facts.preprocessing == DECLARED_FIXED else "assumed")
-
-
-def features_premise(facts: TrainingFacts) -> tuple[Premise, ...]:
-    """Whether clients' data shaped the features that a linear model is put on; said only where there are some."""
-    if not facts.features:
-        return ()
-    status: Status = "trusted" if facts.features_declared else "met"
-    return (Premise("features", status, confidential={"feature_map": facts.features}),)
-
-
-def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -> Premise:
-    """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
-    if shape_from_labels:
-        return Premise("hyper-parameters", "assumed", "labels")
-    status: dict[RateSource, Status] = {"given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met"}
-    return Premise("hyper-parameters", status[rate_source], rate_source)
-
-
-def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
-    """How clients on other machines are known; in one process there is nothing to say."""
-    if facts.identity == IN_PROCESS:
-        return ()
-    if facts.identity == AUTHENTICATED:
-        return (Premise("identity", "trusted"),)
-    return (Premise("identity", "assumed", "claimed" if facts.identity == CLAIMED else "unknown"),)
+    return Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed"))
 
 
 @dataclass(frozen=True)
@@ -249,11 +235,6 @@ def noise_premise(noise: str) -> Premise:
     if noise == "system":
         return Premise("noise", "met")
     return Premise("noise", "failed", "seeded" if noise == "seeded" else "")
-
-
-def chosen_noise_premise(chosen: bool) -> Premise:
-    """Whether noise on a fresh model was sized by what the forgotten clients had done to another one."""
-    return Premise("noise size", "assumed" if chosen else "trusted")
 
 
 @dataclass(frozen=True)
@@ -389,15 +370,8 @@ def training_noise_premises(
 
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
-    counted = facts.shape_from_labels
-    return (
-        preprocessing_premise(facts),
-        *features_premise(facts),
-        Premise("hyper-parameters", "assumed" if counted else "met", "labels" if counted else "fixed"),
-        *identity_premises(facts),
-        *(premise for premise in engine_premises(facts) if premise.status == "assumed"),
-        Premise("statistics", "trusted", "masked" if MASKED_STATISTICS in facts.outside else ""),
-    )
+    masked = "masked" if MASKED_STATISTICS in facts.outside else ""
+    return (*before_training_premises(facts, "fixed"), Premise("statistics", "trusted", masked))
 
 
 def grouping_premise(count: int, depends: bool) -> Premise:
@@ -405,22 +379,19 @@ def grouping_premise(count: int, depends: bool) -> Premise:
     return Premise("grouping", "assumed" if depends else "met", values={"count": count})
 
 
-def group_premises(count: int, rounds: int, stretch: float, *, depends: bool) -> tuple[Premise, ...]:
-    """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
-    moved = {"stretch": stretch} if stretch != 1.0 else {}
-    apart = Premise("rounds apart", "met", "moved on" if moved else "", values={"rounds": rounds} | moved)
-    return (grouping_premise(count, depends), apart)
+def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
+    """What a merge of group models rests on, or a head on networks that groups tuned, in a fixed order.
 
-
-def tuning_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
-    """What a head on networks that groups tuned rests on besides (docs/theory.md, section 15.6), in a fixed order."""
-    features, groups = spec.features, spec.groups
-    blocks = features.tune == "blocks"
-    values = {"block": features.block} if blocks else {"stretch": groups.stretch}
+    docs/theory.md, sections 15.2 and 15.6.
+    """
+    tune, groups = spec.features.tune, spec.groups
+    moved = {"stretch": groups.stretch} if tune == "merge" or groups.stretch != 1.0 else {}
+    values = {"rounds": groups.rounds} | ({"block": spec.features.block} if tune == "blocks" else moved)
+    case = f"tuned {tune}" if spec.is_tuned else "moved on" if moved else ""
     return (
         grouping_premise(groups.count, depends),
-        Premise("rounds apart", "met", f"tuned {features.tune}", values={"rounds": groups.rounds} | values),
-        Premise("tuning", "trusted"),
+        Premise("rounds apart", "met", case, values=values),
+        *((Premise("tuning", "trusted"),) if spec.is_tuned else ()),
     )
 
 

@@ -42,7 +42,6 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import (
     Premise,
     before_training_premises,
-    chosen_noise_premise,
     level_of,
     record_premises,
     training_noise_premises,
@@ -105,7 +104,8 @@ class NoisyScratch(Scratch):
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Those of Scratch, and who decided the size of the noise."""
-        return (chosen_noise_premise(claim.terms.sigma == "auto"), *super().premises(claim))
+        size = Premise("noise size", "assumed" if claim.terms.sigma == "auto" else "trusted")
+        return (size, *super().premises(claim))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch plus N(0, sigma^2 I)."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, record_premises, tuning_premises
+from sifu.core.premises import Premise, closed_form_premises, group_premises, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim
 from sifu.methods.baselines import Scratch
@@ -78,7 +78,7 @@ class ClosedForm(Scratch):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
         view = claim.view
-        tuned = tuning_premises(view.spec, depends=view.groups_depend_on(claim.clients)) if view.spec.is_tuned else ()
+        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.clients)) if view.spec.is_tuned else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:

@@ -83,10 +83,10 @@ class Groups(Method):
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
-        view, groups = claim.view, claim.view.spec.groups
+        view = claim.view
         return (
             *record_premises(view.record_history, merge=True),
-            *group_premises(groups.count, groups.rounds, groups.stretch, depends=view.groups_depend_on(claim.clients)),
+            *group_premises(view.spec, depends=view.groups_depend_on(claim.clients)),
             *before_training_premises(view.facts, view.rate_source(claim.clients)),
         )
 

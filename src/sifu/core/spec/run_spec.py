@@ -6,7 +6,7 @@ import difflib
 import functools
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -37,159 +37,80 @@ from sifu.theory.participation import Participation
 MOST_GROUPS = 1000
 
 
-def demand(holds: bool, name: str, value: object, wanted: str) -> None:
-    """Refuse the value of a key that does not hold."""
-    if not holds:
-        raise InputError(f"{name} must be {wanted}, found {value}")
+Demand = tuple[str, bool, str]
+"""A key, whether its value holds, and what it must be."""
 
 
-def check_data(data: DataSpec) -> None:
-    """Enough clients, and nothing negative."""
-    demand(data.clients >= 2, "data.clients", data.clients, "at least 2")
-    demand(data.samples_per_client >= 0, "data.samples_per_client", data.samples_per_client, "0 or more")
-    demand(data.watermark >= 0, "data.watermark", data.watermark, "0 or more")
-    demand(data.alpha > 0, "data.alpha", data.alpha, "positive")
-    demand(0 <= data.held_out <= 0.9, "data.held_out", data.held_out, "in 0 to 0.9")
-    both = not (data.held_out > 0 and data.test_file)
-    demand(both, "data.held_out", data.held_out, "0 where data.test_file is given")
-
-
-def check_local(local: LocalSpec) -> None:
-    """Rates and steps for which a round can be bounded."""
-    demand(local.rate == "auto" or 0 < local.rate <= 1e200, "local.rate", local.rate, "positive, or auto")
-    demand(1 <= local.steps <= 10**6, "local.steps", local.steps, "in 1 to 1000000")
-    demand(local.momentum == 0 or local.steps <= 1000, "local.steps", local.steps, "at most 1000 with momentum")
-    calibration = local.calibration_steps
-    demand(0 <= calibration <= local.steps, "local.calibration_steps", calibration, "in 0 to local.steps")
-    demand(local.batch >= 0, "local.batch", local.batch, "0 or more")
-    demand(0 <= local.momentum < 1, "local.momentum", local.momentum, "in [0, 1)")
-    heavy = not local.nesterov or local.momentum > 0
-    demand(heavy, "local.momentum", local.momentum, "positive with local.nesterov")
-    demand(local.weight_decay >= 0, "local.weight_decay", local.weight_decay, "0 or more")
-    demand(local.clip == 0 or 1e-9 <= local.clip <= 1e9, "local.clip", local.clip, "0, or in 1e-9 to 1e9")
-
-
-def check_server(server: ServerSpec) -> None:
-    """A rate, a way of taking part, rules for replies, and noise only where updates are clipped."""
-    demand(0 < server.rate <= 10, "server.rate", server.rate, "in (0, 10]")
+def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
+    """What the keys of each section must be, whatever the others say."""
+    data, local, server, stop, keep, features = spec.data, spec.local, spec.server, spec.stop, spec.keep, spec.features
+    yield "seed", spec.seed >= 0, "0 or more"
+    yield "data.clients", data.clients >= 2, "at least 2"
+    yield "data.samples_per_client", data.samples_per_client >= 0, "0 or more"
+    yield "data.watermark", data.watermark >= 0, "0 or more"
+    yield "data.alpha", data.alpha > 0, "positive"
+    yield "data.held_out", 0 <= data.held_out <= 0.9, "in 0 to 0.9"
+    yield "data.held_out", not (data.held_out > 0 and data.test_file), "0 where data.test_file is given"
+    yield "model.outputs", 0 <= spec.model.outputs <= 10**6, "in 0 to 1000000"
+    yield "local.rate", local.rate == "auto" or 0 < local.rate <= 1e200, "positive, or auto"
+    yield "local.steps", 1 <= local.steps <= 10**6, "in 1 to 1000000"
+    yield "local.steps", local.momentum == 0 or local.steps <= 1000, "at most 1000 with momentum"
+    yield "local.calibration_steps", 0 <= local.calibration_steps <= local.steps, "in 0 to local.steps"
+    yield "local.batch", local.batch >= 0, "0 or more"
+    yield "local.momentum", 0 <= local.momentum < 1, "in [0, 1)"
+    yield "local.momentum", not local.nesterov or local.momentum > 0, "positive with local.nesterov"
+    yield "local.weight_decay", local.weight_decay >= 0, "0 or more"
+    yield "local.clip", local.clip == 0 or 1e-9 <= local.clip <= 1e9, "0, or in 1e-9 to 1e9"
+    yield "server.rate", 0 < server.rate <= 10, "in (0, 10]"
     Participation.parse(server.participation)
     ReplyRules(server.rejected, server.update_bound)
     Wait.parse(server.wait)
-    demand(server.clip == 0 or 1e-9 <= server.clip <= 1e9, "server.clip", server.clip, "0, or in 1e-9 to 1e9")
+    yield "server.clip", server.clip == 0 or 1e-9 <= server.clip <= 1e9, "0, or in 1e-9 to 1e9"
     noisy = server.clip > 0 and 1e-9 <= server.noise <= 1e6
-    demand(server.noise == 0 or noisy, "server.noise", server.noise, "0, or in 1e-9 to 1e6 with server.clip > 0")
-
-
-def check_stop(stop: StopSpec) -> None:
-    """Training stops, and not before it may."""
-    demand(0 <= stop.target <= 1, "stop.target", stop.target, "in [0, 1]")
-    demand(stop.evaluate_every >= 1, "stop.evaluate_every", stop.evaluate_every, "at least 1")
-    demand(stop.min_rounds >= 0, "stop.min_rounds", stop.min_rounds, "0 or more")
+    yield "server.noise", server.noise == 0 or noisy, "0, or in 1e-9 to 1e6 with server.clip > 0"
+    yield "stop.target", 0 <= stop.target <= 1, "in [0, 1]"
+    yield "stop.evaluate_every", stop.evaluate_every >= 1, "at least 1"
+    yield "stop.min_rounds", stop.min_rounds >= 0, "0 or more"
     enough = stop.max_rounds >= max(1, stop.min_rounds)
-    demand(enough, "stop.max_rounds", stop.max_rounds, "at least 1 and at least stop.min_rounds")
-
-
-def check_privacy(privacy: PrivacySpec) -> None:
-    """A budget and a noise that can be delivered."""
-    check_deliverable(privacy.epsilon, privacy.delta)
-    if privacy.sigma != "auto":
-        check_noise(privacy.sigma)
-    demand(0 <= privacy.reserve < 1, "privacy.reserve", privacy.reserve, "in [0, 1)")
-
-
-def check_keep(keep: KeepSpec) -> None:
-    """Room for the models that are always needed, and a ladder that climbs."""
-    demand(keep.models >= 3, "keep.models", keep.models, "at least 3: the first, the last noised, one more")
-    demand(keep.ratio >= 1.001, "keep.ratio", keep.ratio, "at least 1.001")
-    demand(
-        1e-12 <= keep.lowest_sigma <= keep.highest_sigma <= 1e12,
-        "keep.lowest_sigma",
-        keep.lowest_sigma,
-        "at least 1e-12 and at most keep.highest_sigma, itself at most 1e12",
-    )
-    demand(keep.gram_clients >= 0, "keep.gram_clients", keep.gram_clients, "0 or more")
-    demand(keep.updates_every >= 0, "keep.updates_every", keep.updates_every, "0 or more")
-
-
-def check_features(features: FeaturesSpec, model: ModelSpec, data: DataSpec) -> None:
-    """A map that can be drawn, for a model that may stand on it."""
-    linear = model.kind in (*LINEAR_KINDS, RIDGE, "python")
-    demand(0 <= features.seed < 2**53, "features.seed", features.seed, "in 0 to 2^53")
-    demand(0 <= features.count <= 10**5, "features.count", features.count, "in 0 to 100000")
+    yield "stop.max_rounds", enough, "at least 1 and at least stop.min_rounds"
+    check_deliverable(spec.privacy.epsilon, spec.privacy.delta)
+    if spec.privacy.sigma != "auto":
+        check_noise(spec.privacy.sigma)
+    yield "privacy.reserve", 0 <= spec.privacy.reserve < 1, "in [0, 1)"
+    yield "regularity.factor", 0 < spec.regularity.factor <= 1e6, "in (0, 1e6]"
+    yield "keep.models", keep.models >= 3, "at least 3: the first, the last noised, one more"
+    yield "keep.ratio", keep.ratio >= 1.001, "at least 1.001"
+    climbs = 1e-12 <= keep.lowest_sigma <= keep.highest_sigma <= 1e12
+    yield "keep.lowest_sigma", climbs, "at least 1e-12 and at most keep.highest_sigma, itself at most 1e12"
+    yield "keep.gram_clients", keep.gram_clients >= 0, "0 or more"
+    yield "keep.updates_every", keep.updates_every >= 0, "0 or more"
+    yield "features.seed", 0 <= features.seed < 2**53, "in 0 to 2^53"
+    yield "features.count", 0 <= features.count <= 10**5, "in 0 to 100000"
     named = bool(features.module) == (features.kind == "module")
-    demand(named, "features.module", features.module, 'given with features.kind = "module", and only then')
-    fourier_pairs = features.kind != "random_fourier" or features.count % 2 == 0
-    demand(fourier_pairs, "features.count", features.count, "even for random_fourier")
-    demand(0 < features.norm <= 1e6, "features.norm", features.norm, "in (0, 1e6]")
-    demand(0 < features.bandwidth <= 1e6, "features.bandwidth", features.bandwidth, "in (0, 1e6]")
-    demand(
-        features.kind == "none" or linear,
-        "features.kind",
-        features.kind,
-        f"none for model.kind = {model.kind!r}: features are for linear heads (softmax, ridge...)",
-    )
-    if features.tune != "none":
-        network = features.kind in ("pretrained", "module") and model.kind == RIDGE
-        demand(network, "features.tune", features.tune, 'none unless a ridge head stands on "pretrained" or "module"')
-        demand(not features.cache, "features.cache", features.cache, "empty where the network is tuned")
-        demand(0 <= features.block <= 10**5, "features.block", features.block, "in 0 to 100000")
-        demand(bool(features.trainable.strip()), "features.trainable", features.trainable, "all, last or names")
-    unit = features.kind not in IMAGE_FEATURES or data.normalise == "unit"
-    demand(unit, "data.normalise", data.normalise, f"unit with features.kind = {features.kind!r}")
+    yield "features.module", named, 'given with features.kind = "module", and only then'
+    yield "features.count", features.kind != "random_fourier" or features.count % 2 == 0, "even for random_fourier"
+    yield "features.norm", 0 < features.norm <= 1e6, "in (0, 1e6]"
+    yield "features.bandwidth", 0 < features.bandwidth <= 1e6, "in (0, 1e6]"
 
 
-def check_ridge(ridge: RidgeSpec, model: ModelSpec, server: ServerSpec, keep: KeepSpec) -> None:
-    """A head in closed form is one sum over all clients: what belongs to rounds of descent has no meaning there."""
-    r = ridge.regularisation
-    demand(r == "auto" or 1e-12 <= r <= 1e6, "ridge.regularisation", r, "in 1e-12 to 1e6, or auto")
-    demand(1 <= ridge.feature_bits <= 24, "ridge.feature_bits", ridge.feature_bits, "in 1 to 24")
-    demand(1 <= ridge.target_bits <= 24, "ridge.target_bits", ridge.target_bits, "in 1 to 24")
-    demand(0 < ridge.scale <= 1e12, "ridge.scale", ridge.scale, "in (0, 1e12]")
-    demand(abs(ridge.shift) <= 1e12, "ridge.shift", ridge.shift, "at most 1e12 in size")
-    of_labels = ridge.task != "multi_label" or 0 <= ridge.shift <= 1
-    demand(of_labels, "ridge.shift", ridge.shift, "in 0 to 1 for multi_label")
-    for name, value, wanted in (
-        ("server.participation", server.participation, "all"),
-        ("server.clip", server.clip, 0.0),
-        ("server.rate", server.rate, 1.0),
-        ("keep.gram_clients", keep.gram_clients, 0),
-        ("keep.updates_every", keep.updates_every, 0),
-        ("model.dtype", model.dtype, "float64"),
-    ):
-        demand(value == wanted, name, value, f"{wanted} with model.kind = {RIDGE!r}")
-
-
-def check_tuning(features: FeaturesSpec, groups: GroupsSpec, local: LocalSpec, ridge: RidgeSpec) -> None:
-    """A network is tuned by groups, for rounds and at a rate that are fixed beforehand."""
-    if features.tune == "none":
-        return
-    demand(groups.count > 0, "groups.count", groups.count, "at least 2 with features.tune: groups tune the network")
-    demand(groups.rounds > 0, "groups.rounds", groups.rounds, "at least 1 with features.tune, for example 12")
-    demand(local.rate != "auto", "local.rate", local.rate, "a number with features.tune, for example 0.003")
-    classes = ridge.task == "classification"
-    demand(classes, "ridge.task", ridge.task, "classification with features.tune: groups tune by a loss of classes")
-
-
-def check_groups(
-    groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop: StopSpec, features: FeaturesSpec
-) -> None:
+def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
     """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands on its own."""
+    groups, server, most = spec.groups, spec.server, spec.stop.max_rounds
     if groups.count == 0 and groups.rounds == 0:
         return
-    if groups.count != 0 and not 2 <= groups.count <= MOST_GROUPS:
-        raise InputError(f"groups.count must be 0 or in 2 to {MOST_GROUPS}, found {groups.count}")
-    if features.tune == "none" and not 0 <= groups.rounds < stop.max_rounds:
-        raise InputError(
-            f"groups.rounds must be at least 1 (0: by rule) and below stop.max_rounds = {stop.max_rounds}, found "
-            f"{groups.rounds}: it is fixed before training, and common rounds follow"
-        )
-    demand(1 <= groups.stretch <= 2, "groups.stretch", groups.stretch, "in 1 to 2, and fixed before training")
+    yield "groups.count", groups.count == 0 or 2 <= groups.count <= MOST_GROUPS, f"0 or in 2 to {MOST_GROUPS}"
+    yield (
+        "groups.rounds",
+        spec.is_tuned or 0 <= groups.rounds < most,
+        f"at least 1 (0: by rule) and below stop.max_rounds = {most}, fixed before training: common rounds follow",
+    )
+    yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
     if not Participation.parse(server.participation).independent:
         raise InputError(
             f"server.participation = {server.participation} cannot be combined with groups, which would each draw "
             "as many: use all or poisson(RATE)"
         )
-    if model.kind == RIDGE and features.tune == "none":
+    if spec.model.kind == RIDGE and not spec.is_tuned:
         raise InputError(
             "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
             "heads are solved, not trained"
@@ -198,18 +119,56 @@ def check_groups(
         raise InputError("server.noise (method dp) cannot be combined with groups: its rounds apart are not counted")
 
 
+def _demands_of_features(spec: Spec) -> Iterator[Demand]:
+    """A map for a model that may stand on it; a network is tuned by groups, for rounds and at a rate fixed before."""
+    features, kind = spec.features, spec.model.kind
+    linear = kind in (*LINEAR_KINDS, RIDGE, "python")
+    heads = f"none for model.kind = {kind!r}: features are for linear heads (softmax, ridge...)"
+    yield "features.kind", features.kind == "none" or linear, heads
+    unit = features.kind not in IMAGE_FEATURES or spec.data.normalise == "unit"
+    yield "data.normalise", unit, f"unit with features.kind = {features.kind!r}"
+    if not spec.is_tuned:
+        return
+    yield "groups.count", spec.groups.count > 0, "at least 2 with features.tune: groups tune the network"
+    yield "groups.rounds", spec.groups.rounds > 0, "at least 1 with features.tune, for example 12"
+    yield "local.rate", spec.local.rate != "auto", "a number with features.tune, for example 0.003"
+    classes = spec.ridge.task == "classification"
+    yield "ridge.task", classes, "classification with features.tune: groups tune by a loss of classes"
+    network = features.kind in ("pretrained", "module") and kind == RIDGE
+    yield "features.tune", network, 'none unless a ridge head stands on "pretrained" or "module"'
+    yield "features.cache", not features.cache, "empty where the network is tuned"
+    yield "features.block", 0 <= features.block <= 10**5, "in 0 to 100000"
+    yield "features.trainable", bool(features.trainable.strip()), "all, last or names"
+
+
+def _demands_of_ridge(spec: Spec) -> Iterator[Demand]:
+    """A head in closed form is one sum over all clients: what belongs to rounds of descent has no meaning there."""
+    ridge, server, keep = spec.ridge, spec.server, spec.keep
+    if spec.model.kind != RIDGE:
+        return
+    r = ridge.regularisation
+    yield "ridge.regularisation", r == "auto" or 1e-12 <= r <= 1e6, "in 1e-12 to 1e6, or auto"
+    yield "ridge.feature_bits", 1 <= ridge.feature_bits <= 24, "in 1 to 24"
+    yield "ridge.target_bits", 1 <= ridge.target_bits <= 24, "in 1 to 24"
+    yield "ridge.scale", 0 < ridge.scale <= 1e12, "in (0, 1e12]"
+    yield "ridge.shift", abs(ridge.shift) <= 1e12, "at most 1e12 in size"
+    yield "ridge.shift", ridge.task != "multi_label" or 0 <= ridge.shift <= 1, "in 0 to 1 for multi_label"
+    yield "server.participation", server.participation == "all", f"all with model.kind = {RIDGE!r}"
+    yield "server.clip", server.clip == 0, f"0.0 with model.kind = {RIDGE!r}"
+    yield "server.rate", server.rate == 1, f"1.0 with model.kind = {RIDGE!r}"
+    yield "keep.gram_clients", keep.gram_clients == 0, f"0 with model.kind = {RIDGE!r}"
+    yield "keep.updates_every", keep.updates_every == 0, f"0 with model.kind = {RIDGE!r}"
+    yield "model.dtype", spec.model.dtype == "float64", f"float64 with model.kind = {RIDGE!r}"
+
+
 @functools.cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
     """The types of a section's keys; finding them evaluates our own annotations, once."""
     return typing.get_type_hints(kind)
 
 
-def parse(whole: type[Any], mapping: Any) -> Any:
-    """`mapping` as the dataclass `whole`, section by section."""
-    return _parse(whole, mapping, "", whole)
-
-
-def _parse(kind: type[Any], mapping: Any, prefix: str, whole: type[Any]) -> Any:
+def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
+    """`mapping` as the dataclass `kind`, section by section."""
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
@@ -217,24 +176,21 @@ def _parse(kind: type[Any], mapping: Any, prefix: str, whole: type[Any]) -> Any:
     values = {}
     for name, value in mapping.items():
         if name not in names:
-            raise InputError(f"unknown key {prefix}{name!s} in the spec{_nearest_hint(prefix, str(name), kind, whole)}")
+            raise InputError(f"unknown key {prefix}{name!s} in the spec{_nearest_hint(prefix, str(name), kind)}")
         hint = hints[name]
         values[name] = (
-            _parse(hint, value, f"{prefix}{name}.", whole)
+            _parse(hint, value, f"{prefix}{name}.")
             if isinstance(hint, type) and is_dataclass(hint)
             else _cast(hint, value, prefix + name)
         )
     return kind(**values)
 
 
-def _nearest_hint(prefix: str, key: str, kind: type[Any], whole: type[Any]) -> str:
+def _nearest_hint(prefix: str, key: str, kind: type[Any]) -> str:
     """A sentence with the nearest known keys, here or in another section."""
     here = [prefix + entry.name for entry in fields(kind)]
     everywhere = [
-        f"{section.name}.{entry.name}"
-        for section in fields(whole)
-        if section.name != "seed"
-        for entry in fields(_hints(whole)[section.name])  # type: ignore[arg-type]
+        f"{section.name}.{entry.name}" for section in fields(Spec)[1:] for entry in fields(_hints(Spec)[section.name])
     ]
     near = [name for name in everywhere if name.split(".")[1] == key] or difflib.get_close_matches(
         prefix + key, here, n=1
@@ -314,45 +270,30 @@ class Spec:
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
         """From plain values; unknown keys, wrong types and values out of range are refused by name."""
-        spec: Spec = parse(Spec, mapping)
-        demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
-        check_data(spec.data)
-        demand(0 <= spec.model.outputs <= 10**6, "model.outputs", spec.model.outputs, "in 0 to 1000000")
-        check_local(spec.local)
-        check_server(spec.server)
-        check_stop(spec.stop)
-        check_groups(spec.groups, spec.model, spec.server, spec.stop, spec.features)
-        check_tuning(spec.features, spec.groups, spec.local, spec.ridge)
-        check_privacy(spec.privacy)
-        factor = spec.regularity.factor
-        demand(0 < factor <= 1e6, "regularity.factor", factor, "in (0, 1e6]")
-        check_keep(spec.keep)
-        check_features(spec.features, spec.model, spec.data)
-        if spec.model.kind == RIDGE:
-            check_ridge(spec.ridge, spec.model, spec.server, spec.keep)
+        spec: Spec = _parse(Spec, mapping, "")
+        checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_ridge)
+        for name, holds, wanted in (demand for demands in checks for demand in demands(spec)):
+            if not holds:
+                value = functools.reduce(getattr, name.split("."), spec)
+                raise InputError(f"{name} must be {wanted}, found {value}")
         return spec
 
 
 def commented_toml(spec: Spec) -> str:
     """The spec as TOML with a comment next to every key: what `sifu init` writes."""
-    lines = [f"seed = {spec.seed}  # {_comment(Spec, 'seed')}"]
-    for section in fields(Spec):
+    seed, *sections = fields(Spec)
+    lines = [f"seed = {spec.seed}  # {seed.metadata['comment']}"]
+    for section in sections:
         value = getattr(spec, section.name)
-        if not is_dataclass(value):
-            continue
         heading = (type(value).__doc__ or "").strip().splitlines()[0]
         lines += ["", f"[{section.name}]  # {heading}"]
         keys = [
-            (f"{entry.name} = {_toml_value(getattr(value, entry.name))}", _comment(type(value), entry.name))
+            (f"{entry.name} = {_toml_value(getattr(value, entry.name))}", entry.metadata["comment"])
             for entry in fields(value)
         ]
         width = max(len(text) for text, _ in keys)
         lines += [f"{text:<{width}}  # {comment}" for text, comment in keys]
     return "\n".join(lines) + "\n"
-
-
-def _comment(kind: type[Any], name: str) -> str:
-    return next(str(entry.metadata["comment"]) for entry in fields(kind) if entry.name == name)
 
 
 def _toml_value(value: object) -> str:
