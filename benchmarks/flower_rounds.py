@@ -47,9 +47,8 @@ from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup, step
-from sifu.engines.flower.blueprint import Patience
-from sifu.engines.flower.server_rounds import OpenRound
 from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, arrays_record, read_model
+from sifu.engines.remote import OpenRound
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.theory.facts import ClientProfile
 from sifu_paper.flower_simulation import enter_federation, simulate
@@ -76,11 +75,18 @@ class Problem:
         self.clients = tuple(ClientProfile(f"client-{k}", int(n), 1) for k, n in enumerate(self.samples))
         self.replies = [self._reply(random, int(n)) for n in self.samples]
         self.setup = RoundSetup(self.start, PLACE, np.arange(clients))
-        design = SimpleNamespace(
-            seed=1, layout=self.layout, clients=self.clients, replies=ReplyRules(), clipping=None, rounding=None
+        design = SimpleNamespace(replies=ReplyRules(), clipping=None, rounding=None)
+        engine = SimpleNamespace(
+            blueprint=design,
+            layout=self.layout,
+            clients=self.clients,
+            samples=self.samples,
+            facts=SimpleNamespace(server_rate=1.0),
+            participation_key=1,
+            left_out=(),
+            least=1,
         )
-        messenger = SimpleNamespace(samples=self.samples, blueprint=design, left_out=(), patience=Patience())
-        self.steps = OpenRound(messenger, SimpleNamespace(server_rate=1.0))  # type: ignore[arg-type]
+        self.steps = OpenRound(engine)  # type: ignore[arg-type]
 
     def _reply(self, random: np.random.Generator, samples: int) -> RecordDict:
         moved = self.start + np.float32(0.01) * random.standard_normal(self.start.size, dtype=np.float32)

@@ -20,9 +20,9 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from sifu.api.start_run import load_spec
 from sifu.core.spec import Spec
-from sifu.engines.flower.blueprint import RATE_KEYS
 from sifu.engines.flower.checkpoints_of_nodes import witness_mod
 from sifu.engines.flower.client import add_profile, client_app
+from sifu.engines.own_models import RATE_KEYS
 from sifu.errors import InputError
 from sifu.run.training import Progress
 from sifu.server.flower_app import Settings, serve_on_flower

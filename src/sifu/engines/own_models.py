@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
+from sifu.engines.remote import Blueprint
 from sifu.errors import InputError
-from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, TrainingFacts
+from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation, base_key, place_key
+
+if TYPE_CHECKING:
+    from sifu.engines.flower.wire import WireProfile
 
 CARRIED = "keeping whole numbers of the model ({}) at their initial values"
 
@@ -73,25 +77,19 @@ class FreshModels:
         return self._layout.flatten({name: value for name, value in arrays.items() if name in self._layout.names})
 
 
-@dataclass(frozen=True)
-class OwnTraining:
-    """What a server knows of a training that only the clients know.
-
-    `carried` arrays of whole numbers travel with the model and stay what they are.
-    """
-
-    layout: ModelLayout
-    facts: TrainingFacts
-    initial_model: Callable[[int], Vector]
-    replies: ReplyRules
-    carried: Mapping[str, NDArray[Any]]
-
-
-def own_training(initial: Callable[..., Any], spec: Spec, *, identity: str, preprocessing: str) -> OwnTraining:
-    """Of a model that `initial` makes and no client's data has touched (`fresh_model`).
+def own_training(
+    initial: Callable[..., Any],
+    spec: Spec,
+    clients: Iterable[ClientProfile],
+    *,
+    identity: str,
+    preprocessing: str,
+    **more: Any,
+) -> Blueprint:
+    """Training that only the clients know, of a model that `initial` makes and no data has touched (`fresh_model`).
 
     Nothing is proven of a training function: certificates are `conditional` at best, and the spec must say what
-    expansion is assumed (`regularity.kind = "assumed"`).
+    expansion is assumed (`regularity.kind = "assumed"`). `more` goes into the blueprint.
     """
     if spec.local.rate == "auto":
         raise InputError("local.rate cannot be found for a model of your own: give the rate your clients use")
@@ -128,4 +126,37 @@ def own_training(initial: Callable[..., Any], spec: Spec, *, identity: str, prep
         identity=identity,
         initial=MADE_BY_OPERATOR,
     )
-    return OwnTraining(layout, facts, FreshModels(initial, spec.seed, layout), rules, carried)
+    fresh = FreshModels(initial, spec.seed, layout)
+    return Blueprint(layout, tuple(clients), facts, fresh, spec.seed, replies=rules, carried=carried, **more)
+
+
+RATE_KEYS = ("lr", "learning-rate", "learning_rate")
+"""What apps call the local rate in the configuration of a message."""
+OUR_KEYS = frozenset({"branch", "round", "server-round", "client", "steps", "plan", "networks"})
+"""Of every message on Flower (`sifu.engines.flower.wire.Instruction`)."""
+
+
+def own_blueprint(
+    initial: Callable[..., Any],
+    spec: Spec,
+    profiles: Sequence[WireProfile],
+    *,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> tuple[Blueprint, Spec]:
+    """As `own_training` of clients on Flower; `config` goes into every message, as `train_config` of FedAvg does.
+
+    What the clients are told must not contradict the spec, nor our own messages.
+    """
+    taken = sorted(OUR_KEYS & set(config))
+    if taken:
+        raise InputError(f"the configuration's {taken[0]!r} is a key of sifu's own messages: give it another name")
+    for key in RATE_KEYS:
+        if key in config and spec.local.rate != "auto" and float(config[key]) != float(spec.local.rate):
+            raise InputError(
+                f"the clients are told {key} = {config[key]}, and the spec says local.rate = {spec.local.rate}: say "
+                "the same in both"
+            )
+    several = all(profile.several for profile in profiles)
+    clients = (profile.client for profile in profiles)
+    return own_training(initial, spec, clients, config=config, several=several, **more), spec

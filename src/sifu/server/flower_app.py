@@ -22,13 +22,14 @@ from sifu.core.engine import Position
 from sifu.core.identity import Admitted, plain
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
-from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
+from sifu.engines.flower.messenger import Patience
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
+from sifu.engines.remote import Blueprint
 from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell

@@ -16,9 +16,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.engines.flower.blueprint import own_blueprint
-from sifu.engines.flower.wire import TRAIN, Instruction, MetricNames, model_message
-from sifu.engines.own_models import fresh_model
+from sifu.engines.flower.wire import TRAIN, Instruction, model_message
+from sifu.engines.own_models import fresh_model, own_blueprint
+from sifu.engines.remote import MetricNames
 from sifu.requests.worker import Tell
 from sifu.server.flower_app import Hooks, MakeBlueprint, server_app
 

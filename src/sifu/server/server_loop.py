@@ -163,9 +163,16 @@ class ServerLoop:
         level: Level | None = None,
     ) -> None:
         given = _given_spec(spec, len(clients))
-        training = own_training(initial, given, identity=CLAIMED, preprocessing=preprocessing_of(given))
         profiles = [ClientProfile(name, int(samples), given.local.steps) for name, samples in clients.items()]
-        self._engine = OutsideFederation(training, profiles, given.seed, self._exchange, evaluates=evaluates)
+        training = own_training(
+            initial,
+            given,
+            profiles,
+            identity=CLAIMED,
+            preprocessing=preprocessing_of(given),
+            evaluates=evaluates,
+        )
+        self._engine = OutsideFederation(training, self._exchange)
         if not (Path(folder) / DATABASE).exists():
             create_run(Path(folder), given, given, self._engine).close()
         self.run = open_run(folder, engine=self._engine)

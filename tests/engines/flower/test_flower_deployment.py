@@ -70,7 +70,7 @@ from pathlib import Path
 import numpy as np
 
 from sifu.server.flower_app import server_app
-from sifu.engines.flower.blueprint import own_blueprint
+from sifu.engines.own_models import own_blueprint
 from sifu.store.writer import RunWriter
 
 usual = RunWriter._record

@@ -21,12 +21,13 @@ from test_flower_runs import SPEC, Federation, psi_of
 import sifu
 from sifu.core.engine import Position
 from sifu.engines.flower import masked_client
-from sifu.engines.flower.blueprint import Blueprint, own_blueprint
 from sifu.engines.flower.client import add_profile, client_app
 from sifu.engines.flower.exchange import ClaimedRoster
 from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.masking import FixedPoint, mask, new_secret, public_part
 from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN, WireProfile
+from sifu.engines.own_models import own_blueprint
+from sifu.engines.remote import Blueprint
 from sifu.errors import InputError
 from sifu.theory.facts import CLAIMED
 from sifu.theory.tracking import client_increments

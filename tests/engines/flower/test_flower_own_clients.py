@@ -18,9 +18,8 @@ import sifu
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import commented_toml
-from sifu.engines.flower.blueprint import own_blueprint
 from sifu.engines.flower.client import FunctionClient, add_profile, client_app
-from sifu.engines.own_models import FreshModels
+from sifu.engines.own_models import FreshModels, own_blueprint
 from sifu.errors import InputError
 from sifu.run.rehearsal import REHEARSED
 from sifu.server.flower_app import Settings, serve_on_flower

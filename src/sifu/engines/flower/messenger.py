@@ -10,26 +10,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from sifu.core.engine import Incident, Position
-from sifu.core.layout import ModelPieces, Vector
-from sifu.core.replies import LATE
-from sifu.engines.flower.blueprint import Blueprint, Patience
+from sifu.core.engine import Position
+from sifu.core.layout import Vector
+from sifu.core.replies import LATE, Wait
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Exchange, Roster
 from sifu.engines.flower.wire import (
     SEND_MASKED_STATISTICS,
     SHOW_EVENT,
-    TRAIN,
     Instruction,
+    arrays_record,
     model_message,
-    read_model,
     with_config,
 )
-from sifu.theory.arrays import Integers
+from sifu.engines.remote import RemoteFederation
 from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
@@ -46,46 +44,43 @@ ATTEMPTS = 3
 """How often clients are asked for what cannot be done without."""
 
 
-class Messenger:
-    """Messages to the clients of a blueprint by their indices, and the answers of those who give one."""
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and how few answers are enough.
 
-    def __init__(self, exchange: Exchange, roster: Roster, blueprint: Blueprint, patience: Patience) -> None:
-        self._exchange, self._roster, self.patience = exchange, roster, patience
-        self.left_out: frozenset[int] = frozenset()
-        self.incidents: list[Incident] = []
+    `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
+    couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
+    empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
+    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`). Where not a single
+    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute.
+    """
+
+    timeout: float = 600.0
+    min_replies: int = 1
+    rounds_without_answer: int = 5
+    pause: float = 5.0
+    poll: float = 0.5
+    wait: Wait = Wait()
+    absence: float = 0.0
+
+
+class Messenger:
+    """Messages to the clients of a federation by their indices, and the answers of those who give one."""
+
+    def __init__(self, federation: RemoteFederation, exchange: Exchange, roster: Roster, patience: Patience) -> None:
+        self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
         self.shown: ShownCheckpoint | None = None
         """What every message shows of the run's ledger."""
         self.networks: Mapping[int, ArrayRecord] = {}
         """What groups tuned, in every message of statistics or evaluation."""
-        self.renew(blueprint)
 
-    def renew(self, blueprint: Blueprint) -> None:
-        """From now on speak with the clients of this blueprint."""
-        self.blueprint = blueprint
-        self.samples: Integers = np.array([client.samples for client in blueprint.clients], dtype=np.int64)
-
-    def note(self, position: Position, client: int | None, what: str) -> None:
-        """Record an incident of a client, or of a whole round."""
-        name = "" if client is None else self.blueprint.clients[client].name
-        self.incidents.append(Incident(position.branch, position.round, name, what))
-
-    def reasons(self, position: Position) -> list[str]:
-        """Why clients had no part in a round, as noted."""
-        noted = [incident for incident in self.incidents if Position(incident.branch, incident.round) == position]
-        return [f"{incident.client}: {incident.what}" for incident in noted if incident.client]
-
-    def take_incidents(self) -> list[Incident]:
-        """What went otherwise than asked since this was last called."""
-        taken, self.incidents = self.incidents, []
-        return taken
-
-    def may_ask(self, clients: Iterable[int] | ClientIndices) -> list[int]:
-        """Those of `clients` that are not left out."""
-        return [int(client) for client in clients if int(client) not in self.left_out]
+    def record(self, model: Vector) -> ArrayRecord:
+        """A model as it travels."""
+        return arrays_record(self._federation.layout, model, self._federation.blueprint.carried)
 
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
-        names = {client: self.blueprint.clients[client].name for client in self.may_ask(clients)}
+        names = {client: self._federation.clients[client].name for client in self._federation.may_ask(clients)}
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
@@ -106,35 +101,37 @@ class Messenger:
 
         With `everybody` the busy are asked, too.
         """
+        note = self._federation.note
         for client, seconds in self._exchange.late():
-            self.note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
-        reachable, busy = self.may_ask(clients), frozenset() if everybody else self._exchange.busy()
+            note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
+        reachable, busy = self._federation.may_ask(clients), frozenset() if everybody else self._exchange.busy()
         nodes = self._nodes_if_any_come(reachable)
         for client in reachable:
             if client not in nodes:
-                self.note(position, client, "its node is not there")
+                note(position, client, "its node is not there")
             elif client in busy:
-                self.note(position, client, f"{LATE}still busy with an earlier round, not asked")
+                note(position, client, f"{LATE}still busy with an earlier round, not asked")
         return {client: node for client, node in sorted(nodes.items()) if client not in busy}
 
-    def message(
+    def messages(
         self,
+        nodes: Mapping[int, int],
         record: ArrayRecord | Sequence[ArrayRecord] | None,
         position: Position,
-        client: int,
-        node: int,
         kind: str,
         steps: int | None = None,
-        more: Mapping[str, Any] | None = None,
-    ) -> Message:
-        """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
-        instruction = Instruction(
-            position, client, steps or self.blueprint.clients[client].local_steps, self.blueprint.plan
-        )
-        shown = self.shown(self.shown.kept.get(client)) if self.shown is not None else {}
-        config = {**self.blueprint.config, **shown, **(more or {})}
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[int, Message]:
+        """A message of a kind to each client, mostly with a model; `more` goes into its configuration."""
+        blueprint, shown = self._federation.blueprint, self.shown
         networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
-        return model_message(record, instruction, node, kind, self.patience.timeout, config, networks)
+        messages = {}
+        for client, node in nodes.items():
+            instruction = Instruction(position, client, steps or blueprint.clients[client].local_steps, blueprint.plan)
+            config = {**blueprint.config, **(shown(shown.kept.get(client)) if shown else {}), **more}
+            timeout = self.patience.timeout
+            messages[client] = model_message(record, instruction, node, kind, timeout, config, networks)
+        return messages
 
     def _exchange_links(
         self, messages: Mapping[int, Message], send: Callable[[Mapping[int, Message]], Answers[Answer]]
@@ -189,7 +186,7 @@ class Messenger:
         else:
             answers, failed = self.try_to_ask(messages, read)
         for client, why in sorted(failed.items()):
-            self.note(position, client, f"{doing}{why}")
+            self._federation.note(position, client, f"{doing}{why}")
         return answers
 
     def try_to_ask(
@@ -197,18 +194,3 @@ class Messenger:
     ) -> tuple[dict[int, Answer], dict[int, str]]:
         """As `ask`; why a client gave no answer is handed back instead of noted."""
         return self._exchange_links(messages, lambda sent: self._exchange.ask(sent, self.patience.timeout, read))
-
-    def train(
-        self, start: Vector, position: Position, clients: Iterable[int] | ClientIndices, steps: int | None = None
-    ) -> dict[int, tuple[ModelPieces, int]]:
-        """The models and counts of samples that clients answer with, not yet checked.
-
-        With `steps` it is no round: everybody is needed and waited for.
-        """
-        everybody = steps is not None
-        record, layout = self.blueprint.record(start), self.blueprint.layout
-        messages = {
-            client: self.message(record, position, client, node, TRAIN, steps)
-            for client, node in self.online(position, clients, everybody).items()
-        }
-        return self.ask(messages, lambda reply: read_model(reply, layout), position, closing=not everybody)

@@ -26,8 +26,8 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
-from sifu.engines.flower.blueprint import Blueprint, HeadPlan
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
+from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from sifu.core.closed_form_engine import MaskedSum, Trunk
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.round_stream import StreamedRound
-from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.messenger import ATTEMPTS
+from sifu.engines.flower.messenger import ATTEMPTS, Patience
 from sifu.engines.flower.wire import (
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,
@@ -33,6 +32,7 @@ from sifu.engines.flower.wire import (
     read_prepared,
     read_statistics_words,
 )
+from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.theory.closed_form import Statistics
@@ -113,10 +113,8 @@ class FlowerStatistics(FlowerFederation):
     def _messages(
         self, clients: Sequence[int], position: Position, kind: str, more: dict[str, Any] | None = None
     ) -> dict[int, Message]:
-        return {
-            client: self._messenger.message(None, position, client, node, kind, more=more)
-            for client, node in self._messenger.online(position, clients, everybody=True).items()
-        }
+        nodes = self._messenger.online(position, clients, everybody=True)
+        return self._messenger.messages(nodes, None, position, kind, more=more or {})
 
     def run_round(self, *arguments: Any, **wanted: Any) -> RoundResult:
         """There are none: a head is solved from statistics."""
@@ -156,7 +154,7 @@ class MaskedFlowerStatistics(FlowerStatistics):
                 time.sleep(self._patience.pause)
             keys = self._prepared([client for client in clients if client not in missing], position, rejections)
             if len(keys) < LEAST_MASKED:
-                self._messenger.note(position, None, f"{len(keys)} were ready, a masked sum needs {LEAST_MASKED}")
+                self.note(position, None, f"{len(keys)} were ready, a masked sum needs {LEAST_MASKED}")
                 continue
             total, came = self._total(keys, position)
             sent += len(came)
@@ -165,7 +163,7 @@ class MaskedFlowerStatistics(FlowerStatistics):
                 return MaskedSum(statistics, tuple(sorted(keys)), tuple(rejections.values()), sent)
             missing |= set(keys) - set(came)
             again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
-            self._messenger.note(position, None, again)
+            self.note(position, None, again)
         raise NoClientResponseError(
             f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
             "stay to the end): nothing was changed; see that the nodes are connected and start again. With fewer than "

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, ModelPieces, Vector, model_pieces
+from sifu.engines.remote import USUAL_METRICS, MetricNames, Score
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers, Words
 from sifu.theory.facts import ClientProfile
@@ -345,18 +346,7 @@ def read_drift(reply: Message, position: Position) -> float:
     return drift
 
 
-@dataclass(frozen=True)
-class MetricNames:
-    """What an app calls the loss and the accuracy of an evaluation; empty: the usual names are looked for."""
-
-    loss: str = ""
-    accuracy: str = ""
-
-
-USUAL_METRICS = MetricNames()
-
-
-def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int, int, float]:
+def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
     """Samples, correct predictions and the sum of losses in an evaluation's reply, ours or Flower's usual one.
 
     Without any loss it is the number of wrong predictions.
@@ -381,11 +371,11 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int,
     return samples, correct, loss_sum
 
 
-def read_scores(reply: Message, count: int) -> list[tuple[int, int, float]]:
+def read_scores(reply: Message, count: int) -> list[Score]:
     """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
     metrics = _metrics(reply)
     columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
-    scores: list[tuple[int, int, float]] = []
+    scores: list[Score] = []
     if all(isinstance(column, list) and len(column) == count for column in columns):
         scores = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]
     if not scores or any(n < 1 or not 0 <= right <= n for n, right, _ in scores):
