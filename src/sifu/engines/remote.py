@@ -19,7 +19,7 @@ from sifu.core.engine import Evaluation, Incident, Position, Rejection, RoundRes
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies
-from sifu.engines.flower.averaging import average_replies
+from sifu.engines.averaging import average_replies
 from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers

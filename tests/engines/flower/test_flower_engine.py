@@ -14,8 +14,8 @@ from memory_grid import lost
 from sifu.core.engine import Position
 from sifu.core.layout import ModelPieces
 from sifu.core.round_stream import RoundsWanted
-from sifu.engines.flower import averaging
-from sifu.engines.flower.averaging import average_replies
+from sifu.engines import averaging
+from sifu.engines.averaging import average_replies
 from sifu.engines.flower.messenger import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
 from sifu.engines.sim.client_updates import average_models
