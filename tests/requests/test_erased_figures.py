@@ -25,7 +25,7 @@ from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError, VerificationError
 from sifu.requests.what_remains import COUNTS, KEPT_FIGURES
 from sifu.run.run_view import RunView
-from sifu.store import erased_figures, writer
+from sifu.store import sealed, writer
 from sifu.store.sealed import ALL_FIGURES
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
@@ -234,8 +234,8 @@ def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request = {"level": "proven", "method": "sifu"}
-    assert erased_figures.keeps_figures(first, [request], ["spec"], at_wish=True) == ""
-    assert "reported" in erased_figures.keeps_figures(first, [request], ["reported"], at_wish=True)
+    assert sealed.keeps_figures(first, [request], ["spec"], at_wish=True) == ""
+    assert "reported" in sealed.keeps_figures(first, [request], ["reported"], at_wish=True)
 
 
 def test_an_automatic_rate_that_others_set_stays(tmp_path: Path) -> None:

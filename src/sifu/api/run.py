@@ -49,10 +49,10 @@ from sifu.store import keys
 from sifu.store.checkpoints import keys_of
 from sifu.store.clock import AUTHORITY, actor_name, check_authority, current_time, fetch_timestamps, timestamp_authority
 from sifu.store.database import DATABASE, Memory
-from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
+from sifu.store.sealed import no_certificate
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.outside_record import anchor_of

@@ -30,14 +30,13 @@ from sifu.store.backup import read_backup, write_backup
 from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail, write_head
 from sifu.store.clock import CLOCK_SET, actor_name
 from sifu.store.database import transaction
-from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, uninterrupted
 from sifu.store.kept_outside import key_problem, known_key_problem, remember_key
 from sifu.store.keys import load_key
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, names_now
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems
-from sifu.store.sealed import erase_salts
+from sifu.store.sealed import erase_salts, no_certificate
 from sifu.store.statistics_files import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.certificate_file import PAYLOAD_TYPE

@@ -32,9 +32,9 @@ from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.run.coupled_replay import NoisedModel
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
+from sifu.store.sealed import not_recomputed
 
 
 def audit_run(

@@ -17,8 +17,15 @@ from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figure
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
 from sifu.store.clock import actor_name
-from sifu.store.erased_figures import (
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
+from sifu.store.keys import KEY_FILE
+from sifu.store.projection import NewEvent
+from sifu.store.reader import RunReader
+from sifu.store.sealed import (
+    ALL_FIGURES,
     FIGURES_ERASED,
+    PURGED,
+    erased_by_next_purge,
     erased_certificates,
     erasure_of_all,
     figures_that_came_back,
@@ -28,11 +35,6 @@ from sifu.store.erased_figures import (
     rest_of,
     why_figures_stay,
 )
-from sifu.store.events_check import ReplayedLedger, ReplayedTables
-from sifu.store.keys import KEY_FILE
-from sifu.store.projection import NewEvent
-from sifu.store.reader import RunReader
-from sifu.store.sealed import ALL_FIGURES, PURGED, erased_by_next_purge
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter

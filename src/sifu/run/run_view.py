@@ -21,10 +21,10 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.regularities import Regularities
-from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
+from sifu.store.sealed import last_erased
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve

@@ -49,13 +49,6 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.erased_figures import (
-    FIGURES_ERASED,
-    erase_figures,
-    erase_payloads,
-    erasure_of_all,
-    kept_nodes,
-)
 from sifu.store.files import (
     CERTIFICATES,
     LOCK_FILE,
@@ -86,7 +79,19 @@ from sifu.store.projection import (
 )
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
-from sifu.store.sealed import ALL_FIGURES, PURGED, add_salts, erase_salts, erase_sealed, set_apart
+from sifu.store.sealed import (
+    ALL_FIGURES,
+    FIGURES_ERASED,
+    PURGED,
+    add_salts,
+    erase_figures,
+    erase_payloads,
+    erase_salts,
+    erase_sealed,
+    erasure_of_all,
+    kept_nodes,
+    set_apart,
+)
 from sifu.store.statistics_files import (
     FILE_NAME,
     STATISTICS,

@@ -19,12 +19,12 @@ from sifu.core.wording import WORDING
 from sifu.requests.certification import RecordedRequest, payload_of_request
 from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.erased_figures import erased_certificates, not_recomputed
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.files import CERTIFICATES, certificate_path, is_locked
 from sifu.store.keys import signature_holds
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
+from sifu.store.sealed import erased_certificates, not_recomputed
 from sifu.theory.history import Accounting
 from sifu.verify.stored_models import differing, said
 

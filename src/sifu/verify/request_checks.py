@@ -16,10 +16,10 @@ from sifu.core.spec import RIDGE
 from sifu.planning.plan import Compared, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import RunReader
+from sifu.store.sealed import not_recomputed
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificate_checks import check_statements
 from sifu.verify.head_checks import check_statistics_erased
