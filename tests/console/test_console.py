@@ -158,11 +158,11 @@ OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
 
 
 def test_the_table_of_roles_names_every_route() -> None:
-    from sifu.console import finding, json_api, pages, request_pages, streaming
+    from sifu.console import finding, json_api, pages, streaming
 
     routes = {
         (method, route.path)
-        for route in (*pages.ROUTES, *request_pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
+        for route in (*pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
         for method in (route.methods or set()) - {"HEAD"}
     }
     tested = {(method, re.sub(r"/requests/\d", "/requests/N", path)) for method, path, _, _ in MATRIX}
@@ -383,12 +383,12 @@ def test_logs_and_addresses_hold_nothing_confidential(desk: Any, caplog: pytest.
 
 
 def test_what_breaks_is_logged_by_its_kind_alone(desk: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    from sifu.console.desk import Desk
+    from sifu.console.desk import RunAtDesk
 
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("client-001 is in this text")
 
-    monkeypatch.setattr(Desk, "requests", broken)
+    monkeypatch.setattr(RunAtDesk, "requests", broken)
     answer = desk.program("eve").get(f"/api/v1/runs/{desk.key('north')}/requests")
     assert answer.status_code == 500
     assert "client-001" not in answer.text + caplog.text
@@ -618,8 +618,9 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(desk: Any, monkeypa
 
     async def watch() -> list[bytes]:
         broadcast = streaming.Broadcast()
-        first = streaming.as_message(streaming.live_values(console.desk, who, key))
-        streams = [broadcast.watch(console, who, key, first) for _ in range(20)]
+        run = console.desk.find(who, key)
+        first = streaming.as_message(streaming.live_values(run, who))
+        streams = [broadcast.watch(console, who, run, first) for _ in range(20)]
         got = [await anext(stream) for stream in streams]
         assert broadcast.viewers == 20
         assert set(got) == {first}

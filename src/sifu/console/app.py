@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sifu.console import finding, json_api, pages, request_pages, streaming
+from sifu.console import finding, json_api, pages, streaming
 from sifu.console.asking import Console
 from sifu.console.desk import Desk
 from sifu.console.security import PROBES, Guard, RateLimit, TooLargeError, TooSlowError
@@ -68,7 +68,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
     probes = [Route(path, _probe) for path in PROBES]
-    parts = (pages, request_pages, finding, streaming, json_api)
+    parts = (pages, finding, streaming, json_api)
     routes = [*probes, *(route for part in parts for route in part.ROUTES), *static]
     if settings.provider is not None:
         from sifu.console.sign_in import ROUTES

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
-from sifu.console.desk import Desk, UnknownError
+from sifu.console.desk import Desk, RunAtDesk, UnknownError
 from sifu.console.security import RateLimit
 from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
 from sifu.requests.approvals import DEADLINE_DAYS
 
-Result = TypeVar("Result")
 MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
 SEPARATORS = re.compile(r"[,;|\t\r\n]")
@@ -66,12 +64,31 @@ def visitor_of(request: Request) -> Visitor:
     return visitor
 
 
-async def work(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Read files or compute in another thread, so that other requests are answered meanwhile."""
-    return await run_in_threadpool(partial(function, *arguments))
+class Visit:
+    """What is asked of the console: by whom, with which fields of a form or of a JSON object, of which request."""
+
+    def __init__(self, request: Request, visitor: Visitor, fields: dict[str, Any]) -> None:
+        self.request, self.visitor, self.fields = request, visitor, fields
+        self.console, self.who = console_of(request), visitor.token
+        self.desk = self.console.desk
+        self.number: int = request.path_params.get("number", 0)
+
+    @cached_property
+    def run(self) -> RunAtDesk:
+        """The run that it is about."""
+        return self.desk.find(self.who, self.request.path_params["run"])
+
+    def text(self, name: str) -> str:
+        """A field of a form."""
+        return str(self.fields.get(name, ""))
+
+    def note(self, sentence: str, tone: str = "good") -> None:
+        """Something for the visitor's next page to say."""
+        if self.visitor.session:
+            self.visitor.session.notes.append((tone, sentence))
 
 
-async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, str]:
+async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, Any]:
     """The fields of a form; a logged-in browser must send its page's CSRF token along."""
     try:
         text = (await request.body()).decode("ascii")

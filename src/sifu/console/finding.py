@@ -7,19 +7,18 @@ import datetime
 import io
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sifu.choices import LEVELS
-from sifu.console.asking import console_of, read_form, visitor_of, work
-from sifu.console.desk import Desk
-from sifu.console.pages import page, page_number, show
-from sifu.console.run_at_desk import RequestLine
-from sifu.console.tokens import Token, TokenFile, Visitor
+from sifu.console.asking import Visit
+from sifu.console.desk import RequestLine
+from sifu.console.pages import page, page_number, pager, show
+from sifu.errors import SifuError
 from sifu.store.clock import current_time, same_person, time_of, utc_now
 
 LINES_PER_PAGE = 100
@@ -34,51 +33,40 @@ KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "ke
 
 
 @page
-async def list_requests(request: Request) -> Response:
+def list_requests(visit: Visit) -> Response:
     """Every request that the visitor sees, narrowed as they asked."""
-    visitor, desk = visitor_of(request), console_of(request).desk
-    chosen = await _filters(request, visitor)
-    lines = await work(desk.lines, visitor.token)
-    narrowed = [line for line in lines if _fits(line, chosen)]
-    number = page_number(chosen["page"])
-    first = (number - 1) * LINES_PER_PAGE
+    chosen = _filters(visit)
+    narrowed = [line for line in visit.desk.lines(visit.who) if _fits(line, chosen)]
     return show(
         "requests.html",
-        visitor,
-        lines=narrowed[first : first + LINES_PER_PAGE],
-        count=len(narrowed),
-        page=number,
-        pages=-(-len(narrowed) // LINES_PER_PAGE),
+        visit.visitor,
+        **pager("lines", narrowed, LINES_PER_PAGE, chosen["page"]),
         chosen=chosen,
         states=STATES,
         levels=LEVELS[::-1],
-        runs=desk.runs(visitor.token),
-        posted=request.method == "POST",
+        runs=visit.desk.runs(visit.who),
+        posted=visit.request.method == "POST",
     )
 
 
 @page
-async def download_requests(request: Request) -> Response:
+def download_requests(visit: Visit) -> Response:
     """The same as a table for a spreadsheet, all pages of it."""
-    visitor, desk = visitor_of(request), console_of(request).desk
-    chosen = await _filters(request, visitor)
-    text = io.StringIO()
+    chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
     writer.writerow(field.name for field in fields(RequestLine))
-    for line in await work(desk.lines, visitor.token):
+    for line in visit.desk.lines(visit.who):
         if _fits(line, chosen):
             writer.writerow(_cell(value) for value in asdict(line).values())
     headers = {"Content-Disposition": 'attachment; filename="requests.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-async def _filters(request: Request, visitor: Visitor) -> dict[str, str]:
+def _filters(visit: Visit) -> dict[str, str]:
     """What a list is narrowed to. A text may be a name, so it is taken from a form alone, never from an address."""
-    given: Mapping[str, str] = request.query_params
-    if request.method == "POST":
-        given = await read_form(request, visitor)
-    chosen = {name: given.get(name, "").strip()[:200] for name in FILTERS}
-    return chosen if request.method == "POST" else chosen | {"text": ""}
+    posted = visit.request.method == "POST"
+    given = visit.fields if posted else visit.request.query_params
+    return {name: given.get(name, "").strip()[:200] if posted or name != "text" else "" for name in FILTERS}
 
 
 def _fits(line: RequestLine, chosen: Mapping[str, str]) -> bool:
@@ -99,18 +87,17 @@ def _cell(value: Any) -> str:
 
 
 @page
-async def show_overview(request: Request) -> Response:
+def show_overview(visit: Visit) -> Response:
     """What a data-protection officer is asked for: what is open, what is late, what was done and what it is worth."""
-    visitor, desk = visitor_of(request), console_of(request).desk
-    desk.demand(visitor.token, "see")
-    lines = await work(desk.lines, visitor.token)
+    visit.who.demand("see")
+    lines = visit.desk.lines(visit.who)
     now = current_time()
     since = now - datetime.timedelta(days=RECENT_DAYS)
     recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
     done = [line for line in lines if line.state == "done"]
     return show(
         "overview.html",
-        visitor,
+        visit.visitor,
         now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         days=RECENT_DAYS,
         open=[line for line in lines if not line.settled],
@@ -118,26 +105,19 @@ async def show_overview(request: Request) -> Response:
         done=done,
         levels=Counter(line.level for line in done),
         every_level=LEVELS[::-1],
-        runs=len(desk.runs(visitor.token)),
+        runs=len(visit.desk.runs(visit.who)),
     )
 
 
 @page
-async def show_people(request: Request) -> Response:
-    """Who may do what here, and what they did."""
-    visitor, console = visitor_of(request), console_of(request)
-    console.desk.demand(visitor.token, "examine")
-    people, others = await work(_people, console.desk, console.tokens, visitor.token)
-    return show("people.html", visitor, people=people, others=others)
-
-
-def _people(desk: Desk, tokens: TokenFile, who: Token) -> tuple[list[tuple[Token, str, Counter[str]]], list[str]]:
-    """Every token with whether it works and what its owner did, and names in the ledgers that have no token."""
+def show_people(visit: Visit) -> Response:
+    """Who may do what here, and what they did; names in the ledgers that have no token come last."""
+    visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}
-    for line in desk.lines(who):
-        if line.number is not None:
-            for step in desk.request(who, line.run, line.number).record.steps:
+    for run in visit.desk.runs(visit.who):
+        with suppress(SifuError):  # the list of runs names what cannot be read
+            for step in (step for row in run.requests(visit.who) for step in row.record.steps):
                 person = same_person(step.actor)
                 names.setdefault(person, step.actor)
                 did.setdefault(person, Counter())[step.status] += 1
@@ -148,30 +128,31 @@ def _people(desk: Desk, tokens: TokenFile, who: Token) -> tuple[list[tuple[Token
             "works" if token.works(today) else "revoked" if token.revoked else "expired",
             did.get(same_person(token.name), Counter()),
         )
-        for token in tokens.all()
+        for token in visit.console.tokens.all()
     ]
     owners = {same_person(token.name) for token, _, _ in people}
-    return people, sorted(name for person, name in names.items() if person not in owners)
+    others = sorted(name for person, name in names.items() if person not in owners)
+    return show("people.html", visit.visitor, people=people, others=others)
 
 
 @page
-async def show_trail(request: Request) -> Response:
+def show_trail(visit: Visit) -> Response:
     """The audit trail of a run, or of all: every event, the latest first."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params.get("run")
-    number, kind = page_number(request.query_params.get("page", "")), request.query_params.get("kind", "")
+    key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
+    number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""
-    events, count = await work(desk.trail, visitor.token, key, kind, number, EVENTS_PER_PAGE)
-    run = desk.find(visitor.token, key) if key else None
-    pages = -(-count // EVENTS_PER_PAGE)
-    values: dict[str, Any] = {
-        "events": events,
-        "count": count,
-        "page": number,
-        "pages": pages,
-        "kind": kind,
-        "kinds": KINDS,
-    }
-    return show("trail.html", visitor, run=run, **values)
+    events, count = visit.desk.trail(visit.who, key, kind, number, EVENTS_PER_PAGE)
+    return show(
+        "trail.html",
+        visit.visitor,
+        run=visit.run if key else None,
+        events=events,
+        count=count,
+        page=number,
+        pages=-(-count // EVENTS_PER_PAGE),
+        kind=kind,
+        kinds=KINDS,
+    )
 
 
 ROUTES = [

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from sifu.errors import RunBusyError
-from sifu.store.files import private_folder
+from sifu.store.clock import utc_now
+from sifu.store.files import private_folder, write_atomically
 
 JobKind = Literal["carry out", "verify", "report"]
 JobState = Literal["running", "done", "failed"]
@@ -41,18 +42,15 @@ class Job:
     message: str = ""
 
 
-Ended = Callable[[Job, dict[str, Any]], None]
-"""Called with a job that ended and the JSON object that its command printed."""
-
-
 class Jobs:
-    """The commands that this console started."""
+    """The commands that this console started, and what they found."""
 
-    def __init__(self, state: Path, ended: Ended = lambda job, answer: None) -> None:
-        self._folder = state / "jobs"
+    def __init__(self, state: Path) -> None:
+        self._folder, self._verifications = state / "jobs", state / "verifications.json"
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
-        self._ended = ended
+        self.failures: list[Job] = []
+        """Requests whose carrying out failed, for the webhooks."""
 
     def of_run(self, run: str) -> list[Job]:
         """The jobs of a run, the latest first."""
@@ -101,7 +99,22 @@ class Jobs:
         ended = replace(job, state="done" if good else "failed", message=sentence[:1000])
         with self._lock:
             self._jobs[job.id] = ended
-        self._ended(ended, answer)
+            if job.kind == "carry out" and not good:
+                self.failures.append(ended)
+            if job.kind == "verify" and "holds" in answer:
+                lists = {name: answer.get(name, []) for name in ("checked", "notes", "problems")}
+                verification = {"time": utc_now(), "holds": answer["holds"] is True} | lists
+                verification["problems"] = lists["problems"][:50]
+                content = self.verifications() | {job.run: verification}
+                write_atomically(self._verifications, json.dumps(content, indent=1).encode())
+
+    def verifications(self) -> dict[str, dict[str, Any]]:
+        """The last verification of each run that this console verified, by key."""
+        try:
+            content = json.loads(self._verifications.read_bytes())
+            return content if isinstance(content, dict) else {}
+        except (OSError, ValueError):
+            return {}
 
 
 def _private(path: Path) -> Any:

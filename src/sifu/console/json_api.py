@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,18 +22,16 @@ from starlette.routing import Route
 from sifu.choices import SigmaChoice, TermOnOffer, terms_on_offer
 from sifu.console.asking import (
     NotKnownError,
+    Visit,
     client_names,
-    console_of,
     days,
     read_json,
     status_code,
     terms_given,
     visitor_of,
-    work,
 )
-from sifu.console.desk import Desk
-from sifu.console.run_at_desk import NumberedRequest, RunAtDesk
-from sifu.console.tokens import Token
+from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
+from sifu.console.pages import evidence
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, SifuError
@@ -71,7 +70,7 @@ class _AllRuns(Collector):
             families[name] = kind(name, words, labels=labels)
         for run in self._desk.every_run().values():
             try:
-                figures = list(_of_run(run, self._desk))
+                figures = list(_of_run(run))
             except SifuError:
                 figures = [("sifu_readable", 0.0)]
             for name, value, *labels in figures:
@@ -79,12 +78,7 @@ class _AllRuns(Collector):
         return families.values()
 
 
-def render_metrics(desk: Desk) -> bytes:
-    """The text that Prometheus reads."""
-    return generate_latest(_AllRuns(desk))
-
-
-def _of_run(run: RunAtDesk, desk: Desk) -> Iterator[tuple[str, float] | tuple[str, float, str]]:
+def _of_run(run: RunAtDesk) -> Iterator[tuple[str, float] | tuple[str, float, str]]:
     live = run.live()
     now = current_time()
     with run.run.reader() as reader, reader.snapshot():
@@ -111,7 +105,7 @@ def _of_run(run: RunAtDesk, desk: Desk) -> Iterator[tuple[str, float] | tuple[st
     yield "sifu_requests_overdue", live.overdue
     if pending:
         yield "sifu_seconds_to_deadline", (time_of(pending[0].deadline) - now).total_seconds()
-    verified = desk.verifications().get(run.key)
+    verified = run.jobs.verifications().get(run.key)
     if verified:
         yield "sifu_last_verification_timestamp_seconds", time_of(str(verified["time"])).timestamp()
         yield "sifu_last_verification_holds", bool(verified["holds"])
@@ -174,9 +168,11 @@ ERRORS = {
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+Operation = Callable[[Visit], Any]
+"""What answers, with a Response or with what becomes JSON; its docstring says what it does."""
 
 
-def answering(handler: Handler) -> Handler:
+def catching(handler: Handler) -> Handler:
     """Errors become a JSON object with a sentence and the right status."""
 
     @functools.wraps(handler)
@@ -190,66 +186,58 @@ def answering(handler: Handler) -> Handler:
     return answer
 
 
-def _json(value: Any, status: int = 200) -> JSONResponse:
-    return JSONResponse(plain_values(value), status)
+def answering(operation: Operation, success: int = 200) -> Handler:
+    """An operation for who is logged in, carried out in another thread: other requests are answered meanwhile."""
+
+    @catching
+    @functools.wraps(operation)
+    async def answer(request: Request) -> Response:
+        visitor = visitor_of(request)
+        fields = await read_json(request, visitor) if request.method == "POST" else {}
+        value = await run_in_threadpool(operation, Visit(request, visitor, fields))
+        return value if isinstance(value, Response) else JSONResponse(plain_values(value), success)
+
+    return answer
 
 
-@answering
-async def list_runs(request: Request) -> Response:
+def list_runs(visit: Visit) -> Any:
     """Every run with what it does now."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    return _json({"runs": await work(_runs, desk, who)})
-
-
-def _runs(desk: Desk, who: Token) -> list[dict[str, Any]]:
     listed = []
-    for run in desk.runs(who):
+    for run in visit.desk.runs(visit.who):
         try:
-            live = run.live().to_mapping() if who.may("see") else {}
+            live = run.live().to_mapping() if visit.who.may("see") else {}
         except SifuError as error:  # one run that cannot be read hides no other
             live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
-    return listed
+    return {"runs": listed}
 
 
-@answering
-async def show_run(request: Request) -> Response:
+def show_run(visit: Visit) -> Any:
     """One run now, the curve of its accuracy, its last verification."""
-    who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
-    live = await work(desk.live, who, key)
-    run = desk.find(who, key)
-    verified = await work(desk.last_verification, who, key)
-    jobs = [asdict(job) for job in desk.jobs.of_run(key)]
-    return _json({"run": run.key, "name": run.name, "verification": verified, "jobs": jobs} | live.to_mapping())
+    run, verification = visit.run, visit.run.verification(visit.who)
+    jobs = [asdict(job) for job in run.jobs.of_run(run.key)]
+    return {"run": run.key, "name": run.name, "verification": verification, "jobs": jobs} | run.live().to_mapping()
 
 
-@answering
-async def list_requests(request: Request) -> Response:
+def list_requests(visit: Visit) -> Any:
     """The requests of a run, and those in its inbox."""
-    who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
-    recorded = await work(desk.requests, who, key)
-    posted = await work(desk.posted, who, key)
-    listed = [{key: value for key, value in row.to_mapping().items() if key != "run"} for row in posted]
-    return _json({"requests": [_request(numbered) for numbered in recorded], "posted": listed})
+    recorded = [_request(numbered) for numbered in visit.run.requests(visit.who)]
+    posted = [row.to_mapping() for row in visit.run.posted(visit.who)]
+    return {"requests": recorded, "posted": [{key: row[key] for key in row if key != "run"} for row in posted]}
 
 
 def _request(numbered: NumberedRequest) -> dict[str, Any]:
     return {"number": numbered.number} | numbered.record.to_mapping() | {"state": numbered.state}
 
 
-@answering
-async def show_request(request: Request) -> Response:
+def show_request(visit: Visit) -> Any:
     """One request with every step of its life."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    key, number = request.path_params["run"], request.path_params["number"]
-    return _json(_request(await work(desk.request, who, key, number)))
+    return _request(visit.run.request(visit.who, visit.number))
 
 
-@answering
-async def file_request(request: Request) -> Response:
+def file_request(visit: Visit) -> Any:
     """File a request; idempotent by its id."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    content = await read_json(request, visitor)
+    run, who, content = visit.run, visit.who, visit.fields
     unknown = set(content) - {"request", "clients", "deadline_days", "terms"}
     if unknown:
         raise InputError(f"a request has no field {', '.join(sorted(unknown))[:80]!r}")
@@ -257,93 +245,57 @@ async def file_request(request: Request) -> Response:
     if name is not None and not isinstance(name, str):
         raise InputError("request is a text")
     terms = terms_given(content.get("terms") or {})
-    arguments = (client_names(content.get("clients")), name, days(content.get("deadline_days")), terms)
-    filed = await work(desk.file, visitor.token, key, *arguments)
-    run = desk.find(visitor.token, key)
-    status = await work(run.run.request_status, filed)
-    number = await work(_number_of, desk, visitor.token, run, filed)
-    return _json({"request": filed, "number": number, "status": status}, 201)
+    filed = run.file(who, client_names(content.get("clients")), name, days(content.get("deadline_days")), terms)
+    numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
+    return {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
 
 
-def _number_of(desk: Desk, who: Token, run: RunAtDesk, request: str) -> int | None:
-    numbered = (row.number for row in desk.requests(who, run.key) if row.record.status.request == request)
-    return next(numbered, None)
-
-
-@answering
-async def decide(request: Request) -> Response:
+def decide(visit: Visit) -> Any:
     """Approve, verify, refuse or withdraw a request."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    content = await read_json(request, visitor)
-    words = [content.get(name, "") for name in ("request", "decision", "reason", "terms")]
+    words = [visit.fields.get(name, "") for name in ("request", "decision", "reason", "terms")]
     if not all(isinstance(word, str) for word in words):
         raise InputError("request, decision, reason and terms are texts")
-    outcome = await work(desk.decide, visitor.token, key, *words)
-    return _json({"request": words[0], "decision": words[1], "outcome": outcome})
+    outcome = visit.run.decide(visit.who, *words)
+    return {"request": words[0], "decision": words[1], "outcome": outcome}
 
 
-@answering
-async def carry_out(request: Request) -> Response:
+def carry_out(visit: Visit) -> Any:
     """Start to carry a request out."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    content = await read_json(request, visitor)
-    job = await work(desk.carry_out, visitor.token, key, str(content.get("request", "")))
-    return _json({"job": asdict(job)}, 202)
+    return {"job": asdict(visit.run.carry_out(visit.who, visit.text("request")))}
 
 
-@answering
-async def compare_ways(request: Request) -> Response:
+def compare_ways(visit: Visit) -> Any:
     """What every method would do for some clients; changes nothing."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    content = await read_json(request, visitor)
-    terms = terms_given(content.get("terms") or {})
+    terms = terms_given(visit.fields.get("terms") or {})
     terms["method"] = AUTO
-    plan = await work(desk.plan, visitor.token, key, client_names(content.get("clients")), terms)
+    plan = visit.run.plan(visit.who, client_names(visit.fields.get("clients")), terms)
     why = plan.auto.reason if plan.auto else None
-    return _json({"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why})
+    return {"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why}
 
 
-@answering
-async def verify(request: Request) -> Response:
+def verify(visit: Visit) -> Any:
     """Start to verify a run."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    await read_json(request, visitor)
-    return _json({"job": asdict(await work(desk.verify, visitor.token, key))}, 202)
+    return {"job": asdict(visit.run.start(visit.who, "verify"))}
 
 
-@answering
-async def certificate(request: Request) -> Response:
+def certificate(visit: Visit) -> Any:
     """Its public certificate."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    return _json(await work(desk.certificate, who, request.path_params["run"], request.path_params["number"]))
+    return visit.run.certificate(visit.who, visit.number)
 
 
-@answering
-async def evidence(request: Request) -> Response:
-    """Its evidence, a zip file."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    name, content = await work(desk.evidence, who, request.path_params["run"], request.path_params["number"])
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(content, media_type="application/zip", headers=headers)
-
-
-@answering
-async def pending(request: Request) -> Response:
+def pending(visit: Visit) -> Any:
     """What waits in all runs, overdue first."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    desk.demand(who, "see")
-    return _json({"requests": [asdict(line) for line in await work(desk.lines, who) if not line.settled]})
+    visit.who.demand("see")
+    return {"requests": [asdict(line) for line in visit.desk.lines(visit.who) if not line.settled]}
 
 
-@answering
-async def metrics(request: Request) -> Response:
+def metrics(visit: Visit) -> Response:
     """Metrics for Prometheus; needs a token that may examine."""
-    console, who = console_of(request), visitor_of(request).token
-    console.desk.demand(who, "examine")
-    return Response(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4; charset=utf-8")
+    visit.who.demand("examine")
+    return Response(generate_latest(_AllRuns(visit.desk)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-OPERATIONS: list[tuple[str, str, Handler, int]] = [
+OPERATIONS: list[tuple[str, str, Operation, int]] = [
     ("get", "/runs", list_runs, 200),
     ("get", "/pending", pending, 200),
     ("get", "/runs/{run}", show_run, 200),
@@ -402,8 +354,8 @@ API = "/api/v1"
 ROUTES = [
     Route(f"{API}/openapi.json", openapi),
     *(
-        Route(API + path.replace("{number}", "{number:int}"), handler, methods=[method.upper()])
-        for method, path, handler, _ in OPERATIONS
+        Route(API + path.replace("{number}", "{number:int}"), answering(operation, success), methods=[method.upper()])
+        for method, path, operation, success in OPERATIONS
     ),
-    Route("/metrics", metrics),
+    Route("/metrics", answering(metrics)),
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
+from functools import wraps
 from typing import Any
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -15,6 +18,7 @@ from sifu.choices import terms_on_offer
 from sifu.console.asking import (
     Console,
     NotKnownError,
+    Visit,
     client_names,
     console_of,
     days,
@@ -22,17 +26,19 @@ from sifu.console.asking import (
     status_code,
     terms_given,
     visitor_of,
-    work,
 )
-from sifu.console.desk import Desk
+from sifu.console.desk import REPORT, RunAtDesk
 from sifu.console.rendering import charts, expected_words, render
-from sifu.console.run_at_desk import RunAtDesk
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import METHOD_INFOS
-from sifu.core.request_terms import AUTO
-from sifu.core.wording import psi_words
+from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.spec import Spec
+from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.requests.letters import usual_terms
+from sifu.requests.request_record import plain_answer
+from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.store.clock import same_person
 from sifu.store.reader import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -46,11 +52,14 @@ FILE_POLICY = (
     "frame-ancestors 'none'"
 )
 """For documents of our own that carry their style within: the report and figures."""
+NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
+"""Instead of the figure of a request that is being carried out already."""
 
 
-def page(handler: Handler) -> Handler:
+def catching(handler: Handler) -> Handler:
     """Errors become a page with a sentence; visitors who are not logged in are redirected to the login page."""
 
+    @wraps(handler)
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
@@ -63,7 +72,19 @@ def page(handler: Handler) -> Handler:
                 return RedirectResponse(way_back(request), 303)
             return show("error.html", visitor, code=status_code(error), sentence=str(error))
 
-    answer.__name__ = handler.__name__
+    return answer
+
+
+def page(handler: Callable[[Visit], Response]) -> Handler:
+    """A page for people who are logged in, made in another thread: other requests are answered meanwhile."""
+
+    @catching
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        visitor = visitor_of(request)
+        fields = await read_form(request, visitor) if request.method == "POST" else {}
+        return await run_in_threadpool(handler, Visit(request, visitor, fields))
+
     return answer
 
 
@@ -95,12 +116,11 @@ def _door(request: Request, code: int = 200) -> Response:
     return show("login.html", None, code, wrong=code == 401, sign_in=console_of(request).sign_in is not None)
 
 
-@page
+@catching
 async def log_in(request: Request) -> Response:
     """Begin a session with a token."""
-    console = console_of(request)
-    fields = await read_form(request)
-    session = await work(console.sessions.begin, fields.get("token", ""))
+    console, fields = console_of(request), await read_form(request)
+    session = await run_in_threadpool(console.sessions.begin, fields.get("token", ""))
     if session is None:
         # Only wrong ones are counted, so that they lock out no one else who comes from the same address.
         if console.logins.allows(request.client.host if request.client else "unknown"):
@@ -123,62 +143,49 @@ def enter(console: Console, session: Session, response: Response) -> Response:
 
 
 @page
-async def log_out(request: Request) -> Response:
+def log_out(visit: Visit) -> Response:
     """End the session."""
-    visitor = visitor_of(request)
-    await read_form(request, visitor)
-    if visitor.session:
-        console_of(request).sessions.end(visitor.session)
+    if visit.visitor.session:
+        visit.console.sessions.end(visit.visitor.session)
     response = RedirectResponse("/login", 303)
     response.delete_cookie(COOKIE)
     return response
 
 
 @page
-async def home(request: Request) -> Response:
+def home(visit: Visit) -> Response:
     """All runs, and what waits in them."""
-    visitor, desk = visitor_of(request), console_of(request).desk
-    runs = await work(_with_live, desk, visitor.token)
-    lines = await work(desk.lines, visitor.token)
-    if visitor.token.may("see"):
-        lines = [line for line in lines if not line.settled]
-    return show("home.html", visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
-
-
-def _with_live(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any, str]]:
-    """Every run with what it does now, or the sentence that says why it cannot be read: it hides no other."""
-
-    def read(run: RunAtDesk) -> tuple[Any, str]:
+    lines, sees = visit.desk.lines(visit.who), visit.who.may("see")
+    lines = [line for line in lines if not (sees and line.settled)]
+    runs = []
+    for run in visit.desk.runs(visit.who):
         try:
-            return run.live() if who.may("see") else None, ""
-        except SifuError as error:
-            return None, str(error)
-
-    return [(run, *read(run)) for run in desk.runs(who)]
+            runs.append((run, run.live() if sees else None, ""))
+        except SifuError as error:  # a run that cannot be read hides no other
+            runs.append((run, None, str(error)))
+    return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
 
 
 @page
-async def show_run(request: Request) -> Response:
+def show_run(visit: Visit) -> Response:
     """One run: what it does now, its requests, and what can be asked of it."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    number = request.query_params.get("forget", "")
+    number = visit.request.query_params.get("forget", "")
     chosen = int(number) if number.isdecimal() and len(number) < 8 else None
-    return show("run.html", visitor, **await work(_run_values, desk, visitor.token, key, chosen))
+    return show("run.html", visit.visitor, **_run_values(visit.run, visit.who, chosen))
 
 
-def _run_values(desk: Desk, who: Token, key: str, chosen: int | None = None) -> dict[str, Any]:
-    run, may_see = desk.find(who, key), who.may("see")
-    spec = run.run.spec
+def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[str, Any]:
+    spec, may_see = run.run.spec, who.may("see")
     clients = [client for client in _clients(run) if client[1]] if may_see and who.may("file") else []
     offered = terms_on_offer()
     return {
         "run": run,
-        "live": desk.live(who, key) if may_see else None,
+        "live": run.live() if may_see else None,
         "spec": spec,
-        "lines": desk.lines(who, key),
-        "verified": desk.last_verification(who, key) if may_see else None,
-        "jobs": desk.jobs.of_run(key)[:5] if may_see else [],
-        "has_report": (run.folder / "report" / "index.html").is_file(),
+        "lines": run.lines(who),
+        "verified": run.verification(who) if may_see else None,
+        "jobs": run.jobs.of_run(run.key)[:5] if may_see else [],
+        "has_report": (run.folder / REPORT).is_file(),
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
         "methods": [AUTO, *(name for name, info in METHOD_INFOS.items() if info.certifies)],
@@ -198,22 +205,15 @@ def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
 
 
 @page
-async def show_clients(request: Request) -> Response:
+def show_clients(visit: Visit) -> Response:
     """The clients of a run, a page of them, the most influential first."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    number = page_number(request.query_params.get("page", ""))
-    status = await work(desk.status, visitor.token, key)
-    numbered = enumerate(status.clients)
-    clients = sorted(numbered, key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
-    first = (number - 1) * CLIENTS_PER_PAGE
+    status = visit.run.status(visit.who)
+    clients = sorted(enumerate(status.clients), key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
     return show(
         "clients.html",
-        visitor,
-        run=desk.find(visitor.token, key),
-        clients=clients[first : first + CLIENTS_PER_PAGE],
-        count=len(clients),
-        page=number,
-        pages=-(-len(clients) // CLIENTS_PER_PAGE),
+        visit.visitor,
+        run=visit.run,
+        **pager("clients", clients, CLIENTS_PER_PAGE, visit.request.query_params.get("page", "")),
         closed_form=status.closed_form,
         psi_words=psi_words(status.psi_status).replace("Psi", "Ψ"),
     )
@@ -224,30 +224,32 @@ def page_number(text: str) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
 
 
+def pager(name: str, rows: Sequence[Any], size: int, text: str) -> dict[str, Any]:
+    """The rows of one page of a list under this name, and what a template says of the other pages."""
+    number = page_number(text)
+    shown = rows[size * (number - 1) : size * number]
+    return {name: shown, "count": len(rows), "page": number, "pages": -(-len(rows) // size)}
+
+
 @page
-async def file_request(request: Request) -> Response:
+def file_request(visit: Visit) -> Response:
     """File a request from the form."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    fields = await read_form(request, visitor)
+    run, who, fields = visit.run, visit.who, visit.fields
     try:
-        names = {name for name, _, _ in await work(_clients, desk.find(visitor.token, key))}
-        clients = client_names(fields.get("clients", ""), names)
-        terms = terms_given({name: fields.get(name, "") for name in terms_on_offer()})
+        clients = client_names(visit.text("clients"), {name for name, _, _ in _clients(run)})
+        terms = terms_given({name: visit.text(name) for name in terms_on_offer()})
         if "plan" in fields:
             terms["method"] = AUTO
-            plan = await work(desk.plan, visitor.token, key, clients, terms)
-            run = desk.find(visitor.token, key)
-            return show("ways.html", visitor, run=run, plan=plan, clients=clients, fields=fields)
-        name = fields.get("request", "").strip() or None
-        if fields.get("release") == "now" and visitor.token.may("set terms"):
-            check_confirmed(fields, "releasing a model before it has healed")
-        filed = await work(desk.file, visitor.token, key, clients, name, days(fields.get("deadline_days")), terms)
+            plan = run.plan(who, clients, terms)
+            return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
+        if fields.get("release") == "now" and who.may("set terms"):
+            _check_confirmed(visit, "releasing a model before it has healed")
+        filed = run.file(who, clients, visit.text("request").strip() or None, days(fields.get("deadline_days")), terms)
     except (InputError, NotCertifiableError) as error:
-        values = await work(_run_values, desk, visitor.token, key)
-        values |= {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
-        return show("run.html", visitor, code=status_code(error), **values)
-    note(visitor, f"Request {filed} was filed.")
-    return RedirectResponse(way_back(request), 303)
+        values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
+        return show("run.html", visit.visitor, code=status_code(error), **values)
+    visit.note(f"Request {filed} was filed.")
+    return RedirectResponse(way_back(visit.request), 303)
 
 
 def _field_of(sentence: str) -> str:
@@ -260,55 +262,192 @@ def _field_of(sentence: str) -> str:
     return next((field for word, field in words.items() if word in sentence), "clients")
 
 
-def check_confirmed(fields: dict[str, str], what: str) -> None:
+def _check_confirmed(visit: Visit, what: str) -> None:
     """Refuse an irreversible action unless its confirmation box is ticked."""
-    if fields.get("confirm") != "yes":
+    if visit.text("confirm") != "yes":
         raise InputError(f"{what} cannot be undone: tick the box to confirm it")
 
 
 @page
-async def verify(request: Request) -> Response:
+def verify(visit: Visit) -> Response:
     """Start a verification."""
-    return await _start(request, console_of(request).desk.verify, "The run is being verified.")
+    visit.run.start(visit.who, "verify")
+    visit.note("The run is being verified.")
+    return RedirectResponse(way_back(visit.request), 303)
 
 
 @page
-async def write_report(request: Request) -> Response:
+def write_report(visit: Visit) -> Response:
     """Start to write the report."""
-    return await _start(request, console_of(request).desk.write_report, "The report is being written.")
-
-
-async def _start(request: Request, action: Callable[[Token, str], object], sentence: str) -> Response:
-    """Begin something that a run is asked to do, and say so on its page."""
-    visitor = visitor_of(request)
-    await read_form(request, visitor)
-    await work(action, visitor.token, request.path_params["run"])
-    note(visitor, sentence)
-    return RedirectResponse(way_back(request), 303)
-
-
-def note(visitor: Visitor, sentence: str) -> None:
-    """Something good for the visitor's next page to say."""
-    if visitor.session:
-        visitor.session.notes.append(("good", sentence))
+    visit.run.start(visit.who, "report")
+    visit.note("The report is being written.")
+    return RedirectResponse(way_back(visit.request), 303)
 
 
 @page
-async def show_report(request: Request) -> Response:
+def show_report(visit: Visit) -> Response:
     """The report as it was last written."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    content = await work(desk.report, visitor.token, key)
-    return HTMLResponse(content, headers={"Content-Security-Policy": FILE_POLICY})
+    return HTMLResponse(visit.run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})
 
 
-def live_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
+def live_values(run: RunAtDesk, who: Token) -> dict[str, Any]:
     """What a page shows without being loaded again; `stamp` changes when more of it must be fetched."""
-    live = desk.live(who, key)
-    jobs = [asdict(job) for job in desk.jobs.of_run(key)[:5]]
+    who.demand("see")
+    live, jobs = run.live(), [asdict(job) for job in run.jobs.of_run(run.key)[:5]]
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
     stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
     rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
     return live.to_mapping() | {"jobs": jobs, "stamp": stamp} | rendered
+
+
+@page
+def show_request(visit: Visit) -> Response:
+    """One request: where it stands, what can be decided, every way to forget, or its certificate in words."""
+    run, who = visit.run, visit.who
+    numbered, spec = run.request(who, visit.number), run.run.spec
+    status = numbered.record.status
+    waits = status.status in ("received", "verified", "planned")
+    plan, others, body, refusal, erased = None, None, None, "", ""
+    if waits and who.may("see"):
+        try:
+            plan = run.plan_of(who, status.request)
+            others = plan if plan.ways else _other_ways(run, who, status.terms)
+        except NotCertifiableError as error:
+            refusal = str(error)
+        except InputError:  # it was begun since it was read: there is nothing to plan any more
+            pass
+    if status.status == "done":
+        try:
+            body = run.certificate(who, visit.number)["body"]
+        except InputError as error:
+            erased = str(error)
+    return show(
+        "request.html",
+        visit.visitor,
+        run=run,
+        number=numbered.number,
+        record=numbered.record,
+        status=status,
+        state=numbered.state,
+        waits=waits and numbered.state != "running",
+        plan=plan,
+        others=others,
+        refusal=refusal,
+        terms=shown_terms(status.terms, spec),
+        answer=_certificate_words(body) if body else None,
+        body=body,
+        erased=erased,
+        live=run.live() if who.may("see") else None,
+        jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
+        own=same_person(who.name) == same_person(status.filed_by),
+        approval=spec.requests.approval,
+        elsewhere=carried_out_elsewhere(spec),
+    )
+
+
+def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
+    """Every way side by side under the same terms; nothing where they rule all others out."""
+    given = terms.to_mapping() | {"method": AUTO}
+    clients = given.pop("clients")
+    with suppress(InputError, NotCertifiableError):
+        return run.plan(who, clients, terms_given({name: given[name] for name in given if given[name] != []}))
+    return None
+
+
+def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
+    """Every term of a request but its clients: what it is about, what was filed, and what is usual in the run."""
+    usual, filed = usual_terms(spec, terms.clients).to_mapping(), terms.to_mapping()
+    return [
+        {
+            "name": name,
+            "help": term.about.help,
+            "value": _term_words(name, filed[name], spec),
+            "usual": _term_words(name, usual[name], spec),
+            "changed": filed[name] != usual[name],
+        }
+        for name, term in terms_on_offer().items()
+    ]
+
+
+def _term_words(name: str, value: Any, spec: Spec) -> str:
+    """A term as people read it; a default from the spec is shown with its value."""
+    if name == "records":
+        return rows_words(value)
+    if name == "target" and value is None:
+        return f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
+    if name == "max_rounds" and value == 0:
+        return f"{spec.stop.max_rounds} (the run's)"
+    if value is None:
+        return "conditional, or none for a method without a guarantee"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The answer to the client as paragraphs, each with the list that belongs to it."""
+    paragraphs: list[tuple[str, list[str]]] = []
+    for line in plain_answer(body):
+        if line.startswith("- ") and paragraphs:
+            paragraphs[-1][1].append(line[2:])
+        else:
+            paragraphs.append((line, []))
+    return paragraphs
+
+
+@page
+def decide(visit: Visit) -> Response:
+    """Record a decision from a button."""
+    name, decision = visit.text("request"), visit.text("decision")
+    if decision == "refused" and visit.who.may("refuse"):
+        _check_confirmed(visit, "a refusal")
+    outcome = visit.run.decide(visit.who, name, decision, visit.text("reason"), visit.text("terms"))
+    words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
+    visit.note(f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
+    return _back_to_request(visit)
+
+
+@page
+def carry_out(visit: Visit) -> Response:
+    """Start to carry a request out."""
+    if visit.who.may("carry out"):
+        _check_confirmed(visit, "carrying out a request")
+    visit.run.carry_out(visit.who, visit.text("request"))
+    visit.note(f"Request {visit.text('request')} is being carried out.")
+    return _back_to_request(visit)
+
+
+def _back_to_request(visit: Visit) -> Response:
+    number, back = visit.text("number"), way_back(visit.request)
+    return RedirectResponse(f"{back}/requests/{number}" if number.isdecimal() else back, 303)
+
+
+@page
+def figure(visit: Visit) -> Response:
+    """The figure of what each noise would cost, for a request that waits."""
+    from sifu.plots.style import figure_bytes, narrow_figures
+    from sifu.report.psi_figure import draw_plan
+
+    phone = visit.request.query_params.get("phone") == "yes"
+    request = visit.run.request(visit.who, visit.number).record.status.request
+    if not visit.who.may("see"):
+        raise InputError("this figure is not for your roles")
+
+    def draw() -> bytes:
+        try:
+            plan = visit.run.plan_of(visit.who, request)
+        except (InputError, NotCertifiableError):  # it was begun since its page was loaded
+            return NOTHING_TO_PLAN
+        with narrow_figures() if phone else nullcontext():
+            return figure_bytes(draw_plan(plan), "svg")
+
+    drawing = visit.run.remembered(("figure", request, phone), draw)
+    return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
+
+
+def evidence(visit: Visit) -> Response:
+    """Its evidence, a zip file."""
+    name, content = visit.run.evidence(visit.who, visit.number)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="application/zip", headers=headers)
 
 
 ROUTES = [
@@ -322,4 +461,9 @@ ROUTES = [
     Route("/runs/{run}/report", write_report, methods=["POST"]),
     Route("/runs/{run}/verify", verify, methods=["POST"]),
     Route("/runs/{run}/requests", file_request, methods=["POST"]),
+    Route("/runs/{run}/decide", decide, methods=["POST"]),
+    Route("/runs/{run}/carry-out", carry_out, methods=["POST"]),
+    Route("/runs/{run}/requests/{number:int}", show_request),
+    Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
+    Route("/runs/{run}/requests/{number:int}/evidence", page(evidence)),
 ]

@@ -16,12 +16,13 @@ from authlib.integrations.base_client import OAuthError
 from authlib.integrations.starlette_client import OAuth
 from httpx import HTTPError
 from joserfc.errors import JoseError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sifu.console.asking import console_of, work
-from sifu.console.pages import enter, page, show
+from sifu.console.asking import console_of
+from sifu.console.pages import catching, enter, show
 from sifu.console.serving import is_loopback
 from sifu.errors import InputError
 
@@ -65,7 +66,7 @@ class SignIn:
         return agreed if time.monotonic() - since < MOST_SECONDS else {}
 
 
-@page
+@catching
 async def begin(request: Request) -> Response:
     """Send a browser to the provider."""
     console = console_of(request)
@@ -82,7 +83,7 @@ async def begin(request: Request) -> Response:
     return response
 
 
-@page
+@catching
 async def come_back(request: Request) -> Response:
     """Begin a session for whom the provider names, if they may do anything here."""
     console = console_of(request)
@@ -96,7 +97,7 @@ async def come_back(request: Request) -> Response:
     claims = answer.get("userinfo") or {}
     token = None
     if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
-        token = await work(console.tokens.signed_in, claims["email"])
+        token = await run_in_threadpool(console.tokens.signed_in, claims["email"])
     if token is None:
         sentence = "your provider knows you, but no one with your verified e-mail address may do anything here"
         return show("error.html", None, 403, sentence=sentence)

@@ -11,13 +11,14 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sifu.console.asking import Console, console_of, visitor_of, work
-from sifu.console.desk import Desk
-from sifu.console.json_api import answering
+from sifu.console.asking import Console, Visit, console_of, visitor_of
+from sifu.console.desk import RunAtDesk
+from sifu.console.json_api import answering, catching
 from sifu.console.pages import live_values
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
@@ -44,12 +45,13 @@ class Broadcast:
         """How many watch now."""
         return sum(self._watching.values())
 
-    async def watch(self, console: Console, who: Token, key: str, first: bytes) -> AsyncIterator[bytes]:
+    async def watch(self, console: Console, who: Token, run: RunAtDesk, first: bytes) -> AsyncIterator[bytes]:
         """Messages until the viewer leaves, or their token ends."""
+        key = run.key
         self._watching[key] = self._watching.get(key, 0) + 1
         self._changed.setdefault(key, asyncio.Event())
         if key not in self._readers:
-            self._readers[key] = asyncio.create_task(self._read(console.desk, who, key))
+            self._readers[key] = asyncio.create_task(self._read(run, who))
         sent = first
         try:
             yield sent
@@ -70,11 +72,12 @@ class Broadcast:
                 if reader is not None:
                     reader.cancel()
 
-    async def _read(self, desk: Desk, who: Token, key: str) -> None:
+    async def _read(self, run: RunAtDesk, who: Token) -> None:
+        key = run.key
         while True:
             await asyncio.sleep(EVERY)
             try:
-                message = as_message(await work(live_values, desk, who, key))
+                message = as_message(await run_in_threadpool(live_values, run, who))
             except (SifuError, OSError):
                 continue  # the run is being moved or made; the next look may find it
             if message != self._latest.get(key):
@@ -88,22 +91,21 @@ def as_message(values: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
 
 
-@answering
-async def show_live(request: Request) -> Response:
+def show_live(visit: Visit) -> dict[str, Any]:
     """What a run does now, once."""
-    who, desk = visitor_of(request).token, console_of(request).desk
-    return JSONResponse(plain_values(await work(live_values, desk, who, request.path_params["run"])))
+    return live_values(visit.run, visit.who)
 
 
-@answering
+@catching
 async def stream(request: Request) -> Response:
     """Stream what a run does until the browser disconnects."""
     broadcast: Broadcast = request.app.state.broadcast
-    who, console, key = visitor_of(request).token, console_of(request), request.path_params["run"]
+    console, who = console_of(request), visitor_of(request).token
+    run = await run_in_threadpool(console.desk.find, who, request.path_params["run"])
     if broadcast.viewers >= MOST_VIEWERS:
         return JSONResponse({"error": "too many watch already"}, 503)
-    first = as_message(await work(live_values, console.desk, who, key))
-    return StreamingResponse(broadcast.watch(console, who, key, first), media_type="text/event-stream")
+    first = as_message(await run_in_threadpool(live_values, run, who))
+    return StreamingResponse(broadcast.watch(console, who, run, first), media_type="text/event-stream")
 
 
-ROUTES = [Route("/runs/{run}/live", show_live), Route("/runs/{run}/stream", stream)]
+ROUTES = [Route("/runs/{run}/live", answering(show_live)), Route("/runs/{run}/stream", stream)]

@@ -94,6 +94,11 @@ class Token:
         """Whether its owner may do this."""
         return right in rights_of(self.roles)
 
+    def demand(self, right: Right) -> None:
+        """Refuse what its owner's roles do not allow."""
+        if not self.may(right):
+            raise NotAllowedError(f"your roles ({', '.join(self.roles)}) do not allow that")
+
 
 def state_folder(folder: Path) -> Path:
     """Where the console keeps its own files: inside a folder of runs, or next to a run."""

@@ -136,5 +136,5 @@ class Webhooks:
                     yield deadline | {"event": "overdue"}
                 elif waiting.days_left <= DUE_SOON_DAYS:
                     yield deadline | {"event": "due soon"}
-        for job in list(self._desk.failures):
+        for job in list(self._desk.jobs.failures):
             yield {"run": job.run, "request": job.request or "", "event": "failed", "time": f"{job.started:.0f}"}
