@@ -344,7 +344,7 @@ def test_a_purge_that_leaves_a_figure_is_caught(tmp_path: Path, monkeypatch: pyt
     assert independent_verifier.verify(run.folder)
     other = noised(tmp_path / "other", federation(TRUTH))
     with monkeypatch.context() as patch:
-        patch.setattr(erased_figures, "FIGURES", ("noise_std",))
+        patch.setattr(sealed, "FIGURES", ("noise_std",))
         other.purge(figures=True)
     assert other.verify().problems
     assert independent_verifier.verify(other.folder)
