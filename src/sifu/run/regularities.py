@@ -30,7 +30,7 @@ class Regularities:
     ) -> Regularities:
         """From what the clients reported, or from what the spec assumes.
 
-        `erased` are forgotten clients of whom it is not known any more (`store.erased_figures`). Nothing rests on them:
+        `erased` are forgotten clients of whom it is not known any more (`store.sealed`). Nothing rests on them:
         Psi is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
         """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
