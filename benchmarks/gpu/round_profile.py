@@ -45,7 +45,7 @@ def operations(precision: str) -> dict[str, float]:
     for number, convolution in enumerate(layout.convolutions):
         channels = CIFAR10.convolution_layers[number].channels_in
         # Pooling looks at four positions for each output.
-        positions = convolution.out_height * convolution.out_width * (4 if convolution.pool else 1)
+        positions = convolution.height_out * convolution.width_out * (4 if convolution.pool else 1)
         products = 2.0 * images * positions * 9 * channels * convolution.channels_out
         form = WeightForm.of(convolution, batch, CLIENTS_A_ROUND, precision)
         operations_of["convolve_block" if form.kind == "block" else "convolve"] += products
@@ -53,9 +53,9 @@ def operations(precision: str) -> dict[str, float]:
         if number:
             operations_of["convolution_input_gradient"] += products
     for place in layout.hidden:
-        operations_of["hidden_layer"] += 2.0 * images * place.inputs * place.outputs
-        operations_of["hidden_layer_backward"] += 4.0 * images * place.inputs * place.outputs
-    operations_of["classify"] += 6.0 * images * layout.last.inputs * layout.last.outputs
+        operations_of["hidden_layer"] += 2.0 * images * place.features_in * place.features_out
+        operations_of["hidden_layer_backward"] += 4.0 * images * place.features_in * place.features_out
+    operations_of["classify"] += 6.0 * images * layout.last.features_in * layout.last.features_out
     return dict(operations_of)
 
 

@@ -19,6 +19,7 @@ from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
 from sifu.engines.sim.gpu.device_queue import without_collector
+from sifu.engines.sim.gpu.lane_stream import ProgramPlan
 from sifu.engines.sim.lanes import lane_engines, slots_for
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import InputError, RoundRejectedError
@@ -231,7 +232,8 @@ def test_a_program_is_freed_with_its_last_user() -> None:
     images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     images = with_border(network, images)
     with without_collector():
-        program = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=1, slots=2, batch=2, chunk=1)
+        plan = ProgramPlan(LocalTraining(0.1, 1), batch=2, slots=2, width=2)
+        program = ConvProgram(network, images, labels, plan, summed_for=2)
         gone = weakref.ref(program)
         del program
         assert gone() is None
@@ -288,9 +290,8 @@ def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
     def forms(lanes: int) -> tuple[Any, ...]:
         images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
         images = with_border(network, images)
-        program = ConvProgram(
-            network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1
-        )
+        plan = ProgramPlan(LocalTraining(0.1, 1), batch=2, lanes=lanes, slots=slots, width=lanes * slots)
+        program = ConvProgram(network, images, labels, plan, summed_for=slots)
         return (*program.plan.forms, *(program.plan.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
 
     assert len({forms(lanes) for lanes in (1, 3, 10)}) == 1

@@ -8,8 +8,9 @@ data, budgets, stop rules and the clipping of whole updates are each lane's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -17,19 +18,17 @@ import torch
 from torch import Tensor
 
 from sifu.core.replies import ReplyRules
-from sifu.engines.sim.embedded_clients import ClientData, count_outputs
+from sifu.engines.sim.embedded_clients import ClientData, Objective, count_outputs
 from sifu.engines.sim.gpu.lane_engine import LaneEngine
 from sifu.engines.sim.gpu.lane_group import LaneGroup
-from sifu.engines.sim.gpu.lane_stream import LaneSource
+from sifu.engines.sim.gpu.lane_stream import LaneSource, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Drawing, slots_for
-from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, ModuleModel
 from sifu.engines.sim.module_pass import ModulePass, refuse_other_gradients
 from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError
-from sifu.theory.arrays import Array, Integers
-from sifu.theory.participation import Participation
+from sifu.theory.arrays import Array
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 COMPARED = 8
@@ -63,9 +62,14 @@ def lane_engines(
             "lanes draw the noise of training from a keyed generator, which protects no client: set privacy.noise = "
             "'seeded' for an experiment, or use device cpu for noise from the operating system"
         )
-    data = _gather(clients, max(client.samples for federation in federations for client in federation.clients))
+    data = _LaneData(
+        clients, max(client.samples for federation in federations for client in federation.clients), device
+    )
+    batch = min(first.training.batch_size or data.most, data.most)
+    clipped = any(federation.facts.clip > 0.0 for federation in federations)
+    plan = ProgramPlan(first.training, batch, first.facts.server_rate, clipped)
     if isinstance(first.model, LinearModel):
-        source = _linear_source(federations, first.model, data, device)
+        source = _linear_source(federations, first.model, data, plan)
         outside: tuple[str, ...] = ()
     else:
         dtypes = {federation.layout.dtype for federation in federations}
@@ -76,162 +80,133 @@ def lane_engines(
             )
         network = first.model.conv_net
         if network is None:
-            source = _module_source(federations, first.model, data, device, precision)
+            source = _module_source(federations, first.model, data, plan, precision)
         else:
-            source = _conv_source(federations, network, data, device, precision)
+            source = _conv_source(federations, network, data, plan, precision)
         outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
         source,
-        torch.from_numpy(data.tables).to(device),
-        torch.from_numpy(data.sizes).to(device),
+        data.tables,
+        data.sizes,
         [federation.seed for federation in federations],
         [(federation.facts.clip, federation.facts.noise) for federation in federations],
     )
     return [LaneEngine(federation, group, lane, outside) for lane, federation in enumerate(federations)]
 
 
-@dataclass(frozen=True)
 class _LaneData:
     """Every distinct federation's clients one after the other, and each lane's table of rows: client * most + place."""
 
-    clients: list[ClientData]
-    tables: Integers
-    sizes: Integers
-    most: int
+    def __init__(self, clients: Sequence[Sequence[ClientData]], most: int, device: str) -> None:
+        where: dict[int, int] = {}
+        self.clients: list[ClientData] = []
+        tables, sizes = [], []
+        for data in clients:
+            if id(data) not in where:
+                where[id(data)] = len(self.clients)
+                self.clients.extend(data)
+            count = np.array([len(client.y) for client in data], dtype=np.int64)
+            rows = (where[id(data)] + np.arange(len(data)))[:, None] * most + np.arange(most)
+            tables.append(np.where(np.arange(most) < count[:, None], rows, -1))
+            sizes.append(count)
+        self.tables, self.sizes = (torch.from_numpy(np.stack(part)).to(device) for part in (tables, sizes))
+        self.most, self.device = most, device
 
+    def padded(self, rows_of: Callable[[ClientData], Array]) -> Tensor:
+        """What `rows_of` makes of each client (rows, ...), padded to the largest with zeros: (clients, most, ...)."""
+        values = None
+        for place, client in enumerate(self.clients):
+            rows = rows_of(client)
+            if values is None:
+                values = np.zeros((len(self.clients), self.most, *rows.shape[1:]), dtype=rows.dtype)
+            values[place, : len(rows)] = rows
+        return torch.from_numpy(values).to(self.device)
 
-def _gather(clients: Sequence[Sequence[ClientData]], most: int) -> _LaneData:
-    where: dict[int, int] = {}
-    everyone: list[ClientData] = []
-    tables, sizes = [], []
-    for data in clients:
-        if id(data) not in where:
-            where[id(data)] = len(everyone)
-            everyone.extend(data)
-        count = np.array([len(client.y) for client in data], dtype=np.int64)
-        rows = (where[id(data)] + np.arange(len(data)))[:, None] * most + np.arange(most)
-        tables.append(np.where(np.arange(most) < count[:, None], rows, -1))
-        sizes.append(count)
-    return _LaneData(everyone, np.stack(tables), np.stack(sizes), most)
+    def encoded(self, objective: Objective, outputs: int, dtype: str) -> Tensor:
+        """The targets as training takes them, padded."""
 
+        def encode(client: ClientData) -> Array:
+            targets = torch.from_numpy(np.asarray(client.y).astype(np.int64 if objective.labels else dtype))
+            return objective.encode(targets, outputs, TORCH_TYPES[dtype]).numpy()
 
-def _shared(
-    federations: Sequence[SimulatedFederation], most: int
-) -> tuple[LocalTraining, Participation, int, int, bool]:
-    first = federations[0]
-    training, participation = first.training, first.facts.participation
-    batch = most if training.batch_size is None else min(training.batch_size, most)
-    slots = slots_for(participation, len(first.clients))
-    return training, participation, batch, slots, any(federation.facts.clip > 0.0 for federation in federations)
+        return self.padded(encode)
 
 
 def _conv_source(
-    federations: Sequence[SimulatedFederation], network: ConvNet, data: _LaneData, device: str, precision: str
+    federations: Sequence[SimulatedFederation], network: ConvNet, data: _LaneData, plan: ProgramPlan, precision: str
 ) -> LaneSource:
     from sifu.engines.sim.gpu.conv_plan import DeviceLayout
     from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
 
-    training, participation, batch, slots, clipped = _shared(federations, data.most)
-    channels, height, width = network.input_shape
-    images = np.zeros((len(data.clients), data.most, height, width, channels), dtype=np.float32)
-    labels = np.zeros((len(data.clients), data.most), dtype=np.int32)
-    for place, client in enumerate(data.clients):
+    def pixels(client: ClientData) -> Array:
         shaped = np.asarray(client.x, dtype=np.float32).reshape(len(client.y), *network.input_shape)
-        images[place, : len(client.y)] = shaped.transpose(0, 2, 3, 1)
-        labels[place, : len(client.y)] = client.y
-    all_images = with_border(network, torch.from_numpy(images.reshape(-1, height, width, channels)).to(device))
-    all_labels = torch.from_numpy(labels.reshape(-1)).to(device)
-    layout = DeviceLayout.of(network)
+        return shaped.transpose(0, 2, 3, 1)
 
-    def make(lanes: int, chunk: int, slots: int, width: int) -> ConvProgram:
-        return ConvProgram(
-            network, all_images, all_labels, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
-            width=width, summed_for=drawing.slots, server_rate=federations[0].facts.server_rate,
-            precision=precision, clipped=clipped,
-        )  # fmt: skip
+    images = with_border(network, data.padded(pixels).flatten(0, 1))
+    labels = data.padded(lambda client: np.asarray(client.y, dtype=np.int32)).flatten()
+    layout, drawing = DeviceLayout.of(network), _drawing(federations, plan)
+    if network.dropout:
+        drawing = replace(drawing, dropout_layers=len(network.hidden))
+    make = partial(ConvProgram, network, images, labels, summed_for=drawing.slots, precision=precision)
+    return LaneSource(drawing, plan, layout.size, layout.entries, make)
 
-    layers = len(network.hidden) if network.dropout else 0
-    drawing = Drawing(slots, participation, batch, training.steps, layers)
-    return LaneSource(drawing, layout.size, layout.entries, make)
+
+def _drawing(federations: Sequence[SimulatedFederation], plan: ProgramPlan) -> Drawing:
+    participation = federations[0].facts.participation
+    slots = slots_for(participation, len(federations[0].clients))
+    return Drawing(slots, participation, plan.batch, plan.training.steps, 0)
 
 
 def _module_source(
-    federations: Sequence[SimulatedFederation], model: ModuleModel, data: _LaneData, device: str, precision: str
+    federations: Sequence[SimulatedFederation], model: ModuleModel, data: _LaneData, plan: ProgramPlan, precision: str
 ) -> LaneSource:
     from sifu.engines.sim.gpu.module_program import ModuleProgram
 
-    training, participation, batch, slots, clipped = _shared(federations, data.most)
-    if clipped:
+    if plan.clipped:
         raise InputError(
             "updates of this model are not clipped on a GPU: leave privacy.clip out, or use device cpu; linear models "
             "and the convolutional networks that a spec can name are clipped there"
         )
     layout, objective = federations[0].layout, model.objective
-    module = ModulePass(model, layout.dtype, torch.device(device), precision)
-    samples = np.zeros((len(data.clients), data.most, *np.shape(data.clients[0].x)[1:]), dtype=layout.dtype)
-    targets = [np.asarray(client.y) for client in data.clients]
-    for place, client in enumerate(data.clients):
-        samples[place, : len(client.y)] = client.x
-    all_samples = torch.from_numpy(samples.reshape(-1, *samples.shape[2:])).to(device)
-    outputs = module.try_out(all_samples[0], count_outputs(data.clients, objective))
-    encoded = torch.zeros((len(data.clients), data.most, outputs), dtype=TORCH_TYPES[layout.dtype])
-    for place, target in enumerate(targets):
-        values = torch.from_numpy(target.astype(np.int64 if objective.labels else layout.dtype))
-        encoded[place, : len(target)] = objective.encode(values, outputs, encoded.dtype)
-    all_encoded = encoded.reshape(-1, outputs).to(device)
-    _compare_with_the_cpu(module, federations[0], samples[0], encoded[0], device, precision)
-
-    def make(lanes: int, chunk: int, slots: int, width: int) -> ModuleProgram:
-        return ModuleProgram(
-            module, objective, all_samples, all_encoded, training, size=layout.size, lanes=lanes, slots=slots,
-            batch=batch, chunk=chunk, width=width, server_rate=federations[0].facts.server_rate,
-        )  # fmt: skip
-
-    drawing = Drawing(slots, participation, batch, training.steps, 0)
-    return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
+    module = ModulePass(model, layout.dtype, torch.device(data.device), precision)
+    samples = data.padded(lambda client: np.asarray(client.x, dtype=layout.dtype))
+    outputs = module.try_out(samples[0, 0], count_outputs(data.clients, objective))
+    encoded = data.encoded(objective, outputs, layout.dtype)
+    _compare_with_the_cpu(module, federations[0], samples[:1, :COMPARED], encoded[:1, :COMPARED], precision)
+    all_samples, all_encoded = samples.flatten(0, 1), encoded.flatten(0, 1)
+    make = partial(ModuleProgram, module, objective, all_samples, all_encoded, size=layout.size)
+    return LaneSource(_drawing(federations, plan), plan, layout.size, np.arange(layout.size, dtype=np.int64), make)
 
 
 def _compare_with_the_cpu(
-    module: ModulePass, federation: SimulatedFederation, samples: Array, encoded: Tensor, device: str, precision: str
+    module: ModulePass, federation: SimulatedFederation, samples: Tensor, encoded: Tensor, precision: str
 ) -> None:
     """Hold the first client's gradient on the device against the CPU's before anything is trained."""
-    model = cast("ModuleModel", federation.model)
-    on_cpu = ModulePass(model, federation.layout.dtype, torch.device("cpu"))
-    rows = (
-        torch.from_numpy(federation.initial_model(0))[None],
-        torch.from_numpy(samples)[None, :COMPARED],
-        encoded[None, :COMPARED],
-        torch.ones((1, min(COMPARED, len(samples))), dtype=encoded.dtype),
-    )
-    own = module.gradients(*(part.to(device) for part in rows))
-    refuse_other_gradients(own, on_cpu.gradients(*rows), precision)
+    on_cpu = ModulePass(cast("ModuleModel", federation.model), federation.layout.dtype, torch.device("cpu"))
+    model = torch.from_numpy(federation.initial_model(0))[None].to(samples.device)
+    rows = (model, samples, encoded, torch.ones_like(encoded[..., 0]))
+    refuse_other_gradients(module.gradients(*rows), on_cpu.gradients(*(part.cpu() for part in rows)), precision)
 
 
 def _linear_source(
-    federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, device: str
+    federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, plan: ProgramPlan
 ) -> LaneSource:
     from sifu.engines.sim.gpu.linear_program import LinearProgram
 
-    training, participation, batch, slots, clipped = _shared(federations, data.most)
-    layout = federations[0].layout
-    dtype = TORCH_TYPES[layout.dtype]
-    samples = torch.zeros((len(data.clients), data.most, model.features + 1), dtype=dtype)
-    targets = torch.zeros((len(data.clients), data.most, model.outputs), dtype=dtype)
-    for place, client in enumerate(data.clients):
-        count = len(client.y)
-        samples[place, :count, :-1] = torch.from_numpy(np.array(client.x, dtype=layout.dtype).reshape(count, -1))
-        samples[place, :count, -1] = 1.0
-        encoded = torch.from_numpy(np.asarray(client.y).astype(np.int64 if model.objective.labels else layout.dtype))
-        targets[place, :count] = model.objective.encode(encoded, model.outputs, dtype)
-    samples, targets = samples.to(device), targets.to(device)
-    gram = LinearProgram.gram_of(samples, training)
+    layout, drawing = federations[0].layout, _drawing(federations, plan)
 
-    def make(lanes: int, chunk: int, slots: int, width: int) -> LinearProgram:
-        return LinearProgram(
-            model, samples, targets, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
-            clients_a_lane=len(federations[0].clients), gram=gram, server_rate=federations[0].facts.server_rate,
-            everyone=participation.kind == "all", clipped=clipped,
-        )  # fmt: skip
+    def extended(client: ClientData) -> Array:
+        rows = np.array(client.x, dtype=layout.dtype).reshape(len(client.y), -1)
+        return np.concatenate([rows, np.ones((len(rows), 1), dtype=layout.dtype)], axis=1)
 
-    drawing = Drawing(slots, participation, batch, training.steps, 0)
-    return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
+    samples, targets = data.padded(extended), data.encoded(model.objective, model.outputs, layout.dtype)
+    make = partial(
+        LinearProgram,
+        model,
+        samples,
+        targets,
+        clients_a_lane=len(federations[0].clients),
+        gram=LinearProgram.gram_of(samples, plan.training),
+        everyone=drawing.participation.kind == "all",
+    )
+    return LaneSource(drawing, plan, layout.size, np.arange(layout.size, dtype=np.int64), make)

@@ -19,7 +19,7 @@ Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.client_updates import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
-from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread
@@ -204,16 +204,15 @@ class VectorisedTrainer:
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
         """W_K of each client (clients, width, outputs)."""
-        weights, velocity = model.expand(part.size, *self._shape), None
-        for rows, row_weights in batches:
-            x = part.x if rows is None else rows.of_samples(part.x)
-            targets = part.targets if rows is None else rows(part.targets)
-            scores = torch.bmm(x, weights)
-            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights.transpose(1, 2))
-            gradient = torch.bmm(x.transpose(1, 2), residual)
-            self._training.clip_gradient(gradient, dim=(1, 2))
-            weights, velocity = self._training.descend(weights, gradient, velocity)
-        return weights
+        steps = (
+            (
+                part.x if rows is None else rows.of_samples(part.x),
+                (part.targets if rows is None else rows(part.targets)).transpose(1, 2),
+                row_weights.transpose(1, 2),
+            )
+            for rows, row_weights in batches
+        )
+        return descend_between_features(self._objective, self._training, model.expand(part.size, *self._shape), steps)
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
@@ -260,6 +259,22 @@ class VectorisedTrainer:
             everywhere = weights.new_zeros((*weights.shape[:2], largest)).scatter_add_(2, index, weights)
             return [(None, step[:, None]) for step in everywhere]
         return [(Rows(rows), step[:, None]) for rows, step in zip(index, weights, strict=True)]
+
+
+def descend_between_features(
+    objective: Objective, training: LocalTraining, weights: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+) -> Tensor:
+    """W_K of each client (clients, width, outputs) after a step from W_0 = `weights` for each of `batches`.
+
+    Those are samples (clients, rows, width), encoded targets and weights of rows (clients, rows, outputs or 1).
+    """
+    velocity = None
+    for x, targets, row_weights in batches:
+        residual = objective.residual(torch.bmm(x, weights), targets).mul_(row_weights)
+        gradient = torch.bmm(x.transpose(1, 2), residual)
+        training.clip_gradient(gradient, dim=(1, 2))
+        weights, velocity = training.descend(weights, gradient, velocity)
+    return weights
 
 
 class Rows:

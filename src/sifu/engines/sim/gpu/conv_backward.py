@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.gpu import convolution_kernels, round_kernels, weight_gradient_kernels
-from sifu.engines.sim.gpu.conv_plan import ENOUGH_PROGRAMS, ConvolutionPlace, ConvPlan, in_flight, power_of_two
+from sifu.engines.sim.gpu.conv_plan import (
+    ENOUGH_PROGRAMS,
+    ConvolutionPlace,
+    ConvPlan,
+    LinearPlace,
+    in_flight,
+    power_of_two,
+)
 from sifu.engines.sim.local_training import LocalTraining
 
 EVALUATED_AT_ONCE = 2**27
@@ -30,11 +37,11 @@ class Activations:
     def of(plan: ConvPlan, samples: int, device: torch.device) -> Activations:
         """Room for `samples` of all slots together; borders are zero and stay so."""
         convolutions = plan.layout.convolutions
-        shapes = [(samples, layer.out_height, layer.out_width, layer.channels_out) for layer in convolutions]
+        shapes = [(samples, layer.height_out, layer.width_out, layer.channels_out) for layer in convolutions]
         return Activations(
             tuple(torch.zeros(plan.output_shape(number, samples), device=device) for number in range(len(shapes))),
             tuple(torch.zeros(shape, dtype=torch.int8, device=device) for shape in shapes),
-            tuple(torch.zeros((samples, layer.outputs), device=device) for layer in plan.layout.hidden),
+            tuple(torch.zeros((samples, layer.features_out), device=device) for layer in plan.layout.hidden),
         )
 
     def before_hidden(self, number: int) -> Tensor:
@@ -62,10 +69,8 @@ class ConvForward:
         lanes, samples = rows.shape
         correct = torch.zeros((lanes, samples), dtype=torch.int32, device=rows.device)
         losses = torch.zeros((lanes, samples), dtype=torch.float32, device=rows.device)
-        widest = max(
-            [layer.out_height * layer.out_width * layer.channels_out for layer in self._layout.convolutions]
-            + [layer.outputs for layer in self._layout.hidden]
-        )
+        places: list[ConvolutionPlace | LinearPlace] = [*self._layout.convolutions, *self._layout.hidden]
+        widest = max(place.features_out for place in places)
         at_once = max(1, EVALUATED_AT_ONCE // (4 * widest * lanes))
         for start in range(0, samples, at_once):
             part = slice(start, start + at_once)
@@ -77,15 +82,15 @@ class ConvForward:
         samples = lanes * batch
         # Made one by one as they are needed, so that only two of them take memory at a time.
         outputs = (self._output(number, samples, device) for number in range(len(self._layout.convolutions)))
-        hidden = (torch.empty((samples, place.outputs), device=device) for place in self._layout.hidden)
+        hidden = (torch.empty((samples, place.features_out), device=device) for place in self._layout.hidden)
         source = self._through(rows, models, outputs, hidden)
         correct = torch.empty((lanes, batch), dtype=torch.int32, device=device)
         losses = torch.empty((lanes, batch), device=device)
         round_kernels.score[(-(-batch // 32), lanes)](
             source, self._labels, rows, models, correct, losses,
             rows.stride(0), self._layout.size, batch, last.weight_at, last.bias_at,
-            IN=last.inputs, OUT=last.outputs, BM=32, BN=power_of_two(last.outputs), BK=32,
-            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, last.inputs, 32),
+            IN=last.features_in, OUT=last.features_out, BM=32, BN=power_of_two(last.features_out), BK=32,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, last.features_in, 32),
         )  # fmt: skip
         return correct, losses
 
@@ -117,17 +122,13 @@ class ConvForward:
     ) -> None:
         layer = self._layout.convolutions[number]
         groups, batch = rows.shape
-        pixels = batch * layer.out_height * layer.out_width
+        pixels = batch * layer.height_out * layer.width_out
         arguments = (
             source, rows, params, out, winner if winner is not None else out,
             rows.stride(0), self._layout.size, batch, layer.weight_at, layer.bias_at,
         )  # fmt: skip
-        flags = {
-            "H": layer.height + 2 * layer.padding, "W": layer.width + 2 * layer.padding, "CI": layer.channels_in,
-            "CO": layer.channels_out, "PH": layer.out_height, "PW": layer.out_width,
-            "BORDER": self._plan.border(number), "RELU": layer.relu, "GATHER": number == 0,
-            "KEEP_WINNER": winner is not None, "BN": power_of_two(layer.channels_out),
-            "PRECISION": self._plan.precision,
+        flags = self._plan.shape(number) | {
+            "BORDER": self._plan.border(number), "RELU": layer.relu, "KEEP_WINNER": winner is not None
         }  # fmt: skip
         if self._plan.forms[number].kind == "block":
             tall = 64
@@ -149,12 +150,12 @@ class ConvForward:
         groups, batch = rows.shape
         tall = min(power_of_two(batch), 64)
         # How wide a tile is changes no sum: every output has its own.
-        wide = 16 if groups * place.outputs < 2 * ENOUGH_PROGRAMS else 32
-        round_kernels.hidden_layer[(-(-place.outputs // wide), -(-batch // tall), groups)](
+        wide = 16 if groups * place.features_out < 2 * ENOUGH_PROGRAMS else 32
+        round_kernels.hidden_layer[(-(-place.features_out // wide), -(-batch // tall), groups)](
             source, params, out, dropout_keys if dropout_keys is not None else out,
             self._layout.size, batch, place.weight_at, place.bias_at, plan.keep_scale, plan.dropped_below,
-            IN=place.inputs, OUT=place.outputs, DROPOUT=dropout_keys is not None,
-            BM=tall, BN=wide, BK=64, PRECISION=plan.precision, num_warps=4, num_stages=in_flight(3, place.inputs, 64),
+            IN=place.features_in, OUT=place.features_out, DROPOUT=dropout_keys is not None, BM=tall, BN=wide, BK=64,
+            PRECISION=plan.precision, num_warps=4, num_stages=in_flight(3, place.features_in, 64),
         )  # fmt: skip
 
 
@@ -185,7 +186,7 @@ class ConvBackward:
         self._hidden_gradients = [torch.zeros_like(values) for values in activations.hidden]
         # Nothing flows back behind the first convolution.
         self._spread = [
-            self._zeros(samples, layer.height + 2, layer.width + 2, layer.channels_out) if number else None
+            self._zeros(samples, layer.height_in + 2, layer.width_in + 2, layer.channels_out) if number else None
             for number, layer in enumerate(convolutions)
         ]
         self._partials = [
@@ -240,20 +241,20 @@ class ConvBackward:
         round_kernels.classify[(self._groups,)](
             self._activations.before_hidden(behind), self._labels, rows, self._params, self._stored,
             self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
-            IN=last.inputs, OUT=last.outputs, BM=power_of_two(batch), BN=power_of_two(last.outputs),
-            BK=min(128, power_of_two(last.inputs)) if last.outputs <= 64 else 32, PRECISION=self._plan.precision,
-            num_warps=4, num_stages=1, **flags,
+            IN=last.features_in, OUT=last.features_out, BM=power_of_two(batch), BN=power_of_two(last.features_out),
+            BK=min(128, power_of_two(last.features_in)) if last.features_out <= 64 else 32,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=1, **flags,
         )  # fmt: skip
 
     def _hidden(self, number: int, flags: dict[str, Any]) -> None:
         place, activations = self._layout.hidden[number], self._activations
-        wide = min(64, power_of_two(place.outputs))
-        round_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
+        wide = min(64, power_of_two(place.features_out))
+        round_kernels.hidden_layer_backward[(-(-place.features_in // 32), self._groups)](
             activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
             self._params, self._stored, self._before_hidden(number),
             self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
-            IN=place.inputs, OUT=place.outputs, BM=power_of_two(self._batch), BF=32,
-            BO=wide, PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, place.outputs, wide), **flags,
+            IN=place.features_in, OUT=place.features_out, BM=power_of_two(self._batch), BF=32, BO=wide,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, place.features_out, wide), **flags,
         )  # fmt: skip
 
     # -- convolutions --------------------------------------------------------------------------------------------
@@ -262,27 +263,18 @@ class ConvBackward:
         layer, gradient, spread = self._layout.convolutions[number], self._gradients[number], self._spread[number]
         convolution_kernels.spread_gradient[(-(-gradient.numel() // 1024),)](
             gradient, self._activations.winners[number], spread, gradient.numel(),
-            CO=layer.channels_out, POOL=layer.pool, PH=layer.out_height, PW=layer.out_width,
-            SH=layer.height + 2, SW=layer.width + 2, LEAD=2 - layer.padding, BLOCK=1024,
+            CO=layer.channels_out, POOL=layer.pool, PH=layer.height_out, PW=layer.width_out,
+            SH=layer.height_in + 2, SW=layer.width_in + 2, LEAD=2 - layer.padding, BLOCK=1024,
         )  # fmt: skip
-        pixels = self._batch * layer.height * layer.width
+        pixels = self._batch * layer.height_in * layer.width_in
         tiles = self._plan.tiles("input", number)
         convolution_kernels.convolution_input_gradient[(-(-pixels // tiles.rows), self._groups)](
             spread, self._params, self._gradients[number - 1],
             self._layout.size, self._batch, layer.weight_at,
-            H=layer.height, W=layer.width, CI=layer.channels_in, CO=layer.channels_out,
+            H=layer.height_in, W=layer.width_in, CI=layer.channels_in, CO=layer.channels_out,
             BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
             num_warps=tiles.warps, num_stages=in_flight(tiles.stages, 9 * layer.channels_out, tiles.inner),
         )  # fmt: skip
-
-    def _weight_shape(self, number: int) -> dict[str, Any]:
-        """What every kernel of a weight gradient is told about its convolution."""
-        layer = self._layout.convolutions[number]
-        return {
-            "BATCH": self._batch, "H": layer.height + 2 * layer.padding, "W": layer.width + 2 * layer.padding,
-            "CI": layer.channels_in, "CO": layer.channels_out, "PH": layer.out_height, "PW": layer.out_width,
-            "GATHER": number == 0, "BN": power_of_two(layer.channels_out), "PRECISION": self._plan.precision,
-        }  # fmt: skip
 
     def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
         """The partial sums of a convolution's weight gradient, if it has any."""
@@ -293,8 +285,8 @@ class ConvBackward:
             source, rows, self._gradients[number], self._activations.winners[number], partial,
             rows.stride(0), self._groups, _length(layer), layer.bias_at - layer.weight_at,
         )  # fmt: skip
-        flags = {"PARTS": form.parts, **self._weight_shape(number)}
-        outputs = -(-self._batch * layer.out_height * layer.out_width // form.parts)
+        flags = {"PARTS": form.parts, "BATCH": self._batch, **self._plan.shape(number)}
+        outputs = -(-self._batch * layer.height_out * layer.width_out // form.parts)
         if form.kind == "block":
             weight_gradient_kernels.block_weight_gradient[(form.parts, self._groups)](
                 *arguments, BR=32, num_warps=2, num_stages=in_flight(2, outputs, 32), **flags
@@ -320,7 +312,7 @@ class ConvBackward:
             weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * layer.channels_in // 64), groups)](
                 source, rows, self._gradients[number], self._activations.winners[number], self._params,
                 self._stored, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
-                BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._weight_shape(number),
+                BKW=64, BR=32, num_warps=4, num_stages=1, BATCH=self._batch, **flags, **self._plan.shape(number),
             )  # fmt: skip
             return
         round_kernels.descend_convolution[(-(-length // 256), groups)](

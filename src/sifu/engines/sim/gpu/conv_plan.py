@@ -10,13 +10,13 @@ only put back when they leave the device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.engines.sim.networks import ConvNet
+from sifu.engines.sim.networks import ConvLayer, ConvNet, LinearLayer
 
 ALIGNMENT = 16
 
@@ -36,30 +36,17 @@ def stored_outputs(channels: int) -> int:
 
 
 @dataclass(frozen=True)
-class ConvolutionPlace:
-    """A 3x3 convolution: input H x W x CI, stored output PH x PW x CO (after pooling), channels as they are stored."""
+class ConvolutionPlace(ConvLayer):
+    """A convolution with its channels as they are stored, and with the places of its parameters on the device."""
 
-    height: int
-    width: int
-    channels_in: int
-    channels_out: int
-    padding: int
-    pool: bool
-    relu: bool
-    out_height: int
-    out_width: int
-    weight_at: int
-    bias_at: int
+    bias_at: int = 0
 
 
 @dataclass(frozen=True)
-class LinearPlace:
-    """A linear layer of `inputs` x `outputs` weights."""
+class LinearPlace(LinearLayer):
+    """A linear layer with its inputs as they are stored, and with the places of its parameters on the device."""
 
-    inputs: int
-    outputs: int
-    weight_at: int
-    bias_at: int
+    bias_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,24 +76,15 @@ class DeviceLayout:
 
         convolutions: list[ConvolutionPlace] = []
         for convolution in network.convolution_layers:
-            own = convolution.weight_at + np.arange(math.prod(convolution.weight_shape)).reshape(
-                convolution.weight_shape
-            )
-            real = convolution.channels_out
+            own, real = _weight_entries(convolution), convolution.channels_out
             channels = convolutions[-1].channels_out if convolutions else stored_channels(convolution.channels_in)
             outputs = stored_outputs(real)
             weights = np.full((3, 3, channels, outputs), -1, dtype=np.int64)
             weights[:, :, : convolution.channels_in, :real] = own.transpose(2, 3, 1, 0)
             bias = np.full(outputs, -1, dtype=np.int64)
             bias[:real] = convolution.bias_at + np.arange(real)
-            spot = add(weights), add(bias)
-            convolutions.append(
-                ConvolutionPlace(
-                    convolution.height_in, convolution.width_in, channels, outputs,
-                    convolution.padding, convolution.pool, convolution.relu,
-                    convolution.height_out, convolution.width_out, *spot,
-                )
-            )  # fmt: skip
+            stored = replace(convolution, channels_in=channels, channels_out=outputs, weight_at=add(weights))
+            convolutions.append(ConvolutionPlace(**asdict(stored), bias_at=add(bias)))
         last = network.convolution_layers[-1]
         # torch flattens (channel, row, column); the device has (row, column, channel).
         flat = np.full((last.height_out * last.width_out, stored_outputs(last.channels_out)), -1, dtype=np.int64)
@@ -114,12 +92,17 @@ class DeviceLayout:
         inputs = flat.reshape(-1)
         linear = []
         for layer in network.linear_layers:
-            matrix = layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
-            own = np.where(inputs >= 0, matrix[:, inputs], -1)
-            spot = add(own.T), add(layer.bias_at + np.arange(layer.features_out))
-            linear.append(LinearPlace(inputs.size, layer.features_out, *spot))
+            own = np.where(inputs >= 0, _weight_entries(layer)[:, inputs], -1)
+            stored_layer = replace(layer, features_in=inputs.size, weight_at=add(own.T))
+            bias_at = add(layer.bias_at + np.arange(layer.features_out))
+            linear.append(LinearPlace(**asdict(stored_layer), bias_at=bias_at))
             inputs = np.arange(layer.features_out)
         return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, entries)
+
+
+def _weight_entries(layer: ConvLayer | LinearLayer) -> NDArray[np.int64]:
+    """Where the weights of a layer lie in the model's own vector, in their shape."""
+    return layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
 
 
 PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
@@ -181,7 +164,7 @@ class WeightForm:
         """The form measured to be good on an H200; without tensor cores it is the one with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
-        channels, outputs = layer.channels_in, batch * layer.out_height * layer.out_width
+        channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out
         if layer.pool and channels in BLOCK_CHANNELS:
             return WeightForm("block", _parts(outputs // 32, 80 // slots, 16))
         if layer.pool and channels >= 16 and channels == power_of_two(channels):
@@ -220,6 +203,15 @@ class ConvPlan:
         """Draws of 53 bits below this drop their unit."""
         return math.ceil(self.dropout * 2.0**53)
 
+    def shape(self, number: int) -> dict[str, Any]:
+        """What kernels are told about a convolution: its input with padding, and its output after pooling."""
+        layer = self.layout.convolutions[number]
+        return {
+            "H": layer.height_in + 2 * layer.padding, "W": layer.width_in + 2 * layer.padding, "CI": layer.channels_in,
+            "CO": layer.channels_out, "PH": layer.height_out, "PW": layer.width_out, "GATHER": number == 0,
+            "BN": power_of_two(layer.channels_out), "PRECISION": self.precision,
+        }  # fmt: skip
+
     def border(self, number: int) -> int:
         """The zeros around the output of a convolution: the next one's padding."""
         later = self.layout.convolutions[number + 1 :]
@@ -228,7 +220,7 @@ class ConvPlan:
     def output_shape(self, number: int, samples: int) -> tuple[int, int, int, int]:
         """The output of a convolution for some samples, with its border."""
         layer, border = self.layout.convolutions[number], self.border(number)
-        return samples, layer.out_height + 2 * border, layer.out_width + 2 * border, layer.channels_out
+        return samples, layer.height_out + 2 * border, layer.width_out + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
         """Block sizes of a convolution's kernels, measured to be good on an H200."""

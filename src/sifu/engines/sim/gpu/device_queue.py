@@ -11,34 +11,18 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-class Mark(Protocol):
-    """A place in a queue."""
-
-    def query(self) -> bool:
-        """Whether everything before it is done."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until everything before it is done."""
-        ...
-
-
-class _Done:
-    """The mark of a CPU, where everything is done when it is handed in."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
+Mark = torch.cuda.Event | SimpleNamespace
+"""A place in a queue: `query` says whether everything before it is done, `synchronize` waits until it is."""
+DONE = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
+"""The mark of a CPU, where everything is done when it is handed in."""
 
 
 class DeviceQueue:
@@ -65,7 +49,7 @@ class DeviceQueue:
     def mark(self) -> Mark:
         """A mark behind everything handed in so far."""
         if self._stream is None:
-            return _Done()
+            return DONE
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event

@@ -411,7 +411,8 @@ class LaneGroup:
             self.queue.synchronize()
             while len(self._programs) >= MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
-            self._programs[key] = self.source.make_program(capacity, self._chunk, slots, width)
+            plan = replace(self.source.plan, lanes=capacity, slots=slots, chunk=self._chunk, width=width)
+            self._programs[key] = self.source.make_program(plan)
             if (capacity, slots) not in self._drawers:
                 drawing = replace(self.source.drawing, slots=slots)
                 self._drawers[capacity, slots] = ScheduleDrawer(self._tables, drawing, capacity, self._chunk)

@@ -16,35 +16,43 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.gpu.device_queue import CapturedRounds, Mark
-from sifu.engines.sim.gpu.schedule import Drawing, Schedule
+from sifu.engines.sim.gpu.schedule import Drawing, Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Correct predictions and the sum of losses of every client."""
 
 
-class Program(abc.ABC):
-    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order.
+BLOCK = 1024
+"""Parameters that one program of a kernel over all of them looks at."""
 
-    `lanes` lanes of at most `slots` clients each, `width` of them at a time, at most `chunk` rounds ahead.
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """What a program runs: `lanes` lanes of at most `slots` clients each, `width` of them at a time.
+
+    At most `chunk` rounds ahead, with batches of at most `batch`. `clipped` says whether whole updates are.
     """
+
+    training: LocalTraining
+    batch: int
+    server_rate: float = 1.0
+    clipped: bool = False
+    lanes: int = 1
+    slots: int = 1
+    chunk: int = 1
+    width: int = 1
+
+
+class Program(abc.ABC):
+    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
 
     whole_lanes = False
     """Whether models are evaluated on whole lanes only."""
 
-    def __init__(
-        self,
-        training: LocalTraining,
-        server_rate: float,
-        like: Tensor,
-        *,
-        size: int,
-        lanes: int,
-        slots: int,
-        chunk: int,
-        width: int,
-    ) -> None:
-        self.training, self.server_rate = training, server_rate
+    def __init__(self, plan: ProgramPlan, like: Tensor, size: int) -> None:
+        self.training, self.server_rate, self.clipped = plan.training, plan.server_rate, plan.clipped
+        lanes, slots, chunk, width = plan.lanes, plan.slots, plan.chunk, plan.width
         self.size, self.lanes, self.slots, self.width = size, lanes, slots, width
         self.device, self._dtype = like.device, like.dtype
         self.history = self._zeros(chunk + 1, lanes, size)
@@ -56,6 +64,8 @@ class Program(abc.ABC):
         self.noise_seeds = self._zeros(chunk, lanes * slots, kind=torch.int64)
         self._order = self._zeros(chunk, width, kind=torch.int64)
         self._places = self._zeros(chunk, lanes, slots, kind=torch.int64).sub_(1)
+        self.weights = self._zeros(chunk, lanes, slots, kind=torch.float64)
+        self._real_entries = torch.ones(size, dtype=like.dtype, device=self.device)
         self._rounds = CapturedRounds(self.counter, self.history)
 
     def _zeros(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
@@ -95,6 +105,15 @@ class Program(abc.ABC):
     def _local_steps(self, steps: int) -> None:
         """Hand the models out and train them by the schedule of the round that `counter` names."""
 
+    def _clip_and_noise(self, norms: Tensor) -> None:
+        """Clip updates of these norms (slots), and add noise to them."""
+        from sifu.engines.sim.gpu import round_kernels
+
+        round_kernels.clip_and_noise[(-(-self.size // BLOCK), self.width)](
+            self.history, self.counter, self._order, self.params, self._real_entries, norms, self.clip, self.noise,
+            self.noise_seeds, self.lanes, self.width, self.size, SLOTS=self.slots, BLOCK=BLOCK,
+        )  # fmt: skip
+
     def _end_round(self, start: Tensor, mean: Tensor, drifts: Tensor) -> None:
         """Write the model after round `counter` and what was measured in it, and count it.
 
@@ -110,16 +129,33 @@ class Program(abc.ABC):
         self.history.index_copy_(0, self.counter, new[None])
 
 
+class PackedProgram(Program):
+    """A program that trains only slots that hold a client (`schedule.Packing`)."""
+
+    def __init__(self, plan: ProgramPlan, like: Tensor, size: int) -> None:
+        super().__init__(plan, like, size)
+        shape = (plan.chunk, plan.training.steps, plan.width, plan.batch)
+        self._rows = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+
+    def load(self, schedule: Schedule) -> None:
+        """Take over the schedule of the next rounds."""
+        self._load_packed(schedule, Packing.of(schedule.participants, self.width), schedule.rows.shape[0])
+
+    def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
+        self._order[:rounds], self._places[:rounds] = packing.order, packing.places
+        self._rows[:rounds], self.weights[:rounds] = packing.rows(schedule), schedule.weights
+
+
 @dataclass(frozen=True)
 class LaneSource:
     """What the lanes of a group share."""
 
     drawing: Drawing
+    plan: ProgramPlan
     size: int
     entries: NDArray[np.int64]
     """Where each entry of a model's own vector lies in its `size` entries on the device."""
-    make_program: Callable[[int, int, int, int], Program]
-    """From lanes, rounds ahead, slots of a lane and how many of all lanes' slots are filled at most."""
+    make_program: Callable[[ProgramPlan], Program]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.lane_stream import Program
+from sifu.engines.sim.gpu.lane_stream import Program, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Schedule
-from sifu.engines.sim.linear import cheaper_between_samples
+from sifu.engines.sim.linear import cheaper_between_samples, descend_between_features
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
-
-_BLOCK = 1024
 
 
 class LinearProgram(Program):
@@ -41,32 +39,24 @@ class LinearProgram(Program):
         model: LinearModel,
         samples: Tensor,
         targets: Tensor,
-        training: LocalTraining,
+        plan: ProgramPlan,
         *,
-        lanes: int,
-        slots: int,
-        batch: int,
-        chunk: int,
         clients_a_lane: int,
         gram: Tensor | None,
-        server_rate: float = 1.0,
-        everyone: bool = False,
-        clipped: bool = False,
+        everyone: bool,
     ) -> None:
         rows, self._shape = samples.shape[1], (samples.shape[2], targets.shape[2])
-        size, width = math.prod(self._shape), lanes * slots
-        super().__init__(training, server_rate, samples, size=size, lanes=lanes, slots=slots, chunk=chunk, width=width)
-        self.objective, self.everyone, self.clipped = model.objective, everyone, clipped
+        width, chunk = plan.lanes * plan.slots, plan.chunk
+        super().__init__(replace(plan, width=width), samples, math.prod(self._shape))
+        self.objective, self.everyone = model.objective, everyone
         self.samples, self.targets, self.gram = samples, targets, gram
         self._lane_rows = clients_a_lane * rows
-        self._steps_apart = 1 if batch >= rows else training.steps
-        self.weights = self._zeros(chunk, lanes, slots, kind=torch.float64)
+        self._steps_apart = 1 if plan.batch >= rows else plan.training.steps
         self._clients = self._zeros(chunk, width, kind=torch.int64)
         self._order.copy_(torch.arange(width, device=self.device))
         stays = everyone and self._steps_apart == 1
         self._row_weights = self._zeros(1 if stays else chunk, self._steps_apart, width, rows)
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self._real_entries = torch.ones(size, dtype=samples.dtype, device=self.device)
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
@@ -143,14 +133,8 @@ class LinearProgram(Program):
     def _between_features(
         self, samples: Tensor, targets: Tensor, row_weights: Tensor, start: Tensor, steps: int
     ) -> Tensor:
-        weights, velocity = start, None
-        for step in range(steps):
-            shares = row_weights[min(step, self._steps_apart - 1)]
-            residual = self.objective.residual(torch.bmm(samples, weights), targets).mul_(shares)
-            gradient = torch.bmm(samples.transpose(1, 2), residual)
-            self.training.clip_gradient(gradient, dim=(1, 2))
-            weights, velocity = self.training.descend(weights, gradient, velocity)
-        return weights
+        batches = ((samples, targets, row_weights[min(step, self._steps_apart - 1)]) for step in range(steps))
+        return descend_between_features(self.objective, self.training, start, batches)
 
     def _between_samples(
         self, samples: Tensor, targets: Tensor, gram: Tensor, row_weights: Tensor, start: Tensor, steps: int
@@ -172,11 +156,7 @@ class LinearProgram(Program):
 
     def _clip(self, theta: Tensor) -> None:
         updates = self.params.view(self.lanes, self.slots, self.size) - theta[:, None]
-        norms = torch.linalg.vector_norm(updates.to(torch.float64), dim=2).reshape(-1)
-        round_kernels.clip_and_noise[(-(-self.size // _BLOCK), self.width)](
-            self.history, self.counter, self._order, self.params, self._real_entries, norms, self.clip, self.noise,
-            self.noise_seeds, self.lanes, self.width, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
-        )  # fmt: skip
+        self._clip_and_noise(torch.linalg.vector_norm(updates.to(torch.float64), dim=2).reshape(-1))
 
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]

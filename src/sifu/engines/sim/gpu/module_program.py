@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.embedded_clients import Objective
-from sifu.engines.sim.gpu.lane_stream import Program
+from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
-from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.module_pass import ModulePass
 
 
-class ModuleProgram(Program):
+class ModuleProgram(PackedProgram):
     """`samples` (all clients' samples, ...) and their `encoded` targets are what rows of a schedule point into."""
 
     def __init__(
@@ -33,24 +32,16 @@ class ModuleProgram(Program):
         objective: Objective,
         samples: Tensor,
         encoded: Tensor,
-        training: LocalTraining,
-        *,
-        batch: int,
-        server_rate: float = 1.0,
-        **sizes: int,
+        plan: ProgramPlan,
+        size: int,
     ) -> None:
-        super().__init__(training, server_rate, samples, **sizes)
+        super().__init__(plan, samples, size)
         self.module, self.objective, self.samples, self.encoded = module, objective, samples, encoded
-        chunk = self.measured.shape[0]
         self._velocity = torch.zeros_like(self.params)
-        self._rows = torch.full((chunk, training.steps, self.width, batch), -1, dtype=torch.int32, device=self.device)
-        self._shares = self._zeros(chunk, self.lanes, self.width, kind=torch.float64)
+        self._shares = self._zeros(plan.chunk, self.lanes, self.width, kind=torch.float64)
 
-    def load(self, schedule: Schedule) -> None:
-        """Take over the schedule of the next rounds."""
-        rounds, packing = schedule.rows.shape[0], Packing.of(schedule.participants, self.width)
-        self._order[:rounds], self._places[:rounds] = packing.order, packing.places
-        self._rows[:rounds] = packing.rows(schedule)
+    def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
+        super()._load_packed(schedule, packing, rounds)
         # What each packed slot counts for in each lane's mean; empty slots and those of other lanes for nothing.
         flat = schedule.weights.flatten(1).gather(1, packing.order)
         lane = packing.order // self.slots
