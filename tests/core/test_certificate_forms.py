@@ -218,16 +218,16 @@ def test_records_are_compared_with_a_client_that_was_not_there(level: Level, sol
 
 def test_what_stays_may_have_been_released() -> None:
     """A request may go on from the current model, which was released, and training may have had its own noise."""
-    _, remains = what_was_erased("paper", protection="noise", fresh=False, replayed=False, keeps_updates=False)
+    _, remains = what_was_erased("paper", "trained", protection="noise", keeps_updates=False)
     assert "unreleased" not in remains
     assert "without the noise of this one" in remains
 
 
 def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client() -> None:
     """Training continues from the current model, whatever was erased before it."""
-    _, remains = what_was_erased("strict", protection="nothing", fresh=False, replayed=False, keeps_updates=False)
+    _, remains = what_was_erased("strict", "trained", protection="nothing", keeps_updates=False)
     assert "may hold the client's part" in remains
-    _, noised = what_was_erased("strict", protection="noise", fresh=False, replayed=False, keeps_updates=False)
+    _, noised = what_was_erased("strict", "trained", protection="noise", keeps_updates=False)
     assert noised.startswith("No model that holds the client's part")
 
 

@@ -8,16 +8,13 @@ and has salted commitments instead of hashes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from sifu.core.request_terms import TERMS
 
 FORMAT = "sifu-certificate-4"
 LACKING = {FORMAT: frozenset[str](), "sifu-certificate-3": frozenset(("terms",))}
 """The formats that can be read, each with the fields of today that it lacks."""
-Start = Literal["fresh", "merge", "initial", "trained"]
-"""What training went on from: a fresh model, merged groups, an initial model that updates were replayed on, or a model
-that was trained before."""
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",

@@ -74,37 +74,3 @@ def check_key(key: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise InputError(f"a key is known by the 64 hexadecimal digits of its SHA-256, found {key[:80]!r}")
     return key
-
-
-def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
-    """The list with a new client; the same again changes nothing, a key or name that is taken is refused."""
-    for entry in entries:
-        if (entry.name, entry.key, entry.status) == (name, key, "allowed"):
-            return entries
-        if entry.key == key:
-            raise InputError(f"this key belongs to {entry.name} ({entry.status}): every client needs its own key")
-        if entry.name == name:
-            raise InputError(f"{name} is on the list with another key ({entry.status}): use --replace for a new key")
-    return (*entries, Admitted(name, key))
-
-
-def with_new_key(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
-    """The list with another key for an allowed client."""
-    taken = [entry.name for entry in entries if entry.key == key and entry.name != name]
-    if taken:
-        raise InputError(f"this key belongs to {taken[0]}: every client needs its own key")
-    _entry(entries, name)
-    return tuple(Admitted(name, key) if entry.name == name else entry for entry in entries)
-
-
-def with_blocked(entries: tuple[Admitted, ...], name: str) -> tuple[Admitted, ...]:
-    """The list with a client that takes no further part."""
-    _entry(entries, name)
-    return tuple(Admitted(name, entry.key, "blocked") if entry.name == name else entry for entry in entries)
-
-
-def _entry(entries: tuple[Admitted, ...], name: str) -> Admitted:
-    for entry in entries:
-        if entry.name == name:
-            return entry
-    raise InputError(f"{name} is not on the list; it has {', '.join(entry.name for entry in entries) or 'no entries'}")

@@ -6,10 +6,10 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit
+from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit, terms_on_offer
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import StopSpec
 from sifu.core.wording import rows_words
@@ -20,6 +20,11 @@ AUTO = "auto"
 """Not a method: whichever takes the fewest predicted rounds among those that reach the level asked for."""
 MOST_ROUNDS = 10**9
 """More than anybody trains, and few enough for the database."""
+
+
+def later_term(default: Any) -> Any:
+    """A term that was added after requests had been approved without it: at its default no digest has it."""
+    return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,9 @@ class RequestTerms:
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
-        for name, choices in (
-            ("unit", Unit),
-            ("scope", Scope),
-            ("calibration", Calibration),
-            ("retention", Retention),
-            ("release", Release),
-        ):
-            if getattr(self, name) not in get_args(choices):
-                raise InputError(f"{name} must be {' or '.join(get_args(choices))}, found {getattr(self, name)!r}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name} must be {' or '.join(choices)}, found {getattr(self, name)!r}")
         if self.level is not None and self.level not in get_args(Level):
             raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
         if not 0.0 <= self.reserve < 1.0:
@@ -107,9 +106,6 @@ class RequestTerms:
             isinstance(target, bool) or not isinstance(target, int | float) or not 0.0 <= target <= 1.0
         ):
             raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {target!r}")
-        self._check_records()
-
-    def _check_records(self) -> None:
         odd = [row for row in self.records if isinstance(row, bool) or not isinstance(row, int) or row < 0]
         if odd:
             raise InputError(f"records are row numbers, whole numbers from 0 on; found {odd[0]!r}")
@@ -149,8 +145,15 @@ class RequestTerms:
         return asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
 
     def digest(self, request: str) -> str:
-        """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id."""
-        return hashlib.sha256(canonical_json(self.to_mapping() | {"request": request})).hexdigest()
+        """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id.
+
+        A `later_term` counts only where it has another value than its default, so that old approvals still match.
+        """
+        terms = self.to_mapping() | {"request": request}
+        for term in fields(self):
+            if "later" in term.metadata and getattr(self, term.name) == term.default:
+                del terms[term.name]
+        return hashlib.sha256(canonical_json(terms)).hexdigest()
 
     def stop(self, usual: StopSpec) -> StopSpec:
         """The run's stop rule with what this request says otherwise."""
@@ -164,7 +167,9 @@ class RequestTerms:
 
 
 FIGURES = ("epsilon", "delta", "reserve", "target")
-TERMS: tuple[str, ...] = tuple(field.name for field in fields(RequestTerms))
+CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
+"""The terms that are one of a few words."""
+TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """The names of all terms, clients first."""
 
 

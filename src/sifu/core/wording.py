@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sifu.choices import Level, Retention, Scope, Unit
-from sifu.core.method_info import CLOSED_FORM, Protection
-from sifu.core.premise_sentences import sentence
+from sifu.core.method_info import CLOSED_FORM, Protection, method_info
+from sifu.core.premises import Premise
 
 TRAINING_DATA = "on the active clients' training data"
 """What an accuracy without held-out rows is measured on."""
@@ -64,10 +64,6 @@ class HeldOutFigures:
         return ", ".join(f"{name} {value:.3f}" for name, value in named if value is not None)
 
 
-Start = Literal["fresh", "untouched", "noised", "training noise", "nothing"]
-"""What training went on from: a new model, one the clients have no part in, one that noise was added to, one that was
-trained with noise, or one of which nothing is known."""
-
 SEEN = {"all": "the models released since", "latest": "the latest model alone"}
 """What an attacker may look at for the figure to hold."""
 EXACT_LIMIT = "what the plan itself tells, such as the model gone on from and how long training took, is not covered"
@@ -80,21 +76,6 @@ def percent(rate: float) -> str:
     ('70.2 %', '1 %', '3.75 %')
     """
     return f"{100.0 * rate:.4g} %"
-
-
-def start_of(protection: str, starts_from: str, sigma: float) -> Start:
-    """What training went on from, as far as a public certificate says it.
-
-    >>> start_of("noise", "rule", 0.1), start_of("noise", "fresh", 0.1), start_of("noise", "rule", 0.0)
-    ('noised', 'fresh', 'untouched')
-    """
-    if protection == "nothing":
-        return "nothing"
-    if protection == "training noise":
-        return "training noise"
-    if starts_from == "fresh":
-        return "fresh"
-    return "noised" if sigma > 0.0 else "untouched"
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:
@@ -140,18 +121,18 @@ def record_words(records: int) -> str:
     return "this record" if records == 1 else "these records"
 
 
-def what_was_done(start: Start, sigma: float, whom: str) -> str:
-    """What was done for the clients (`whom_words`), in one sentence."""
-    if start == "fresh":
-        noise = ", random noise was added to it," if sigma > 0.0 else ""
-        return f"A new model was made{noise} and trained without {whom}."
-    if start == "untouched":
-        return f"Training went on without {whom}, from a model that their data has no part in."
-    if start == "noised":
-        return f"Random noise was added to a model, and training went on from it without {whom}."
-    if start == "training noise":
+def what_was_done(body: Mapping[str, Any]) -> str:
+    """What was done for the clients, in one sentence, as far as a public certificate says it."""
+    whom, noised = whom_words(len(body["clients"]), body["records"]), float(body["sigma"]) > 0.0
+    if body["protection"] == "nothing":
+        return f"Training went on without {whom}."
+    if body["protection"] == "training noise":
         return f"Random noise was added to every contribution during training, and training went on without {whom}."
-    return f"Training went on without {whom}."
+    if method_info(body["method"]).starts_from == "fresh":
+        return f"A new model was made{', random noise was added to it,' if noised else ''} and trained without {whom}."
+    if noised:
+        return f"Random noise was added to a model, and training went on from it without {whom}."
+    return f"Training went on without {whom}, from a model that their data has no part in."
 
 
 def exact_words(whom: str, method: str, records: int | None) -> str:
@@ -312,30 +293,38 @@ def not_covered_by(
     return [*NOT_COVERED, *several, *compared, *of_records]
 
 
+Start = Literal["fresh", "merge", "initial", "trained"]
+"""What training went on from: a fresh model, merged groups, an initial model that updates were replayed on, or a model
+that was trained before."""
+ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
+    "initial": (
+        "Any model after the initial one was erased.",
+        "The initial model remains. What was made from stored updates may still hold the client's part.",
+    ),
+    "merge": (
+        "Every model after the initial one was erased, and the model of every group that held the client.",
+        "The initial model and the models of groups that never held the client remain.",
+    ),
+    "fresh": (
+        "Every model on the way to the current one was erased.",
+        "No model that the client had a part in remains. Where clients trained in groups, the models of groups "
+        "that never held it do, and the model that groups start from may.",
+    ),
+}
+
+
 def what_was_erased(
     retention: Retention,
+    start: Start,
     *,
     protection: Protection,
-    fresh: bool,
-    replayed: bool,
     keeps_updates: bool,
     statistics: Literal["clients", "sum"] | None = None,
-    merged: bool = False,
     records: int | None = None,
 ) -> tuple[str, str]:
     """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
-    if replayed:
-        erased = "Any model after the initial one was erased."
-        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
-    elif merged:
-        erased = "Every model after the initial one was erased, and the model of every group that held the client."
-        remains = "The initial model and the models of groups that never held the client remain."
-    elif fresh:
-        erased = "Every model on the way to the current one was erased."
-        remains = (
-            "No model that the client had a part in remains. Where clients trained in groups, the models of groups "
-            "that never held it do, and the model that groups start from may."
-        )
+    if start != "trained":
+        erased, remains = ERASED_AND_LEFT[start]
     elif retention == "strict":
         erased = "Any kept model that held the client's part was erased."
         remains = (
@@ -362,15 +351,6 @@ def what_was_erased(
 
 
 @dataclass(frozen=True)
-class StatedPremise:
-    """A premise of a certificate in words."""
-
-    name: str
-    status: str
-    statement: str
-
-
-@dataclass(frozen=True)
 class CertificateWords:
     """A certificate in sentences, by today's wording."""
 
@@ -378,7 +358,7 @@ class CertificateWords:
     not_covered: list[str]
     erased: str
     remains: str
-    premises: list[StatedPremise]
+    premises: list[Premise]
 
     def premises_that_are(self, status: str) -> list[str]:
         """The sentences of the premises with this status."""
@@ -387,28 +367,19 @@ class CertificateWords:
 
 def words_of(body: Mapping[str, Any]) -> CertificateWords:
     """What the fields of a certificate, of either form, mean."""
-    solved, records = body["method"] == CLOSED_FORM, body["records"]
+    level, scope, solved, records = body["level"], body["scope"], body["method"] == CLOSED_FORM, body["records"]
     erased, remains = what_was_erased(
         body["retention"],
+        body["start"],
         protection=body["protection"],
-        fresh=body["start"] == "fresh",
-        replayed=body["start"] == "initial",
         keeps_updates=body["keeps_updates"],
         statistics=body["keeps_statistics"],
-        merged=body["start"] == "merge",
         records=records,
     )
     return CertificateWords(
-        guarantee_of(body["level"], body["protection"], body["scope"], solved=solved, records=records),
-        not_covered_by(
-            body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved, records=records
-        ),
+        guarantee_of(level, body["protection"], scope, solved=solved, records=records),
+        not_covered_by(body["unit"], len(body["clients"]), scope, level, solved=solved, records=records),
         erased,
         remains,
-        [
-            StatedPremise(
-                premise["name"], premise["status"], sentence(premise["name"], premise["case"], premise["values"])
-            )
-            for premise in body["premises"]
-        ],
+        [Premise(said["name"], said["status"], said["case"], said["values"]) for said in body["premises"]],
     )

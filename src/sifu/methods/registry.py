@@ -21,7 +21,7 @@ from sifu.choices import Level
 from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo, attacker_rate, method_info
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import RIDGE
-from sifu.core.wording import what_was_erased
+from sifu.core.wording import Start, what_was_erased
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
 from sifu.methods.baselines import Dp, FineTuning, Last, NoisyScratch, Scratch
@@ -207,14 +207,13 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
 
 def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
     """What stays with the operator afterwards, as a certificate would say it."""
+    afresh: Start = "fresh" if plan.source_node is None else "merge" if info.starts_from == "merge" else "trained"
     _, remains = what_was_erased(
         plan.terms.retention,
+        "initial" if info.starts_from == "initial" else afresh,
         protection=info.protection,
-        fresh=plan.source_node is None,
-        replayed=info.starts_from == "initial",
         keeps_updates=view.spec.keep.updates_every > 0,
         statistics=view.spec.keep.kept_statistics if info.name == CLOSED_FORM else None,
-        merged=info.starts_from == "merge" and plan.source_node is not None,
     )
     return remains
 

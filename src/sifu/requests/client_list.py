@@ -20,9 +20,6 @@ from sifu.core.identity import (
     check_names,
     key_fingerprint,
     plain,
-    with_added,
-    with_blocked,
-    with_new_key,
 )
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
@@ -155,18 +152,30 @@ def joining(reader: RunReader) -> tuple[Admitted, ...]:
 
 
 def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:
+    """The list after a change; a new client again changes nothing, and a key or name that is taken is refused."""
     try:
         do, name = change["do"], str(change["name"])
-        if do == "add":
-            check_names([name])
-            return with_added(entries, name, check_key(str(change["key"])))
-        if do == "replace":
-            return with_new_key(entries, name, check_key(str(change["key"])))
-        if do == "block":
-            return with_blocked(entries, name)
+        if do not in ("add", "replace", "block"):
+            raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
+        key = "" if do == "block" else str(change["key"])
     except KeyError as error:
         raise InputError(f"the change has no {error}") from error
-    raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
+    listed = {entry.name: entry for entry in entries}
+    if do != "add" and name not in listed:
+        raise InputError(f"{name} is not on the list; it has {', '.join(listed) or 'no entries'}")
+    if do == "block":
+        return tuple((listed | {name: Admitted(name, listed[name].key, "blocked")}).values())
+    if do == "add":
+        check_names([name])
+    entry = Admitted(name, check_key(key))
+    if do == "add" and listed.get(name) == entry:
+        return entries
+    owner = next((owner for owner in entries if owner.key == key), None)
+    if owner is not None and (do == "add" or owner.name != name):
+        raise InputError(f"this key belongs to {owner.name} ({owner.status}): every client needs its own key")
+    if do == "add" and name in listed:
+        raise InputError(f"{name} is on the list with another key ({listed[name].status}): use --replace for a new key")
+    return tuple((listed | {name: entry}).values())
 
 
 def described_clients(folder: Path) -> list[dict[str, str]]:

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core.method_info import CLOSED_FORM, method_info
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import terms_words
 from sifu.core.wording import (
     attacker_words,
     exact_words,
     forgotten_words,
-    start_of,
     what_was_done,
     whom_words,
     words_of,
@@ -241,13 +240,12 @@ def in_short(body: dict[str, Any]) -> list[str]:
 
 def _promise(body: dict[str, Any]) -> list[str]:
     """What was done, and what it is worth."""
-    many, level, sigma = len(body["clients"]) > 1, body["level"], float(body["sigma"])
-    start, records = start_of(body["protection"], method_info(body["method"]).starts_from, sigma), body["records"]
+    many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
     whom = forgotten_words(body["clients"], records)
     lines = [
         f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, "
         f"was carried out on {body['carried_out'][:10]}.",
-        what_was_done(start, sigma, whom_words(len(body["clients"]), records)),
+        what_was_done(body),
     ]
     if records is not None:
         lines.append(

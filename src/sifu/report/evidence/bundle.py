@@ -16,13 +16,11 @@ from typing import Any
 
 from sifu.api.safekeeping import attest
 from sifu.core.ledger import canonical_json, read_json
-from sifu.core.method_info import method_info
 from sifu.core.request_terms import terms_words
 from sifu.core.wording import (
     attacker_words,
     exact_words,
     forgotten_words,
-    start_of,
     what_was_done,
     whom_words,
     words_of,
@@ -58,11 +56,7 @@ def render_evidence(
     return template.render(
         body=body,
         clients=forgotten_words(body["clients"], body["records"]),
-        done=what_was_done(
-            start_of(body["protection"], method_info(body["method"]).starts_from, float(body["sigma"])),
-            float(body["sigma"]),
-            whom_words(len(body["clients"]), body["records"]),
-        ),
+        done=what_was_done(body),
         terms=terms_words(body.get("terms", {})),
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
