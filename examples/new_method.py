@@ -16,7 +16,7 @@ import sifu
 from sifu.core.engine import Engine
 from sifu.core.method_info import MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, plan_in_place
+from sifu.methods.base import Method, Start, plan_from
 from sifu.methods.registry import register
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
@@ -35,7 +35,7 @@ class Halfway(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """What the request would do; changes nothing."""
-        return plan_in_place(self, view, terms)
+        return plan_from(self, view, terms, view.path.tip)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from."""

@@ -150,6 +150,7 @@ def test_later_requests_start_afresh_and_noise_comes_back_after_that(erased: sif
         plan = erased.plan(["c1"], method=method)
         assert (plan.level, plan.noise_std) == ("exact", 0.0)
         assert any("never by noise" in note for note in plan.notes)
+        assert not any("larger epsilon" in note for note in plan.notes)
     with pytest.raises(NotCertifiableError, match="never by noise"):
         erased.plan(["c1"], method="last")
     (outcome,) = erased.forget(["c1"], method="scratch", retention="strict")
@@ -393,6 +394,16 @@ def test_the_command_asks_first(tmp_path: Path, cli: Any) -> None:
     answer = cli("purge", run.folder, "--figures", "--yes")
     assert answer.code == 0, answer.err
     assert list(run.verify().not_recomputed) == ["gone"]
+
+
+def test_nothing_is_asked_where_no_certificate_rests_on_noise(tmp_path: Path, cli: Any) -> None:
+    """Then all of it goes with an ordinary purge, and no certificate is given up."""
+    run = noised(tmp_path / "run", federation(TRUTH), method="scratch")
+    answer = cli("purge", run.folder, "--figures")  # no answer is there to be read
+    assert answer.code == 0, answer.err
+    assert "No certificate here rests on noise" in answer.err
+    assert "Erase them?" not in answer.err
+    assert run.verify().not_recomputed == {}
 
 
 def starts_afresh(folder: Path, request: str) -> bool:

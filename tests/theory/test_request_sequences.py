@@ -467,4 +467,4 @@ def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> N
         exposure = Exposure(subject, path, lambda: client_curve(path, part([1, 2])))
         assert (exposure.psi_to_hide(4) == 0.0) is covered
         assert exposure.psi_to_hide(2) > 0.0
-        assert rollback.largest_psi([exposure], 4) == pytest.approx(1.0)
+        assert exposure.curve.one(4) == pytest.approx(1.0)

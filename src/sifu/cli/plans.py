@@ -305,7 +305,7 @@ def _print_pilot(advice: Advice) -> None:
         )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
     reached = reached if advice.target > 0.0 else "the spec has no target"
-    pilot = "a solve" if solved else f"{advice.pilot_rounds} rounds"
+    pilot = "a solve" if solved else f"{advice.pilot_rounds} round{'' if advice.pilot_rounds == 1 else 's'}"
     facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
     if advice.predicted_rounds is not None and not solved:
         low, high = advice.predicted_interval or (advice.predicted_rounds,) * 2
@@ -330,7 +330,9 @@ def _print_training_ways(advice: Advice, everything: bool) -> None:
     title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
     shown = table(*columns, title=f"\n{title}")
     for way in advice.ways:
-        rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.0f} rounds"
+        rounds = "-"
+        if way.request_rounds is not None:
+            rounds = f"{way.request_rounds:.0f} round{'' if round(way.request_rounds) == 1 else 's'}"
         if way.request_interval is not None:
             rounds = f"{way.request_rounds:.0f} ({way.request_interval[0]}-{way.request_interval[1]}) rounds"
         name = way.name + (" *" if way.name == advice.recommended else "")

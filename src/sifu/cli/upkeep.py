@@ -78,6 +78,8 @@ This erases, for good, the figures that certificates by noise rest on, after ver
   - clients that took part so far can be forgotten only by starting afresh, until training has started afresh;
   - backups made before still hold everything: destroy them."""
 
+NO_NOISE = "No certificate here rests on noise: this erases what sifu purge erases."
+
 
 def purge(
     run: RunArgument,
@@ -95,10 +97,13 @@ def purge(
     from rich.markup import escape
 
     from sifu.cli.output import out, print_json
+    from sifu.store.erased_figures import why_figures_stay
 
     if figures and not yes:
-        typer.echo(FIGURES_GO, err=True)
-        if not typer.confirm("Erase them?", err=True):
+        with sifu.Run(run).reader() as reader:
+            rest_on_noise = why_figures_stay(reader) != ""
+        typer.echo(FIGURES_GO if rest_on_noise else NO_NOISE, err=True)
+        if rest_on_noise and not typer.confirm("Erase them?", err=True):
             typer.echo("Nothing was erased.", err=True)
             return
     done = sifu.Run(run).purge(figures=figures)

@@ -109,9 +109,9 @@ class RequestTerms:
         odd = [row for row in self.records if isinstance(row, bool) or not isinstance(row, int) or row < 0]
         if odd:
             raise InputError(f"records are row numbers, whole numbers from 0 on; found {odd[0]!r}")
-        repeated = sorted(row for row, times in Counter(self.records).items() if times > 1)
-        if repeated:
-            raise InputError(f"row {repeated[0]} is named {self.records.count(repeated[0])} times: name each row once")
+        twice = sorted(row for row, times in Counter(self.records).items() if times > 1)
+        if twice:
+            raise InputError(f"row {twice[0]} is named {self.records.count(twice[0])} times: name each row once")
         if self.records and len(self.clients) != 1:
             raise InputError(f"records are rows of one client's data, but {len(self.clients)} clients are named")
 

@@ -8,7 +8,7 @@ What the plans of all methods share: where they start, who is forgotten, what ce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ from sifu.core.premises import (
 )
 from sifu.core.randomness import add_noise, noise_source
 from sifu.core.request_terms import RequestTerms
-from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
@@ -63,18 +63,6 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
         rate_source=view.rate_source(clients),
         left_out=view.replies_left_out(claim.depth),
         history=view.record_history,
-    )
-
-
-def planned_charges(
-    exposures: Sequence[Exposure], new: Sequence[Subject], depth: int, noise_std: float
-) -> tuple[PlannedCharge, ...]:
-    """What noise at `depth` costs every new subject, and every earlier one with something to hide there."""
-    return tuple(
-        PlannedCharge(exposure.subject, psi, charge(psi, noise_std))
-        for exposure in exposures
-        for psi in [exposure.psi_to_hide(depth)]
-        if psi > 0.0 or exposure.subject in new
     )
 
 
@@ -148,57 +136,48 @@ class Method(Protocol):
         ...
 
 
-def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None) -> Plan:
-    """A plan from the model at `depth` (None: a fresh one) that adds no noise, charges no one and promises nothing.
+def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:
+    """The plan that continues from the model at `depth` (None: a fresh one) with noise of this size.
 
     A method replaces what it does differently.
     """
-    order = view.next_order
+    order, place, forecast = view.next_order, depth or 0, Forecast(view, terms)
     subjects = view.new_subjects(terms, order)
     exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
+    premises = method.premises(Claim(view, view.leaving(terms.clients), exposures, place, terms))
+    # No one had a part in the initial model.
+    hidden = {exposure.subject: exposure.psi_to_hide(place) for exposure in exposures if place}
+    untouched = not any(hidden.values()) and (depth is None or not view.were_refused(terms.clients, place))
+    psi_of = dict.fromkeys(subjects, 0.0) | hidden
+    charges = tuple(
+        PlannedCharge(subject, psi, charge(psi, noise_std))
+        for subject, psi in psi_of.items()
+        if psi > 0.0 or subject in subjects
+    )
+    scratch = forecast.scratch()
+    predicted = scratch if depth is None else forecast.predict(place, noise_std)
     node = None if depth is None else view.path.nodes[depth].node
     return Plan(
         terms=terms,
         order=order,
         subjects=subjects,
         source_node=node,
-        source_depth=depth or 0,
-        source_rounds=view.path.rounds_until(depth or 0),
+        source_depth=place,
+        source_rounds=view.path.rounds_until(place),
         wanted_node=node,
         tip_rounds=view.path.rounds_until(view.path.tip),
-        noise_std=0.0,
-        multiplier=terms.multiplier,
-        psi=0.0,
-        psi_star=0.0,
-        charges=(),
-        premises=method.premises(Claim(view, view.leaving(terms.clients), exposures, depth or 0, terms)),
-        level="none",
-        predicted_rounds=None,
-        scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-        protection=method.info.protection,
-        notes=(view.erased_note,) if view.erased_note else (),
-    )
-
-
-def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std: float = 0.0) -> Plan:
-    """The plan of a method that continues from the current model, with this noise: nothing is undone."""
-    tip = view.path.tip
-    plan = plan_from(method, view, terms, tip)
-    exposures = view.exposures([*plan.subjects, *view.earlier_subjects()])
-    hidden = any(exposure.psi_to_hide(tip) > 0.0 for exposure in exposures)
-    untouched = not hidden and not view.were_refused(terms.clients, tip)
-    charged = method.info.protection == "noise"
-    forecast = Forecast(view, terms)
-    predicted = forecast.predict(tip, noise_std)
-    return replace(
-        plan,
         noise_std=noise_std,
-        psi=max(exposure.psi_to_hide(tip) for exposure in exposures if exposure.subject in plan.subjects),
+        multiplier=terms.multiplier,
+        psi=max(psi_of[subject] for subject in subjects),
         psi_star=hidden_sensitivity(noise_std, terms.multiplier),
-        charges=planned_charges(exposures, plan.subjects, tip, noise_std) if charged else (),
-        level=level_of(plan.premises, exact=untouched),
-        predicted_rounds=predicted_rounds(predicted),
+        charges=charges if method.info.protection == "noise" else (),
+        premises=premises,
+        level=level_of(premises, exact=untouched, fresh=depth is None),
+        predicted_rounds=predicted.rounds if predicted else None,
         predicted_interval=predicted.interval if predicted else None,
-        expected_rounds=forecast.expected(tip, noise_std),
+        expected_rounds=forecast.expected(place, noise_std),
+        scratch_rounds=scratch.rounds if scratch else None,
+        protection=method.info.protection,
         untouched=untouched,
+        notes=(view.erased_note,) if view.erased_note else (),
     )

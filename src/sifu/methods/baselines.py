@@ -48,10 +48,9 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.base import Claim, Method, Start, noised_model, plan_from, plan_in_place
+from sifu.methods.base import Claim, Method, Start, noised_model, plan_from
 from sifu.methods.sifu import Sifu
-from sifu.planning.forecast import Forecast
-from sifu.planning.plan import Plan, PlannedCharge, on_ladder
+from sifu.planning.plan import Plan, on_ladder
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise, composed_ratio, hidden_sensitivity, promise_of
 from sifu.theory.rollback import Subject, least_noise
@@ -64,18 +63,8 @@ class Scratch(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
-        plan, forecast = plan_from(self, view, terms, None), Forecast(view, terms)
-        predicted = forecast.scratch()
-        return replace(
-            plan,
-            psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
-            charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
-            level=level_of(plan.premises, exact=True, fresh=True),
-            predicted_rounds=plan.scratch_rounds,
-            predicted_interval=predicted.interval if predicted else None,
-            expected_rounds=forecast.expected(0, 0.0),
-            untouched=True,
-        )
+        psi_star = 0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier)
+        return replace(plan_from(self, view, terms, None), psi_star=psi_star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one's data touched the fresh model, so only what came before training matters to its level.
@@ -119,7 +108,7 @@ class FineTuning(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone, nothing is added."""
-        return plan_in_place(self, view, terms)
+        return plan_from(self, view, terms, view.path.tip)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model as it is."""
@@ -159,7 +148,7 @@ class Last(Method):
                     f"sigma = {terms.sigma:g} is not enough on the current model, {needed:.6g} is: nothing was "
                     "changed. Use sigma auto or a larger one, or method sifu, which goes back to where it is enough"
                 )
-        return plan_in_place(self, view, terms, noise_std)
+        return plan_from(self, view, terms, tip, noise_std)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model plus N(0, sigma^2 I)."""
@@ -184,7 +173,7 @@ class Dp(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone and nothing added; the noise of training has to be enough."""
         self.check_run(view)
-        plan = plan_in_place(self, view, terms)
+        plan = plan_from(self, view, terms, view.path.tip)
         promised = self.training_noise(view, plan.subjects, terms)
         note = (
             f"epsilon at delta {terms.delta:g}: {promised.epsilon_one_round:.4g} for one round, as the paper counts; "

@@ -14,12 +14,12 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, before_training_premises, group_premises, level_of, record_premises
+from sifu.core.premises import Premise, before_training_premises, group_premises, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
-from sifu.planning.plan import Plan, PlannedCharge
+from sifu.planning.plan import Plan
 from sifu.run.group_state import (
     REBUILT,
     are_apart,
@@ -51,21 +51,18 @@ class Groups(Method):
         """The merge of whichever groups are left; a fresh model where none is."""
         self.check_run(view)
         merged, hit = self._split(view, terms)
-        plan, forecast = plan_from(self, view, terms, 0 if merged else None), Forecast(view, terms)
-        expected, predicted = predict_healing(view, forecast, len(merged))
-        if not merged:
-            expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
+        forecast = Forecast(view, terms)
+        expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
+        if merged:
+            expected, predicted = predict_healing(view, forecast, len(merged))
         merged_before = not are_apart(view)
         return replace(
-            plan,
-            charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
-            level=level_of(plan.premises, exact=True),
+            plan_from(self, view, terms, 0 if merged else None),
             predicted_rounds=predicted.rounds if predicted and merged_before else None,
             predicted_interval=predicted.interval if predicted and merged_before else None,
             expected_rounds=expected if merged_before else None,
             rebuild_client_rounds=rebuild_client_rounds(view, hit, set(view.leaving(terms.clients))),
             notes=tuple(_notes(view, merged, hit)),
-            untouched=True,
         )
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:

@@ -6,21 +6,21 @@ charged over all releases by default, the noise is calibrated exactly, and weigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Claim, Method, Start, noised_model, plan_from, planned_charges
+from sifu.methods.base import Claim, Method, Start, noised_model, plan_from
 from sifu.planning.budgets import budget_lines, outlook
-from sifu.planning.forecast import Forecast, Prediction, predicted_rounds
-from sifu.planning.plan import NoiseChoice, Plan, both_units, choose_noise, noise_options
+from sifu.planning.forecast import Forecast
+from sifu.planning.plan import Plan, both_units, choose_noise, noise_options
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.rollback import Choice, choose_node, largest_psi
+from sifu.theory.rollback import Choice, choose_node
 
 
 class Sifu(Method):
@@ -37,26 +37,16 @@ class Sifu(Method):
         forecast = Forecast(view, terms)
         anywhere = self.premises(Claim(view, clients, exposures, view.path.tip, terms))
         options = noise_options(view, exposures, order, forecast, anywhere)
-        choice = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else NoiseChoice(terms.sigma)
-        node = choose_node(exposures, view.kept, choice.noise_std, order)
-        untouched = node.exact and not view.were_refused(terms.clients, node.depth)
-        predicted = forecast.predict(node.depth, node.noise_std)
-        plan = plan_from(self, view, terms, node.depth)
+        sigma, why = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else (terms.sigma, ())
+        node = choose_node(exposures, view.kept, sigma, order)
+        plan = plan_from(self, view, terms, node.depth, node.noise_std)
         return replace(
             plan,
             wanted_node=view.path.nodes[node.wanted_depth].node,
-            noise_std=node.noise_std,
-            psi=largest_psi(new, node.depth),
-            psi_star=hidden_sensitivity(choice.noise_std, terms.multiplier),
-            charges=planned_charges(exposures, plan.subjects, node.depth, choice.noise_std),
-            level=level_of(plan.premises, exact=untouched),
-            predicted_rounds=predicted_rounds(predicted),
-            predicted_interval=predicted.interval if predicted else None,
-            expected_rounds=forecast.expected(node.depth, node.noise_std),
+            psi_star=hidden_sensitivity(sigma, terms.multiplier),
             options=options,
-            notes=(*choice.notes, *_notes(view, terms, node, predicted, plan.scratch_rounds)),
-            untouched=untouched,
-            units=both_units(view, terms, choice.noise_std, earlier),
+            notes=(*(plan.notes or why), *_notes(view, plan, node)),
+            units=both_units(view, terms, sigma, earlier),
             budgets=budget_lines(view, earlier, node.depth, node.noise_std),
             outlook=outlook(view, node.depth, node.noise_std, terms, clients),
         )
@@ -70,9 +60,7 @@ class Sifu(Method):
         return Start(noised_model(view, plan, view.reader.load_model(plan.source_node or 0)))
 
 
-def _notes(
-    view: RunView, terms: RequestTerms, node: Choice, predicted: Prediction | None, scratch_rounds: int | None
-) -> Iterator[str]:
+def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
     """What should be said about the plan."""
     if node.wanted_depth > node.depth:
         yield (
@@ -84,12 +72,10 @@ def _notes(
             "a heuristic's model lies on this history: no client's influence is known after it, so only the initial "
             "model can be gone back to"
         )
-    if view.erased_note:
-        yield view.erased_note
-    if terms.scope == "latest":
+    if plan.terms.scope == "latest":
         yield "scope latest counts the latest release only; someone who keeps several releases learns more"
-    slower = predicted is not None and scratch_rounds is not None and predicted.rounds > scratch_rounds
-    if terms.sigma != "auto" and slower and node.noise_std > 0.0:
+    slower = (plan.predicted_rounds or 0) > (plan.scratch_rounds or math.inf)
+    if plan.terms.sigma != "auto" and slower and plan.noise_std > 0.0:
         yield "method scratch would be faster, by this prediction, and exact; or use --sigma auto"
     regularity = view.regularities.measured
     if regularity.kind == "smooth" and regularity.largest_certified_rate is not None:

@@ -108,7 +108,15 @@ class Replaying(Method):
         """From the initial model through every kept round, no noise, nothing charged and nothing promised."""
         self.check_run(view)
         replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
-        return replace(plan_from(self, view, terms, 0), psi=math.inf, notes=(self.note.format(rounds=replayed),))
+        return replace(
+            plan_from(self, view, terms, 0),
+            psi=math.inf,
+            untouched=False,
+            predicted_rounds=None,
+            predicted_interval=None,
+            expected_rounds=None,
+            notes=(self.note.format(rounds=replayed),),
+        )
 
     def bytes_kept(self, view: RunView) -> int:
         """The size of all stored updates on disk."""

@@ -75,11 +75,6 @@ class Prediction:
         return self.low, self.high
 
 
-def predicted_rounds(prediction: Prediction | None) -> int | None:
-    """The rounds of a prediction, if there is one."""
-    return None if prediction is None else prediction.rounds
-
-
 LUCK = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
 """Equally likely quantiles of f - 1, in standard deviations."""
 SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])

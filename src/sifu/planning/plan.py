@@ -305,14 +305,6 @@ SIGMA_LADDER = 1.1
 about the Psi it was chosen from."""
 
 
-@dataclass(frozen=True)
-class NoiseChoice:
-    """The noise chosen, and what should be said about it."""
-
-    noise_std: float
-    notes: tuple[str, ...] = ()
-
-
 def noise_options(
     view: RunView, exposures: Sequence[Exposure], order: int, forecast: Forecast, premises: Sequence[Premise]
 ) -> tuple[NoiseOption, ...]:
@@ -353,25 +345,25 @@ def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -
     return remembered[key]
 
 
-def choose_noise(options: Sequence[NoiseOption], forecast: Forecast, least: Level | None = None) -> NoiseChoice:
-    """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast.
+def choose_noise(
+    options: Sequence[NoiseOption], forecast: Forecast, least: Level | None = None
+) -> tuple[float, tuple[str, ...]]:
+    """The noise of the option that promises the fewest rounds, and what should be said about it.
 
-    Options below the `least` level asked for are left aside, unless there are no others.
+    Where Scratch is as fast it is less noise than any option has, which leads to theta_0. Options below the `least`
+    level asked for are left aside, unless there are no others.
     """
     enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
     best = min(enough or options, key=lambda option: option.expected)
     if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
-        return NoiseChoice(best.noise_std)
+        return best.noise_std, ()
     # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
     too_little = 0.5 * min((option.noise_std for option in options if option.noise_std > 0.0), default=1.0)
     if best.noise_std == 0.0 and best.depth > 0:
-        return NoiseChoice(too_little)
-    return NoiseChoice(
-        too_little,
-        (
-            "no kept model with its noise promises clearly fewer rounds than Scratch, so training starts again from "
-            "the initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
-        ),
+        return too_little, ()
+    return too_little, (
+        "no kept model with its noise promises clearly fewer rounds than Scratch, so training starts again from "
+        "the initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
     )
 
 

@@ -232,11 +232,6 @@ def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
     )
 
 
-def largest_psi(exposures: Sequence[Exposure], depth: int) -> float:
-    """The largest Psi at `depth` over subjects, covered or not: what the certificate's Psi states."""
-    return float(np.max([exposure.curve.one(depth) for exposure in exposures], initial=0.0))
-
-
 def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
     """Levels lowest, lowest * ratio, ... up to `highest`.
 
