@@ -97,7 +97,7 @@ def purge(
     from rich.markup import escape
 
     from sifu.cli.output import out, print_json
-    from sifu.store.erased_figures import why_figures_stay
+    from sifu.store.sealed import why_figures_stay
 
     if figures and not yes:
         with sifu.Run(run).reader() as reader:
