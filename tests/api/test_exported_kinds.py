@@ -83,10 +83,9 @@ def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
 def test_a_residual_network(tmp_path: Path) -> None:
     file = images(tmp_path, 8, 8, 3)
     run = trained(file, tmp_path, "resnet_small", model={"kind": "resnet_small", "dtype": "float32"})
-    check_agrees_with_the_run(run, sifu.load_model(run.export(tmp_path / "m.safetensors")), file)
-    pytest.importorskip("onnx")
-    with pytest.raises(InputError, match="resnet_small is not written as ONNX: export it as safetensors"):
-        run.export(tmp_path / "m.onnx")
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    check_agrees_with_the_run(run, model, file)
+    check_graph_agrees(run, model, np.load(file)["x"])
 
 
 @pytest.mark.parametrize("features", ["none", "random_fourier", "projection"])

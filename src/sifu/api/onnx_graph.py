@@ -1,4 +1,4 @@
-"""A released model as an ONNX graph, written node by node: `onnx` is all it needs, and nothing is traced.
+"""A released model as an ONNX graph, written node by node; networks are as torch exports them.
 
 The graph is the whole path from a raw sample to a class. Of a table its inputs are the columns by name, each with one
 column of doubles (NaN where a number is missing) or of texts; otherwise the input is `x`, bytes or numbers in the shape
@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.api.onnx_inputs import INSTEAD, NETWORK_MAPS, OUTPUTS, Graph, Prepared, prepared_inputs
+from sifu.api.onnx_inputs import (
+    IR_VERSION,
+    LABELS_OPSET,
+    NETWORK_MAPS,
+    OPSET,
+    OUTPUTS,
+    Graph,
+    Prepared,
+    prepared_inputs,
+)
 from sifu.core.spec import LINEAR_KINDS, RIDGE
 from sifu.errors import InputError
-from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
     from sifu.engines.sim.models import Model
-    from sifu.engines.sim.networks import ConvNet
 
 ONNX_ENDING = ".onnx"
-OPSET, LABELS_OPSET, IR_VERSION = 17, 3, 9
-"""Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
 
 
 def onnx_bytes(
@@ -48,12 +53,10 @@ def onnx_bytes(
             "this model is a module of your own: to write it as ONNX, open the run with what makes it, "
             "sifu.open_run(folder, model=..., clients=...).export(...)"
         )
-    if kind == "resnet_small":
-        raise InputError(f"resnet_small is not written as ONNX: {INSTEAD}")
-    graph = Graph()
+    graph, arrays = Graph(), load(content)
     # Runtimes on a CPU have no convolution of doubles.
-    element = np.dtype("float32" if kind not in (*LINEAR_KINDS, RIDGE, "mlp") else description["dtype"])
-    arrays = {name: values.astype(element) for name, values in load(content).items()}
+    element = np.dtype("float32" if any(values.ndim > 2 for values in arrays.values()) else description["dtype"])
+    arrays = {name: values.astype(element) for name, values in arrays.items()}
     if kind in (*LINEAR_KINDS, RIDGE):
         if description["features"]["kind"] in NETWORK_MAPS:
             from sifu.api.onnx_networks import prepared_through_networks  # imports torch
@@ -62,18 +65,11 @@ def onnx_bytes(
         else:
             prepared = prepared_inputs(graph, description, int(arrays["weight"].shape[0]))
         scores = graph.affine(graph.cast(prepared.features, element), arrays["weight"], arrays["bias"])
-    elif own is not None:
-        from sifu.api.onnx_networks import module_scores
-
-        prepared = prepared_inputs(graph, description, None)
-        scores, outputs, element = module_scores(graph, own, description, arrays, prepared)
-    elif kind == "mlp":
-        prepared = prepared_inputs(graph, description, int(arrays["1.weight"].shape[1]))
-        hidden = graph.add("Tanh", graph.affine(prepared.features, arrays["1.weight"].T, arrays["1.bias"]))
-        scores = graph.affine(hidden, arrays["3.weight"].T, arrays["3.bias"])
     else:
-        prepared = prepared_inputs(graph, description, None)
-        scores = _convolutions(graph, description, arrays, graph.cast(prepared.features, element))
+        from sifu.api.onnx_networks import network_scores
+
+        prepared = prepared_inputs(graph, description, int(arrays["1.weight"].shape[1]) if kind == "mlp" else None)
+        scores, outputs = network_scores(graph, own, description, arrays, prepared)
     scores = graph.add("Where", prepared.valid, scores, graph.constant(np.array(math.nan, element)), output=OUTPUTS[0])
     decided = _prediction(graph, description, prepared, scores, element, kind if own is None else own.kind)
     number = helper.np_dtype_to_tensor_dtype(element)
@@ -105,28 +101,6 @@ def onnx_bytes(
     helper.set_model_props(model, {"sifu": json.dumps(description | {"outputs": outputs})})
     checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
-
-
-def _convolutions(graph: Graph, description: dict[str, Any], arrays: dict[str, Array], images: str) -> str:
-    """The layers of a convolutional network."""
-    from sifu.engines.sim.networks import CONV_NETS
-
-    shape = tuple(description["input_shape"])
-    network: ConvNet = CONV_NETS[description["model"]](shape, int(description["outputs"]))
-    values = images
-    for number, convolution in enumerate(network.convolution_layers, 1):
-        names = [graph.constant(arrays[f"conv{number}.{part}"]) for part in ("weight", "bias")]
-        values = graph.add("Conv", values, *names, kernel_shape=[3, 3], pads=4 * [convolution.padding])
-        if convolution.relu:
-            values = graph.add("Relu", values)
-        if convolution.pool:
-            values = graph.add("MaxPool", values, kernel_shape=[2, 2], strides=[2, 2])
-    values = graph.add("Flatten", values, axis=1)
-    for number, layer in enumerate(network.linear_layers, 1):
-        values = graph.affine(values, arrays[f"fc{number}.weight"].T, arrays[f"fc{number}.bias"])
-        if layer.hidden:
-            values = graph.add("Relu", values)
-    return values
 
 
 def _prediction(

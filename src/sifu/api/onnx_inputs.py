@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import PYTHON
 
+OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9
+"""Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
 NETWORK_MAPS = ("module", "pretrained")
@@ -60,15 +62,39 @@ class Graph:
         self.constants.append(self._arrays.from_array(array.copy(order="C") if array.ndim else array, name))
         return name
 
-    def add(self, kind: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
-        """A node with one output; returns its name. What an earlier node computes already is not computed again."""
+    def add(
+        self, kind: str, *inputs: str, output: str = "", domain: str = "", outputs: int = 1, **attributes: Any
+    ) -> str:
+        """A node; returns the name of its first output, on which those of the others begin, followed by /1, /2...
+
+        What an earlier node computes already is not computed again.
+        """
         name = output or f"/{kind.lower()}_{len(self.nodes)}"
         if not output:
             earlier = self._added.setdefault((kind, inputs, domain, repr(sorted(attributes.items()))), name)
             if earlier != name:
                 return earlier
-        self.nodes.append(self.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
+        names = [name, *(f"{name}/{number}" for number in range(1, outputs))]
+        self.nodes.append(self.helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         return name
+
+    def copy(self, other: Any, samples: str, parameters: Mapping[str, Any]) -> str:
+        """The nodes of another graph, with `samples` as its first input and parameters by name; returns its output."""
+        given = other.input[0]
+        values = {"": "", given.name: self.add("Cast", samples, to=given.type.tensor_type.elem_type)}
+        for entry in other.initializer:
+            parameter = parameters.get(entry.name)
+            values[entry.name] = self.constant(self._arrays.to_array(entry) if parameter is None else parameter)
+        for node in other.node:
+            settings = {entry.name: self.helper.get_attribute_value(entry) for entry in node.attribute}
+            if node.op_type == "Constant":
+                ((kind, value),) = settings.items()
+                values[node.output[0]] = self.constant(self._arrays.to_array(value) if kind == "value" else value)
+                continue
+            inputs = [values[name] for name in node.input]
+            name = self.add(node.op_type, *inputs, domain=node.domain, outputs=len(node.output), **settings)
+            values |= {output: f"{name}/{number}" if number else name for number, output in enumerate(node.output)}
+        return values[other.output[0].name]
 
     def cast(self, value: str, element: Any) -> str:
         """A value in another type of number."""
