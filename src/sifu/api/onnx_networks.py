@@ -124,7 +124,7 @@ def _normalised(
     momentum: float,
     epsilon: float,
     cudnn: bool,
-) -> torch.Tensor:
+) -> Any:
     """Batch normalisation by the batch's statistics, for which the exporter would write the running ones."""
     if not training:
         return NotImplemented
