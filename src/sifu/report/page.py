@@ -10,50 +10,36 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from sifu.core import wording
+from sifu.core.request_terms import terms_words
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
+from sifu.report import words
 from sifu.report.collect import FIGURES, collect
 from sifu.report.run_data import ReportData, ReportedRequest
-from sifu.report.words import certificate_article, forgotten_verdict, moment, percent, rounds_words, templates, verdict
+from sifu.requests.outcome import accuracy_of
 from sifu.store.files import private_folder, write_atomically
+from sifu.store.projection import ModelRow
+from sifu.theory.history import PathNode
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # with more requests, what every certificate repeats is folded
-REQUEST_HEADS = (
-    "Request",
-    "#Clients",
-    "Level",
-    "#ε",
-    "#δ",
-    "#σ",
-    "#Ψ",
-    "#Ψ*",
-    "Went back to",
-    "#Rounds",
-    "#From scratch",
-    "#Training accuracy",
-)
-UNFINISHED = {"ready": "", "training": "Training has not finished.", "retraining": "A request is being carried out."}
 
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     """The whole page; `drawings` holds the SVG of each figure by its name, and with `-phone` behind it a narrow one."""
-    environment = templates("sifu.report")
-    environment.filters.update(moment=moment, counted=counted)
+    environment = words.templates("sifu.report")
+    environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
+    environment.filters.update(request_row=_request_row, model_row=_model_row)
+    environment.globals.update(words=words, wording=wording, terms_words=terms_words, accuracy_of=accuracy_of)
     return environment.get_template("report.html").render(
         data=data,
         title=data.status.run.rstrip("/").rsplit("/", 1)[-1] or data.run,
         style=Markup(files("sifu.report").joinpath("report.css").read_text(encoding="utf-8")),
-        verdict=verdict(data),
-        unfinished=UNFINISHED.get(data.status.phase, f"The run is {data.status.phase}."),
         facts=_facts(data),
         figures=list(_figures(data, drawings)),
-        articles=[certificate_article(request) for request in data.requests],
         folded=len(data.requests) > OPEN_UP_TO,
-        request_heads=REQUEST_HEADS,
-        request_rows=[_request_row(request) for request in data.requests],
-        model_rows=_model_rows(data),
         folder_word=shlex.quote(data.status.run),
         version=__version__,
     )
@@ -68,14 +54,16 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     held = data.status.held_out
     held_out: list[tuple[str, str, str]] = []
     if held is not None and held.accuracy is not None:
-        held_out = [("Held-out accuracy", percent(held.accuracy), held.where + (held.details and f"; {held.details}"))]
+        held_out = [
+            ("Held-out accuracy", words.percent(held.accuracy), held.where + (held.details and f"; {held.details}"))
+        ]
     elif held is not None:
         held_out = [("Held-out mean squared error", f"{held.mean_squared_error:.4g}", held.where)]
     return [
         ("Clients that remain", f"{active:,}", f"of {len(data.status.clients):,}"),
         ("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done"),
         *held_out,
-        ("Training accuracy", percent(data.status.accuracy), f"{TRAINING_DATA}; {target}"),
+        ("Training accuracy", words.percent(data.status.accuracy), f"{TRAINING_DATA}; {target}"),
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
         ("Model", data.status.model, counted(data.status.parameters, "parameter")),
         ("Models kept", f"{len(data.models):,}", byte_size(stored)),
@@ -95,7 +83,7 @@ def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Ma
 
 def _small_print(name: str, data: ReportData) -> str:
     if name == "before-after":
-        verdicts = [forgotten_verdict(request.measured) for request in data.done]
+        verdicts = [words.forgotten_verdict(request.measured) for request in data.done]
         within = sum(verdict.startswith("within") for verdict in verdicts)
         outside = sum(verdict.startswith("not within") for verdict in verdicts)
         told = (
@@ -119,17 +107,10 @@ def _small_print(name: str, data: ReportData) -> str:
     return ""
 
 
-def _model_rows(data: ReportData) -> list[tuple[str, ...]]:
-    return [
-        (
-            _model_name(node.branch, node.position),
-            f"{row.node:,}",
-            use,
-            f"{row.psi_max:.4g}",
-            byte_size(row.bytes),
-        )
-        for row, node, use in data.models
-    ]
+def _model_row(model: tuple[ModelRow, PathNode, str]) -> tuple[str, ...]:
+    row, node, use = model
+    name = _model_name(node.branch, node.position)
+    return name, f"{row.node:,}", use, f"{row.psi_max:.4g}", byte_size(row.bytes)
 
 
 def _model_name(branch: int, position: int) -> str:
@@ -149,20 +130,16 @@ def _request_row(request: ReportedRequest) -> Sequence[str]:
         request.level or ("waiting" if waits else request.status),
         f"{request.epsilon:g}",
         f"{request.delta:g}",
-        "–" if request.noise_std is None else f"{request.noise_std:.4g}",
-        _short_number(certificate.get("psi")),
-        _short_number(certificate.get("psi_star")),
+        words.number(request.noise_std, 4),
+        words.number(certificate.get("psi"), 4),
+        words.number(certificate.get("psi_star"), 4),
         went_back,
-        rounds_words(request) if request.done else (f"{request.rounds:,} so far" if request.rounds else "–"),
+        words.rounds_words(request) if request.done else (f"{request.rounds:,} so far" if request.rounds else "–"),
         "–"
         if request.scratch_rounds is None
         else f"{request.scratch_rounds:,}" + ("" if request.scratch_reached else "+"),
-        percent(request.accuracy),
+        words.percent(request.accuracy),
     )
-
-
-def _short_number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else ("–" if value is None else str(value))
 
 
 PAGE = "index.html"
