@@ -19,7 +19,7 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data.table import is_frame
 from sifu.errors import InputError, NotCertifiableError
-from sifu.run.clients_and_engine import clients_of_frame, with_features
+from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
 from sifu.run.devices import facts_of
 from sifu.run.regularities import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
@@ -57,7 +57,7 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     from sifu.data import from_arrays, from_torch
 
     if is_frame(data):
-        return clients_of_frame(spec, data)
+        return clients_from_spec(**framed(spec, data))
     named: Any = data
     if isinstance(data, Mapping):
         frame = next((name for name, value in data.items() if is_frame(value)), None)

@@ -7,9 +7,9 @@ them is too small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,11 @@ class Rejection:
     left_out: bool
     detail: str = ""
     """What exactly was wrong, for the operator who reads the error; it is not recorded."""
+
+    def row(self, **more: int) -> dict[str, Any]:
+        """As it is recorded, with `more` that says where."""
+        place = {"branch": self.position.branch, "round": self.position.round}
+        return place | {"client": self.client, "reason": self.reason, "left_out": int(self.left_out)} | more
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,13 @@ class Evaluation:
 
 
 class Engine(Protocol):
-    """Runs rounds and evaluates models. Models are flat vectors of `layout`."""
+    """Runs rounds and evaluates models. Models are flat vectors of `layout`.
+
+    An engine may bring more, which is used where it is there: `evaluate_several(models, clients)` where a message costs
+    more than a model, `run_group_rounds(models, position, groups)` where every round has a fixed cost, `run_rounds` and
+    `stream_group_rounds` where it runs ahead (arguments and results are those of `sifu.core.round_stream`), and
+    `loses(position, active, participants)`, whether no one took part in a round although clients were asked.
+    """
 
     @property
     def layout(self) -> ModelLayout: ...
@@ -182,31 +193,13 @@ def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> E
     return engine.evaluate(model, clients)
 
 
-@runtime_checkable
-class EvaluatesSeveral(Protocol):
-    """An engine to which a message costs more than a model: it evaluates several models at once."""
-
-    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """How each of `models` does; a client that does not answer has no samples."""
-        ...
-
-
 def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-    """How each of `models` does on the data of `clients`, in whatever way is cheapest for the engine."""
-    if isinstance(engine, EvaluatesSeveral):
-        return engine.evaluate_several(models, clients)
-    return [engine.evaluate(model, clients) for model in models]
+    """How each of `models` does on the data of `clients`, in whatever way is cheapest for the engine.
 
-
-@runtime_checkable
-class RunsGroupsTogether(Protocol):
-    """An engine for which every round has a fixed cost: it runs one round of several groups at once."""
-
-    def run_group_rounds(
-        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
-    ) -> list[RoundResult]:
-        """As `run_round` of each group from its own model."""
-        ...
+    A client that does not answer has no samples.
+    """
+    several: Callable[..., list[Evaluation]] | None = getattr(engine, "evaluate_several", None)
+    return several(models, clients) if several else [engine.evaluate(model, clients) for model in models]
 
 
 def run_group_rounds(
@@ -216,6 +209,7 @@ def run_group_rounds(
 
     No client is in two groups and draws are keyed by client, so together they are one round of the federation.
     """
-    if isinstance(engine, RunsGroupsTogether):
-        return engine.run_group_rounds(models, position, groups)
+    together: Callable[..., list[RoundResult]] | None = getattr(engine, "run_group_rounds", None)
+    if together:
+        return together(models, position, groups)
     return [engine.run_round(model, position, members) for model, members in zip(models, groups, strict=True)]

@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,27 +109,10 @@ class StreamedRound:
     lost: bool = False
 
 
-@runtime_checkable
-class StreamingEngine(Protocol):
-    """An engine that runs ahead on its own."""
-
-    def run_rounds(
-        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
-    ) -> Iterator[StreamedRound]:
-        """Rounds from `model` until `wanted.stop.max_rounds`, or until no one takes them any more.
-
-        They bring an evaluation exactly where `is_evaluated` says so.
-        """
-        ...
-
-
-@runtime_checkable
-class LosesRounds(Protocol):
-    """An engine whose rounds can be lost, since its clients may not answer."""
-
-    def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Whether a round with these participants was lost: no one took part although clients were asked."""
-        ...
+def is_lost(engine: Engine, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
+    """Whether a round was lost: no one took part although clients were asked, of an engine whose may not answer."""
+    loses: Callable[..., bool] | None = getattr(engine, "loses", None)
+    return loses is not None and loses(position, active, participants)
 
 
 def stop_without(stop: StopSpec, lost: int) -> StopSpec:
@@ -141,21 +123,14 @@ def stop_without(stop: StopSpec, lost: int) -> StopSpec:
 def stream_rounds(
     engine: Engine, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
 ) -> Iterator[StreamedRound]:
-    """Rounds of any engine from `model`, each checked to be finite."""
-    if isinstance(engine, StreamingEngine):
-        return engine.run_rounds(model, position, active, wanted)
+    """Rounds of any engine from `model` until `wanted.stop.max_rounds`, each checked to be finite.
+
+    They bring an evaluation exactly where `is_evaluated` says so.
+    """
+    ahead: Callable[..., Iterator[StreamedRound]] | None = getattr(engine, "run_rounds", None)
+    if ahead:
+        return ahead(model, position, active, wanted)
     return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
-
-
-@runtime_checkable
-class GroupStreamingEngine(Protocol):
-    """An engine that runs ahead with several groups of clients at once."""
-
-    def stream_group_rounds(
-        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
-    ) -> Iterator[list[StreamedRound]]:
-        """Rounds of each group from its own model; each item has one round of every group."""
-        ...
 
 
 def stream_group_rounds(
@@ -170,8 +145,9 @@ def stream_group_rounds(
     No client is in two groups and draws are keyed by client, so together they are rounds of the federation. An engine
     that does not run ahead runs them as `run_group_rounds` does.
     """
-    if isinstance(engine, GroupStreamingEngine):
-        yield from engine.stream_group_rounds(models, position, groups, wanted)
+    ahead: Callable[..., Iterator[list[StreamedRound]]] | None = getattr(engine, "stream_group_rounds", None)
+    if ahead:
+        yield from ahead(models, position, groups, wanted)
         return
     for start in range(position.round, wanted.stop.max_rounds):
         results = run_group_rounds(engine, models, Position(position.branch, start), groups)
@@ -235,9 +211,7 @@ def rounds_one_by_one(
         )
         model = result.model
         _refuse_not_finite(result, start)
-        lost = isinstance(engine, LosesRounds) and engine.loses(
-            Position(position.branch, start), active, result.participants
-        )
+        lost = is_lost(engine, Position(position.branch, start), active, result.participants)
         if lost:
             stop = stop_without(stop, 1)
         start += 1

@@ -157,25 +157,17 @@ def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
     return {"held_out": data.held_out, "test_file": test_file, "seed": seed}
 
 
-def clients_of_frame(spec: Spec, frame: Any) -> tuple[Any, ...]:
-    """The clients in a frame that a program handed over; the spec names the columns, as it does for a file."""
-    spec, dataset = _framed(spec, frame)
-    return clients_from_spec(spec, dataset=dataset)
+def framed(spec: Spec, frame: Any) -> dict[str, Any]:
+    """The `spec` as it is for a table in a file, and the `dataset` in a frame that a program handed over.
 
-
-def held_out_rows_of_frame(spec: Spec, frame: Any) -> HeldOutRows | None:
-    """As `held_out_rows_from_spec`, of a frame."""
-    spec, dataset = _framed(spec, frame)
-    return held_out_rows_from_spec(spec, dataset=dataset)
-
-
-def _framed(spec: Spec, frame: Any) -> tuple[Spec, Any]:
-    """The spec as it is for a table in a file, and the data set in a frame."""
+    The spec names the columns, as it does for a file.
+    """
     from sifu.data.table import read_frame
     from sifu.data.table_coding import TableCoding
 
     data = replace(spec.data, name=TABLE, partition="given")
-    return replace(spec, data=data), read_frame(frame, TableCoding.from_spec(data), **_testing(data, spec.seed))
+    dataset = read_frame(frame, TableCoding.from_spec(data), **_testing(data, spec.seed))
+    return {"spec": replace(spec, data=data), "dataset": dataset}
 
 
 def columns_of_features(data: DataSpec, frame: Any = None) -> str:
@@ -318,15 +310,8 @@ def local_training(spec: Spec, rate: float) -> Any:
     from sifu.engines.sim import LocalTraining
 
     local = spec.local
-    return LocalTraining(
-        rate,
-        local.steps,
-        local.batch or None,
-        local.momentum,
-        local.nesterov,
-        local.weight_decay,
-        local.clip,
-    )
+    rule = local.momentum, local.nesterov, local.weight_decay, local.clip
+    return LocalTraining(rate, local.steps, local.batch or None, *rule)
 
 
 def engine_from_spec(

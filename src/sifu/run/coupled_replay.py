@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -125,18 +125,7 @@ def retrain_unrecorded(
             progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))
 
 
-class RunsRounds(Protocol):
-    """What a replay needs of an engine."""
-
-    def initial_model(self, branch: int) -> Vector:
-        """A fresh model."""
-        ...
-
-    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
-        """One round among the `active` clients."""
-        ...
-
-
+RunsRounds = Engine | EngineWithout
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
 """The model that a noise edge made of its source in the real world; None where that cannot be known any more."""
 

@@ -22,6 +22,7 @@ from sifu.errors import InputError
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
 if TYPE_CHECKING:
+    from sifu.engines.sim import SimulatedFederation
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
     from sifu.engines.sim.tuned_engine import TunedFederation
 
@@ -73,26 +74,20 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
         return engine
     if missing is not None or (device == "auto" and not _worth_a_gpu(engine, clients)):
         return engine
+    from sifu.engines.sim.lanes import lane_engines
+
     try:
-        return _lane(engine, clients, spec, precision)
+        if spec.keep.gram_clients:
+            raise InputError("a GPU keeps no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
+        return lane_engines([cast("SimulatedFederation", engine)], [clients], GPU, precision)[0]
     except InputError:
         if device == "auto":
             return engine
         raise
 
 
-def _lane(engine: Engine, clients: Any, spec: Spec, precision: str) -> Engine:
-    from sifu.engines.sim import SimulatedFederation
-    from sifu.engines.sim.lanes import lane_engines
-
-    if spec.keep.gram_clients:
-        raise InputError("a GPU keeps no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
-    (lane,) = lane_engines([cast("SimulatedFederation", engine)], [clients], GPU, precision)
-    return lane
-
-
 def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
-    from sifu.engines.sim import LinearModel, SimulatedFederation
+    from sifu.engines.sim import LinearModel
 
     model = cast("SimulatedFederation", engine).model
     if not isinstance(model, LinearModel):

@@ -83,17 +83,8 @@ class GroupTraining:
             if row is None:
                 work = _Group(group, active, lambda: self._fresh, 0, False, branch, 0, set())
             else:
-                begun = nodes[row.node].node
-                work = _Group(
-                    group,
-                    active,
-                    partial(writer.load_model, row.node),
-                    row.node,
-                    True,
-                    begun.branch,
-                    row.rounds,
-                    set(row.members),
-                )
+                begun, fetch = nodes[row.node].node, partial(writer.load_model, row.node)
+                work = _Group(group, active, fetch, row.node, True, begun.branch, row.rounds, set(row.members))
             self._groups.append(work)
 
     def run(
@@ -131,34 +122,20 @@ class GroupTraining:
 
     def _take(self, together: Sequence[_Group], results: Sequence[StreamedRound]) -> None:
         """One round of each of these groups."""
-        position = Position(together[0].branch, together[0].rounds)
         for work, result in zip(together, results, strict=True):
-            self._check(work, result)
+            if not np.all(np.isin(result.participants, work.active)):
+                raise RoundRejectedError(
+                    f"round {work.rounds + 1} of group {work.group} has participants that are not in the group; "
+                    "the last good state stays"
+                )
         with uninterrupted():
             for work, result in zip(together, results, strict=True):
                 work.fetch_model, work.rounds = result.fetch_model, work.rounds + 1
                 work.members.update(work.active.tolist())
                 work.replies += int(result.participants.size)
-                self._refusals.extend(
-                    {
-                        "grp": work.group,
-                        "branch": position.branch,
-                        "round": position.round,
-                        "client": rejection.client,
-                        "reason": rejection.reason,
-                        "left_out": int(rejection.left_out),
-                    }
-                    for rejection in result.rejections
-                )
+                self._refusals.extend(rejection.row(grp=work.group) for rejection in result.rejections)
                 if work not in self._changed:
                     self._changed.append(work)
-
-    def _check(self, work: _Group, result: StreamedRound) -> None:
-        if not np.all(np.isin(result.participants, work.active)):
-            raise RoundRejectedError(
-                f"round {work.rounds + 1} of group {work.group} has participants that are not in the group; "
-                "the last good state stays"
-            )
 
     def commit(self) -> None:
         """Make the groups' models durable, each in the place of its earlier one."""

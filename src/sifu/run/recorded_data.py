@@ -33,8 +33,8 @@ from sifu.run.clients_and_engine import (
     FeatureData,
     HeldOutRows,
     clients_from_spec,
+    framed,
     held_out_rows_from_spec,
-    held_out_rows_of_frame,
     takes_rows,
     with_features,
 )
@@ -57,7 +57,7 @@ def rows_at_hand(spec: Spec, data_folder: str | Path | None = None, clients: Any
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SifuWarning)  # training has said it
             if clients is not None:
-                return held_out_rows_of_frame(spec, clients)
+                return held_out_rows_from_spec(**framed(spec, clients))
             return held_out_rows_from_spec(spec, data_folder)
     except (SifuError, OSError):
         return None

@@ -26,12 +26,14 @@ from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
 from sifu.store.sealed import last_erased
 from sifu.store.statistics_files import UpdatesRow
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
-from sifu.theory.regularity import automatic_rate
+from sifu.theory.regularity import RoundRegularity, automatic_rate
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
+from sifu.theory.tracking import RoundScalars, summarise_round
 
 ACTIVE = "active"
 """The subset of clients that evaluations for the stop rule are made on."""
@@ -420,7 +422,18 @@ class RunView:
         )
         return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
 
-    @property
-    def tracked_population(self) -> int | None:
-        """Samples of the federation under population accounting, None otherwise."""
-        return self.population_samples if self.spec.privacy.accounting == "population" else None
+    def summarise_round(
+        self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float
+    ) -> tuple[RoundRegularity, RoundScalars]:
+        """What a round adds to Psi (`theory.tracking`), with the regularity of this run's clients."""
+        return summarise_round(
+            participants,
+            samples,
+            drifts,
+            mean_shift,
+            rounding,
+            factors=self.regularities.factors[participants],
+            averagedness=self.regularities.averagedness[participants],
+            server_rate=self.facts.server_rate,
+            population_samples=self.population_samples if self.spec.privacy.accounting == "population" else None,
+        )

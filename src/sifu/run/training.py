@@ -20,10 +20,10 @@ from sifu.core.engine import Engine, Evaluation, Position, evaluate_present
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import (
-    LosesRounds,
     RoundsWanted,
     StreamedRound,
     is_evaluated,
+    is_lost,
     should_stop,
     stop_without,
     stream_rounds,
@@ -46,7 +46,7 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import Subject, crosses_a_level, level_ladder, thin
 from sifu.theory.rounding import norm
-from sifu.theory.tracking import SensitivityTracker, summarise_round
+from sifu.theory.tracking import SensitivityTracker
 
 MOST_TRACKERS = 3
 """Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
@@ -103,18 +103,8 @@ def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: Par
         tracker.add_rounding(node.rounding)
     if node.kind not in TAKEN_PART:
         return
-    who = rows.clients[taken]
-    _, scalars = summarise_round(
-        who,
-        rows.samples[taken],
-        rows.drifts[taken],
-        node.mean_shift,
-        node.rounding,
-        factors=view.regularities.factors[who],
-        averagedness=view.regularities.averagedness[who],
-        server_rate=view.facts.server_rate,
-        population_samples=view.tracked_population,
-    )
+    measured = rows.clients[taken], rows.samples[taken], rows.drifts[taken], node.mean_shift, node.rounding
+    _, scalars = view.summarise_round(*measured)
     tracker.update(scalars)
 
 
@@ -267,12 +257,10 @@ class RecordedTraining:
 
     def _lost_rounds(self) -> int:
         """Rounds on the way to the tip that no client answered, where the engine knows such rounds."""
-        engine, none = self.engine, np.zeros(0, dtype=np.int64)
-        if not isinstance(engine, LosesRounds):
-            return 0
+        none = np.zeros(0, dtype=np.int64)
         rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
         empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
-        return sum(engine.loses(position, self.active, none) for position in empty)
+        return sum(is_lost(self.engine, position, self.active, none) for position in empty)
 
     @property
     def model(self) -> Vector:
@@ -282,17 +270,8 @@ class RecordedTraining:
     def _take_in(self, done: StreamedRound) -> None:
         """Track the round, keep the model it started from if a client crosses a level, and move the tip."""
         who = done.participants
-        regularity, scalars = summarise_round(
-            who,
-            done.samples,
-            done.drifts,
-            done.mean_shift,
-            done.rounding,
-            factors=self.view.regularities.factors[who],
-            averagedness=self.view.regularities.averagedness[who],
-            server_rate=self.engine.facts.server_rate,
-            population_samples=self.view.tracked_population,
-        )
+        measured = who, done.samples, done.drifts, done.mean_shift, done.rounding
+        regularity, scalars = self.view.summarise_round(*measured)
         # Psi of absent clients changes only if L is not 1; then every client has to be checked.
         watched = who if scalars.absent_contraction == 1.0 else self.active
         psi_before, rounding_before = self._tracker.total(watched), self._tracker.rounding
@@ -323,18 +302,10 @@ class RecordedTraining:
                 self._pending.dropped.add(gone)
 
     def _add(self, done: StreamedRound, regularity: RoundRegularity) -> None:
-        node = self._next
+        node, tip = self._next, self._tip
         self._next += 1
-        self._tip = PathNode(
-            node,
-            self._tip.node,
-            "round",
-            self._tip.branch,
-            self._tip.position + 1,
-            regularity,
-            done.mean_shift,
-            done.rounding,
-        )
+        measured = regularity, done.mean_shift, done.rounding
+        self._tip = PathNode(node, tip.node, "round", tip.branch, tip.position + 1, *measured)
         self._depth += 1
         self._fetch_model = done.fetch_model
         self._pending.nodes.append(NodeRow(self._tip, done.distance))
@@ -345,15 +316,7 @@ class RecordedTraining:
         if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
             self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
         self._pending.rejections.extend(
-            {
-                "branch": rejection.position.branch,
-                "round": rejection.position.round,
-                "number": number,
-                "client": rejection.client,
-                "reason": rejection.reason,
-                "left_out": int(rejection.left_out),
-            }
-            for number, rejection in enumerate(done.rejections)
+            rejection.row(number=number) for number, rejection in enumerate(done.rejections)
         )
         if done.updates is not None and count > 0:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)

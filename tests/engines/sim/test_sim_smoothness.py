@@ -23,8 +23,8 @@ FACTORS = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}
 
 def curvature(x: np.ndarray, objective, training: LocalTraining, name: str) -> SimpleNamespace:
     """Of one client alone."""
-    measured = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
-    return SimpleNamespace(smoothness=float(measured.smoothness[0]), energy=float(measured.energy[0]))
+    smoothness, energy = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
+    return SimpleNamespace(smoothness=float(smoothness[0]), energy=float(energy[0]))
 
 
 def reference(x: np.ndarray, factor: float) -> float:
@@ -123,8 +123,8 @@ def test_clients_side_by_side_have_the_curvature_they_have_alone(sizes, features
         for number, size in enumerate(sizes)
     ]
     training = LocalTraining(0.1, 3, batch_size=batch_size, weight_decay=0.1)
-    together = linear_curvature(clients, OBJECTIVES["softmax"], training)
+    smoothness, energy = linear_curvature(clients, OBJECTIVES["softmax"], training)
     for place, client in enumerate(clients):
         alone = curvature(client.x, OBJECTIVES["softmax"], training, client.name)
-        assert together.smoothness[place] == pytest.approx(alone.smoothness, rel=1e-12)
-        assert together.energy[place] == pytest.approx(alone.energy, rel=1e-12)
+        assert smoothness[place] == pytest.approx(alone.smoothness, rel=1e-12)
+        assert energy[place] == pytest.approx(alone.energy, rel=1e-12)

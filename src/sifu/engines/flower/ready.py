@@ -13,7 +13,7 @@ import io
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,16 +29,17 @@ from sifu.data.feature_maps.build import specified_map, tuned_map
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
-from sifu.engines.sim.client_updates import OUTSIDE, Clipping
+from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
-from sifu.engines.sim.float_rounding import ClientSizes, round_allowance, within_reach
+from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
+from sifu.engines.sim.simulator import training_facts
 from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
 from sifu.store.files import write_atomically
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, ClientProfile, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -318,26 +319,19 @@ def blueprint(
     server, rules = spec.server, ReplyRules(spec.server.rejected, spec.server.update_bound)
     clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
     rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
-    facts = TrainingFacts(
-        local_rate=training.rate,
-        momentum=training.momentum,
-        nesterov=training.nesterov,
-        weight_decay=training.weight_decay,
-        batch_size=training.batch_size,
+    facts = training_facts(
+        model,
+        training,
+        clipping,
+        rules,
         server_rate=server.rate,
         participation=Participation.parse(server.participation),
         dtype=spec.model.dtype,
-        smooth_model=model.smooth,
         rounding_bounded=rounding is not None,
-        outside=(*model.outside, *((OUTSIDE,) if clipping else ()), *rules.outside),
         preprocessing=preprocessing,
         shape_from_labels=not spec.model.outputs and not linear_values,
-        clip=clipping.clip if clipping else 0.0,
-        noise=clipping.noise if clipping else 0.0,
-        noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
         identity=identity,
         initial=DRAWN_FROM_SEED,
-        local_clip=training.clip,
         features="" if features is None else features.digest(),
         features_declared=features is not None and features.is_declared,
     )
@@ -366,11 +360,10 @@ def _rounding(
 ) -> Callable[[float, ClientIndices], float] | None:
     """The allowance from what clients reported; None where nothing is proven."""
     needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
-    if not isinstance(model, LinearModel) or dtype != "float64" or any(None in row for row in needed):
+    if not isinstance(model, LinearModel) or any(None in row for row in needed):
         return None
     smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
-    if not within_reach(training, float(smoothness.max())):
-        return None
     samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
-    sizes = ClientSizes(samples, ratios, smoothness, energy, norms)
-    return partial(round_allowance, model=model, training=training, server_rate=server_rate, sizes=sizes)
+    return proven_allowance(
+        model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms), dtype
+    )

@@ -19,8 +19,9 @@ symbols there. It holds while Psi <= 1000, which code that states a level has to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,31 +42,22 @@ _STACK_BYTES = 2**26
 """This many bytes of samples are looked at together."""
 
 
-@dataclass(frozen=True)
-class LinearCurvature:
-    """Bounds that hold for every batch each client can draw, one number per client.
-
-    `smoothness` is beta, weight decay included. `energy` is factor * ||X_B||_F^2 / b, the sum of the
-    eigenvalues of which beta bounds the largest (weight decay not included); rounding grows with it.
-    """
-
-    smoothness: Floats
-    energy: Floats
-
-
 def linear_curvature(
     clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining
-) -> LinearCurvature:
+) -> tuple[Floats, Floats]:
     """beta and energy of every client, from its samples in the type that training uses; many at a time.
+
+    They hold for every batch a client can draw. beta has weight decay included. The energy is factor * ||X_B||_F^2 / b,
+    the sum of the eigenvalues of which beta bounds the largest (weight decay not included); rounding grows with it.
 
     >>> from sifu.engines.sim.embedded_clients import OBJECTIVES
     >>> client = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
-    >>> curvature = linear_curvature([client], OBJECTIVES["softmax"], LocalTraining(rate=0.1, steps=1))
-    >>> 1.0 <= float(curvature.smoothness[0]) <= 1.0 + 1e-8
+    >>> smoothness, _ = linear_curvature([client], OBJECTIVES["softmax"], LocalTraining(rate=0.1, steps=1))
+    >>> 1.0 <= float(smoothness[0]) <= 1.0 + 1e-8
     True
     """
     samples = np.array([client.samples for client in clients])
-    curvature = LinearCurvature(np.zeros(samples.size), np.zeros(samples.size))
+    smoothness, energy = np.zeros(samples.size), np.zeros(samples.size)
     width = clients[0].x.shape[1] + 1
     padded = padded_rows(samples)
     for group in groups_of(padded):
@@ -73,11 +65,9 @@ def linear_curvature(
         step = max(1, _STACK_BYTES // (8 * width * rows))
         for start in range(0, group.size, step):
             some = group[start : start + step]
-            chosen = [clients[i] for i in some]
-            curvature.smoothness[some], curvature.energy[some] = _stacked_curvature(
-                chosen, rows, samples[some], objective, training
-            )
-    return curvature
+            stacked = [clients[i] for i in some], rows, samples[some]
+            smoothness[some], energy[some] = _stacked_curvature(*stacked, objective, training)
+    return smoothness, energy
 
 
 def _stacked_curvature(
@@ -117,16 +107,11 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
     return largest
 
 
-def within_reach(training: LocalTraining, smoothness: float) -> bool:
-    """Whether eta beta <= 2, which the whole derivation rests on."""
-    return training.rate * smoothness <= 2.0
-
-
 @dataclass(frozen=True)
 class ClientSizes:
     """What the allowance depends on, client by client: all that a server needs of data it does not see.
 
-    `samples` is n, `batch_ratios` n/b_min, `smoothness` beta, `energy` as in `LinearCurvature`, `target_norms` the
+    `samples` is n, `batch_ratios` n/b_min, `smoothness` and `energy` as `linear_curvature` has them, `target_norms` the
     largest ||y_row|| (least squares only).
     """
 
@@ -137,9 +122,7 @@ class ClientSizes:
     target_norms: Floats
 
     @staticmethod
-    def of(
-        clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining, curvature: LinearCurvature
-    ) -> ClientSizes:
+    def of(clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining) -> ClientSizes:
         """Of clients whose data are available."""
         samples = np.array([client.samples for client in clients])
         ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
@@ -147,7 +130,19 @@ class ClientSizes:
         if not objective.labels:
             firsts = np.concatenate([[0], np.cumsum(samples)[:-1]])
             target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([client.y for client in clients])), firsts)
-        return ClientSizes(samples, ratios, curvature.smoothness, curvature.energy, target_norms)
+        return ClientSizes(samples, ratios, *linear_curvature(clients, objective, training), target_norms)
+
+
+def proven_allowance(
+    model: LinearModel, training: LocalTraining, server_rate: float, sizes: ClientSizes, dtype: str
+) -> Callable[[float, ClientIndices], float] | None:
+    """`round_allowance` of these clients; None where nothing is proven.
+
+    The whole derivation rests on float64 and on eta beta <= 2.
+    """
+    if dtype != "float64" or not training.rate * float(sizes.smoothness.max()) <= 2.0:
+        return None
+    return partial(round_allowance, model=model, training=training, server_rate=server_rate, sizes=sizes)
 
 
 def round_allowance(

@@ -29,6 +29,7 @@ from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
+from sifu.theory.facts import NO_NOISE
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 COMPARED = 8
@@ -57,7 +58,7 @@ def lane_engines(
             first.model, first.training, first.facts.participation, first.facts.server_rate,
         ):  # fmt: skip
             raise InputError("lanes must share the model, the local training, participation and the server rate")
-    if any(federation.facts.noise > 0.0 and federation.noise_source != "seeded" for federation in federations):
+    if any(federation.facts.noise_source not in (NO_NOISE, "seeded") for federation in federations):
         raise InputError(
             "lanes draw the noise of training from a keyed generator, which protects no client: set privacy.noise = "
             "'seeded' for an experiment, or use device cpu for noise from the operating system"

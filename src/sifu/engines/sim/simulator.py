@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.randomness import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
 from sifu.core.round_stream import DrawsAhead
@@ -35,7 +34,7 @@ from sifu.engines.sim.embedded_clients import (
     count_outputs,
     input_shape,
 )
-from sifu.engines.sim.float_rounding import ClientSizes, linear_curvature, round_allowance, within_reach
+from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
@@ -55,6 +54,26 @@ from sifu.theory.participation import ClientIndices, Participation, Places, base
 from sifu.theory.rounding import norm_up
 
 Strategy = Literal["auto", "loop", "vectorised"]
+
+
+def training_facts(
+    model: Model, training: LocalTraining, clipping: Clipping | None, rules: ReplyRules, **others: Any
+) -> TrainingFacts:
+    """What is known of rounds that train a model in this way; `others` are the facts that do not follow from that."""
+    return TrainingFacts(
+        local_rate=training.rate,
+        momentum=training.momentum,
+        nesterov=training.nesterov,
+        weight_decay=training.weight_decay,
+        batch_size=training.batch_size,
+        local_clip=training.clip,
+        smooth_model=model.smooth,
+        outside=(*model.outside, *((OUTSIDE,) if clipping else ()), *rules.outside),
+        clip=clipping.clip if clipping else 0.0,
+        noise=clipping.noise if clipping else 0.0,
+        noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
+        **others,
+    )
 
 
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
@@ -158,43 +177,28 @@ class SimulatedFederation:
         self.sizes: ClientSizes | None = None
         self.clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
-            curvature = linear_curvature(checked, linear.objective, training)
+            self.sizes = ClientSizes.of(checked, linear.objective, training)
             self.clients = tuple(
-                ClientProfile(client.name, client.samples, training.steps, smoothness, training.weight_decay)
-                for client, smoothness in zip(checked, curvature.smoothness.tolist(), strict=True)
+                replace(client, smoothness=smoothness, curvature=training.weight_decay)
+                for client, smoothness in zip(self.clients, self.sizes.smoothness.tolist(), strict=True)
             )
             if training.clip:
                 self.clients = tuple(map(clipped_profile, self.clients))
-            self.sizes = ClientSizes.of(checked, linear.objective, training, curvature)
-            within = within_reach(training, float(curvature.smoothness.max()))
-            if clipping is None and dtype == "float64" and within:
-                self._rounding = partial(
-                    round_allowance, model=linear, training=training, server_rate=server_rate, sizes=self.sizes
-                )
-        self.facts = TrainingFacts(
-            local_rate=training.rate,
-            momentum=training.momentum,
-            nesterov=training.nesterov,
-            weight_decay=training.weight_decay,
-            batch_size=training.batch_size,
+            if clipping is None:
+                self._rounding = proven_allowance(linear, training, server_rate, self.sizes, dtype)
+        self.facts = training_facts(
+            model,
+            training,
+            clipping,
+            self.reply_rules,
             server_rate=server_rate,
             participation=participation or Participation("all"),
             dtype=dtype,
-            smooth_model=model.smooth,
             rounding_bounded=self._rounding is not None,
-            outside=(
-                *model.outside,
-                *((OUTSIDE,) if clipping else ()),
-                *self.reply_rules.outside,
-            ),
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
-            clip=clipping.clip if clipping else 0.0,
-            noise=clipping.noise if clipping else 0.0,
-            noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
             identity=IN_PROCESS,
             initial=model.initial_source if type(model) in (LinearModel, ModuleModel) else MADE_BY_OPERATOR,
-            local_clip=training.clip,
             features=features,
             features_declared=features_declared,
         )
@@ -204,11 +208,6 @@ class SimulatedFederation:
     def sample_digests(self) -> tuple[str, ...]:
         """Of each client's samples as they were handed over: a run continues with those it was made with."""
         return tuple(map(sample_digest, self._given))
-
-    @property
-    def noise_source(self) -> NoiseSource | None:
-        """Where the noise of training comes from, if updates are clipped."""
-        return self._clipping.source if self._clipping else None
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""

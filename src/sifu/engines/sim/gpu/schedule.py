@@ -107,26 +107,16 @@ class ScheduleDrawer:
     def draw(self) -> Schedule:
         """The schedule of the lanes at their positions; valid until the next call."""
         if self.lanes.device.type != "cuda":
-            return self._draw()
-        if self._graph is None:
-            self._graph = capture(self.lanes.device, self._keep)
-        self._graph.replay()
+            self._draw()
+        else:
+            self._graph = self._graph or capture(self.lanes.device, self._draw)
+            self._graph.replay()
         assert self._drawn is not None
         return self._drawn
 
-    def _keep(self) -> None:
-        self._drawn = self._draw()
-
-    def _draw(self) -> Schedule:
-        return draw_schedule(
-            self._tables.select(self.lanes),
-            self.active,
-            self.absent,
-            self.branches,
-            self.starts,
-            self._rounds,
-            self._drawing,
-        )
+    def _draw(self) -> None:
+        tables, where = self._tables.select(self.lanes), (self.branches, self.starts)
+        self._drawn = draw_schedule(tables, self.active, self.absent, *where, self._rounds, self._drawing)
 
 
 def draw_schedule(
