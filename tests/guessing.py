@@ -15,11 +15,19 @@ import sifu
 from folder_values import values_by_place
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
-from sifu.requests.what_remains import RANDOM
 from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 
+RANDOM = (
+    "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
+    "*.public_key", "*.run", "*.received", "*.carried_out", "*.finished", "*.issued", "*.sum", "*.sample_digests",
+    "*.sample_digest", "*.clients_digest", "*.figures_salt", "*.group_key", "*.all_figures.events", "*.verified",
+    "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
+    "file operator.key", "file models/*", "file statistics/*", "file updates/*",
+)  # fmt: skip
+"""Places that differ between any two runs: random bytes and times, digests of salted content, files of those who
+stay."""
 RIDGE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
     "model": {"kind": "ridge", "outputs": 3},

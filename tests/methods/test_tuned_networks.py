@@ -19,6 +19,7 @@ import public_trunk
 import sifu
 from folder_values import places_that_differ
 from forged_runs import rebuild_chain
+from guessing import RANDOM
 from run_tools import copy_run
 from sifu.api import verify_run
 from sifu.api.start_run import create_run
@@ -32,7 +33,6 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.methods import closed_form
 from sifu.requests import certification
 from sifu.requests import erasure as statistics_erasure
-from sifu.requests.what_remains import RANDOM
 from sifu.run import group_training
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.group_state import trunks_at_hand, use_trunks

@@ -257,4 +257,4 @@ def test_rounds_are_those_at_which_the_stop_rule_looks(tmp_path: Path) -> None:
     assert forecast.training % 5 == 0
     prediction = forecast.predict(forecast.training, 0.05)
     assert prediction is not None
-    assert prediction.high >= prediction.rounds >= 5
+    assert prediction.interval[1] >= prediction.rounds >= 5

@@ -51,7 +51,7 @@ def test_a_rung_is_at_or_above_and_never_more_than_a_step_away(noise_std: float)
 def test_an_interval_holds_its_prediction() -> None:
     for rounds in (0.3, 1.0, 7.4, 500.0):
         prediction = Prediction.of(rounds * np.array([0.2, 0.9, 1.1, 1.8]))
-        assert 1 <= prediction.low <= prediction.rounds <= prediction.high
+        assert 1 <= prediction.interval[0] <= prediction.rounds <= prediction.interval[1]
 
 
 def test_predictions_grow_with_noise_and_fall_with_what_was_learned(trained: Path) -> None:

@@ -172,7 +172,6 @@ class Dp(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone and nothing added; the noise of training has to be enough."""
-        self.check_run(view)
         plan = plan_from(self, view, terms, view.path.tip)
         promised = self.training_noise(view, plan.subjects, terms)
         note = (

@@ -49,7 +49,6 @@ class Groups(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The merge of whichever groups are left; a fresh model where none is."""
-        self.check_run(view)
         merged, hit = self._split(view, terms)
         forecast = Forecast(view, terms)
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()

@@ -45,7 +45,7 @@ def method_named(name: str) -> Method:
 
 
 def method_for(view: RunView, name: str) -> Method:
-    """The method of this name, if it can do anything with a model of this run's kind."""
+    """The method of this name, if it can do anything with this run."""
     method, closed = method_named(name), view.spec.model.kind == RIDGE
     if closed and name != CLOSED_FORM:
         raise InputError(
@@ -57,6 +57,7 @@ def method_for(view: RunView, name: str) -> Method:
             f"method {CLOSED_FORM} is for runs with model.kind = {RIDGE!r}; this one has {view.spec.model.kind!r}. Use "
             "sifu or scratch"
         )
+    method.check_run(view)
     return method
 
 
@@ -143,15 +144,6 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
     return replace(plans[chosen], ways=tuple(ways), auto=choice)
 
 
-def check_method(view: RunView, terms: RequestTerms) -> Method | None:
-    """Refuse a method that can do nothing with this run; None for `auto`, which never takes one."""
-    if terms.method == AUTO:
-        return None
-    method = method_for(view, terms.method)
-    method.check_run(view)
-    return method
-
-
 def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) -> tuple[dict[str, Plan], list[Way]]:
     """The plan of every method that the run allows, and every method as a way; certified ones first."""
     plans: dict[str, Plan] = {}
@@ -160,7 +152,6 @@ def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) 
         info = METHOD_INFOS[name]
         try:
             method = method_for(view, name)
-            method.check_run(view)
             plans[name] = method.plan(view, replace(terms, method=name))
         except (InputError, NotCertifiableError) as error:
             ways.append(Way(name, info.summary, refused=str(error)))

@@ -53,8 +53,7 @@ class Prediction:
     """Rounds to the target, and an interval around them."""
 
     rounds: int
-    low: int
-    high: int
+    interval: tuple[int, int]
 
     @staticmethod
     def of(times: Floats) -> Prediction:
@@ -65,14 +64,11 @@ class Prediction:
         )
         return Prediction(
             max(1, round(mean)),
-            max(1, math.floor(min(low, mean / LEAST_WIDTH) - 0.5)),
-            math.ceil(max(high, mean * LEAST_WIDTH) + 0.5),
+            (
+                max(1, math.floor(min(low, mean / LEAST_WIDTH) - 0.5)),
+                math.ceil(max(high, mean * LEAST_WIDTH) + 0.5),
+            ),
         )
-
-    @property
-    def interval(self) -> tuple[int, int]:
-        """From the lowest to the highest."""
-        return self.low, self.high
 
 
 LUCK = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
@@ -259,8 +255,8 @@ def predict_healing(view: RunView, forecast: Forecast, merged: int) -> tuple[flo
     expected = healing_rounds(common, apart, merged / count) * _correction(view.reader, common, apart, count)
     if forecast.training is None:
         return expected, None
-    low, high = expected / WIDTH - 1.0, expected * WIDTH + 1.0
-    return expected, Prediction(round(expected), max(0, math.floor(low)), math.ceil(high))
+    interval = max(0, math.floor(expected / WIDTH - 1.0)), math.ceil(expected * WIDTH + 1.0)
+    return expected, Prediction(round(expected), interval)
 
 
 def _correction(reader: RunReader, common: float, apart: float, count: int) -> float:

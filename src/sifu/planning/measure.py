@@ -48,7 +48,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,6 +55,7 @@ from sifu.run.rehearsal import HealedNoise, healed_noise, rehearsed_noises
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats
+from sifu.theory.history import PathNode
 
 _FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)
 """Floors that are tried, as shares of the smallest loss of the fitted part."""
@@ -147,13 +147,6 @@ def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
     return float(floors[best]), max(-float(slopes[best]), 0.05)
 
 
-class TrainingNode(NamedTuple):
-    """A node of the first training: its round, and its number."""
-
-    position: int
-    node: int
-
-
 class FirstTraining:
     """Rounds and evaluations of the first training, up to the round that reached `target`."""
 
@@ -161,17 +154,17 @@ class FirstTraining:
         self._reader, self._target = view.reader, target
 
     @cached_property
-    def nodes(self) -> list[TrainingNode]:
+    def nodes(self) -> list[PathNode]:
         """Its nodes, in order."""
-        nodes: list[TrainingNode] = self._reader.remembered("first training", self._read_nodes)
+        nodes: list[PathNode] = self._reader.remembered(
+            "first training",
+            lambda: [
+                row.node
+                for row in self._reader.nodes_by_number().values()
+                if row.node.branch == 0 and row.node.kind in ("initial", "merge", "round")
+            ],
+        )
         return nodes
-
-    def _read_nodes(self) -> list[TrainingNode]:
-        return [
-            TrainingNode(row.node.position, row.node.node)
-            for row in self._reader.nodes_by_number().values()
-            if row.node.branch == 0 and row.node.kind in ("initial", "merge", "round")
-        ]
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:

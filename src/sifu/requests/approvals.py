@@ -110,7 +110,8 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
     for event in reader.events():
         content = event.content
         if event.kind == RECEIVED:
-            request, terms = str(content["request"]["request"]), _terms_filed(content["request"])
+            request, filed = str(content["request"]["request"]), content["request"]
+            terms = RequestTerms.from_mapping({name: filed[name] for name in TERMS if name in filed})
             approvals[request] = Approvals(str(content.get("actor", "unknown")), terms.digest(request))
         elif event.kind == APPROVED:
             given = approvals.get(str(content["request"]))
@@ -125,10 +126,6 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
                     f"request {content['request']}: it was carried out (event {event.seq}) with {counted} of the "
                     f"{needed} approvals that the spec demands"
                 )
-
-
-def _terms_filed(content: Mapping[str, Any]) -> RequestTerms:
-    return RequestTerms.from_mapping({name: content[name] for name in TERMS if name in content})
 
 
 DEADLINE_DAYS = 30

@@ -35,8 +35,6 @@ from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
 
-EventOfRequest = Literal["rolled back", "request done"]
-
 
 def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
     """A model as a certificate names it: SHA-256(nonce || digest), both of them 32 bytes."""
@@ -298,7 +296,7 @@ def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
     }
 
 
-def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
+def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled back", "request done"]) -> dict[str, Any]:
     """The payload of the event of this kind that a request has."""
     seq = reader.steps().get((kind, request))
     if seq is not None:

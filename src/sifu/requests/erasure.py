@@ -257,9 +257,8 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield "everything", "no client was forgotten yet"
         return
     tip = view.path.tip
-    uncovered = sorted(
-        {name for exposure in forgotten if exposure.psi_to_hide(tip) > 0.0 for name in _names(view, exposure)}
-    )
+    held = {client for exposure in forgotten if exposure.psi_to_hide(tip) > 0.0 for client in exposure.subject.clients}
+    uncovered = sorted(view.clients[client].name for client in held)
     if uncovered:
         names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
         yield (
@@ -346,10 +345,6 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             "it holds the operator's key and models, and could not be reached; delete it yourself",
         )
     yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
-
-
-def _names(view: RunView, exposure: Exposure) -> list[str]:
-    return [view.clients[index].name for index in exposure.subject.clients]
 
 
 def check_purges(reader: RunReader) -> Iterator[str]:

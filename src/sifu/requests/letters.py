@@ -12,10 +12,10 @@ from typing import Any
 
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.ledger import canonical_json
-from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import AUTO, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
-from sifu.methods.registry import check_method
+from sifu.methods.registry import method_for
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.approvals import DEADLINE_DAYS, check_deadline
 from sifu.requests.client_list import change_clients, recorded_clients
@@ -112,7 +112,8 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
             if received[request].terms != terms:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
-    check_method(view, terms)
+    if terms.method != AUTO:
+        method_for(view, terms.method)
     if terms.records and (view.facts.identity != IN_PROCESS or view.spec.data.name == "flower"):
         raise InputError(
             f"{terms.clients[0]} keeps its data on its own node, where the operator knows no rows: forget the client, "
@@ -178,7 +179,9 @@ def post_decision(
 ) -> bool:
     """Leave a decision in the inbox; False if it is in the ledger already. What cannot be recorded is refused now."""
     row = next((row for row in reader.requests() if row.request == request), None)
-    posted = [letter for letter in letters(reader.folder) if _is_request(letter) and letter.id == request]
+    posted = [
+        letter for letter in letters(reader.folder) if letter.kind in ("request", "signed") and letter.id == request
+    ]
     if row is not None or not posted:
         if not check_decision(reader, request, decision, reason, actor, terms):
             return False
@@ -192,19 +195,6 @@ def post_decision(
     # The same decision of the same person is the same letter, so it counts once.
     post(reader.folder, KIND, f"d-{hashlib.sha256(canonical_json(content)).hexdigest()[:32]}", content)
     return True
-
-
-def open_decision(writer: RunWriter, content: dict[str, Any]) -> None:
-    """Record a decision that was posted."""
-    if set(content) != set(FIELDS) or not all(isinstance(content[name], str) for name in FIELDS):
-        raise InputError(f"a decision must give {', '.join(FIELDS)} as texts; found {', '.join(sorted(content))[:200]}")
-    check_request_id(content["request"])
-    terms = content["terms"] if content["decision"] == "approved" else None
-    decide(writer, content["request"], content["decision"], content["reason"], content["actor"], terms)
-
-
-def _is_request(letter: Letter) -> bool:
-    return letter.kind in ("request", "signed")
 
 
 def _terms_posted(reader: RunReader, letter: Letter) -> RequestTerms:
@@ -247,7 +237,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
         view = RunView(writer)
-        terms = terms_of_letter(content)
+        if set(content) != set(TERMS):  # the spec's defaults may change before it is opened
+            raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
+        terms = RequestTerms.from_mapping(content)
         terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # who joined again since it was posted
         check_retention(view.spec, terms)
         receive(writer, view, terms, letter.id, _days_left(letter, deadline), actor)
@@ -258,7 +250,12 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         actor = f"client {plain_names(writer, terms.clients)[0]}"[:LONGEST_ACTOR]
         receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
     elif letter.kind == "decision":
-        open_decision(writer, letter.content)
+        decision = letter.content
+        if set(decision) != set(FIELDS) or not all(isinstance(decision[name], str) for name in FIELDS):
+            given = ", ".join(sorted(decision))[:200]
+            raise InputError(f"a decision must give {', '.join(FIELDS)} as texts; found {given}")
+        check_request_id(decision["request"])
+        decide(writer, **decision | ({} if decision["decision"] == "approved" else {"terms": None}))
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:
@@ -272,13 +269,6 @@ def _days_left(letter: Letter, deadline_days: int) -> int:
     """A deadline runs from when the letter was posted: the whole days that it waited are gone."""
     waited = int(max(0.0, time.time() - letter.posted) // 86400)
     return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
-
-
-def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
-    """The terms of a letter, which leaves none of them out: the spec's defaults may change before it is opened."""
-    if set(content) != set(TERMS):
-        raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
-    return RequestTerms.from_mapping(content)
 
 
 class WatchedInbox:

@@ -163,15 +163,6 @@ COUNTS = (
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
 """Of every run: numbers of things, never their content."""
-RANDOM = (
-    "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
-    "*.public_key", "*.run", "*.received", "*.carried_out", "*.finished", "*.issued", "*.sum", "*.sample_digests",
-    "*.sample_digest", "*.clients_digest", "*.figures_salt", "*.group_key", "*.all_figures.events", "*.verified",
-    "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
-    "file operator.key", "file models/*", "file statistics/*", "file updates/*",
-)  # fmt: skip
-"""Places that differ between any two runs: random bytes and times, digests of salted content, files of those who
-stay."""
 
 
 def kept_figures(model_kind: str, erased: Literal["nothing", "all", "exact"]) -> tuple[KeptFigure, ...]:
