@@ -21,8 +21,9 @@ from sifu.core.layout import ModelLayout
 from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
+from sifu.store.files import stored_path
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics, statistics_path
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics, fit_head
 
 TABLE: dict[str, Any] = {
@@ -268,10 +269,10 @@ def test_another_feature_map_is_refused(trained: Path, tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "a byte of the sum": lambda folder: _flip(statistics_path(folder, "1.sum.statistics")),
-    "a byte of a client's": lambda folder: _flip(statistics_path(folder, "1.4.statistics")),
-    "a file that is gone": lambda folder: statistics_path(folder, "1.4.statistics").unlink(),
-    "a file more": lambda folder: statistics_path(folder, "1.99.statistics").write_bytes(b"sifu"),
+    "a byte of the sum": lambda folder: _flip(stored_path(folder, "statistics", "1.sum.statistics")),
+    "a byte of a client's": lambda folder: _flip(stored_path(folder, "statistics", "1.4.statistics")),
+    "a file that is gone": lambda folder: stored_path(folder, "statistics", "1.4.statistics").unlink(),
+    "a file more": lambda folder: stored_path(folder, "statistics", "1.99.statistics").write_bytes(b"sifu"),
 }
 
 
@@ -310,10 +311,10 @@ def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> N
 
 def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:
     folder = copy_run(trained, tmp_path / "run")
-    old = statistics_path(folder, "1.sum.statistics").read_bytes()
+    old = stored_path(folder, "statistics", "1.sum.statistics").read_bytes()
     run = sifu.open_run(folder)
     run.forget(["client-003"])
-    statistics_path(folder, "1.sum.statistics").write_bytes(old)
+    stored_path(folder, "statistics", "1.sum.statistics").write_bytes(old)
     assert any("1.sum.statistics" in problem for problem in run.verify().problems)
 
 

@@ -16,7 +16,7 @@ import sifu
 from mutated_runs import TUNED
 from run_tools import connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
-from sifu.store.files import model_path
+from sifu.store.files import stored_path
 
 pytestmark = pytest.mark.long
 
@@ -174,7 +174,7 @@ def test_torn_and_reordered_writes_of_models_are_noticed(run_with_requests: Path
     run = sifu.open_run(folder)
     tip = int(run.reader().value("tip"))
     another = next(node for node in run.reader().models() if node != tip)
-    path, other = model_path(folder, tip), model_path(folder, another)
+    path, other = stored_path(folder, "models", tip), stored_path(folder, "models", another)
     content = path.read_bytes()
     half = len(content) // 2
     path.write_bytes(

@@ -17,7 +17,7 @@ from killed_purges import purge_killed_at
 from run_tools import Command, copy_run, query, small_spec
 from sifu.errors import InputError
 from sifu.store import database, writer
-from sifu.store.files import model_path
+from sifu.store.files import stored_path
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
 F = "client-003"
@@ -33,7 +33,7 @@ def model_patterns(folder: Path, nodes: list[int]) -> list[bytes]:
     """Stretches of 32 bytes out of models, that nothing else can hold by chance."""
     patterns = []
     for node in nodes:
-        content = model_path(folder, node).read_bytes()
+        content = stored_path(folder, "models", node).read_bytes()
         body = np.frombuffer(content[-4096:], dtype=np.uint8)
         for start in range(0, len(body) - 32, 256):
             piece = body[start : start + 32].tobytes()

@@ -170,12 +170,12 @@ def test_a_certificate_names_the_event_before_it(own_run: Path, monkeypatch: pyt
     """One that names an early event would say nothing about what came after it."""
     from sifu.requests.certification import RecordedRequest
 
-    real = RecordedRequest.facts
+    real = RecordedRequest.auditor_form
 
-    def naming_the_first(self: RecordedRequest, **given: Any) -> Any:
-        return real(self, **(given | {"ledger": self.reader.events()[0]}))
+    def naming_the_first(self: RecordedRequest, models: Any, ledger: Any, *given: Any) -> Any:
+        return real(self, models, self.reader.events()[0], *given)
 
-    monkeypatch.setattr(RecordedRequest, "facts", naming_the_first)
+    monkeypatch.setattr(RecordedRequest, "auditor_form", naming_the_first)
     sifu.open_run(own_run).forget(["client-006"], "late", method="scratch")
     monkeypatch.undo()
     assert "ledger.seq says 1" in "\n".join(verify_run(own_run).problems)

@@ -18,7 +18,7 @@ from forged_runs import add_event, execute, rebuild_chain
 from mutations import Pristine, tamper_with_values
 from run_tools import connect, copy_run, query, small_spec
 from sifu.api import verify_run
-from sifu.store.files import model_bytes, model_path
+from sifu.store.files import model_bytes, stored_path
 from sifu.store.reader import RunReader
 
 Content = dict[str, Any]
@@ -139,7 +139,7 @@ def forge_the_merged_model(folder: Path) -> None:
 
 def forge_model(folder: Path, merge: int, content: bytes) -> None:
     digest = hashlib.sha256(content).hexdigest()
-    model_path(folder, merge).write_bytes(content)
+    stored_path(folder, "models", merge).write_bytes(content)
     execute(folder, f"UPDATE models SET digest = '{digest}' WHERE node = {merge}")
 
     def edit(kind: str, payload: Content) -> None:

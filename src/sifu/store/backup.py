@@ -22,24 +22,29 @@ from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.checkpoints import HEAD_FILE
 from sifu.store.client_accuracy import STANDING_FILE
-from sifu.store.clock import TIMESTAMPS
 from sifu.store.database import DATABASE
-from sifu.store.files import CERTIFICATES, create_private, private_folder, room_to_write, sync_folder
+from sifu.store.files import (
+    CERTIFICATES,
+    FOLDERS,
+    TIMESTAMPS,
+    create_private,
+    private_folder,
+    room_to_write,
+    sync_folder,
+)
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.sealed import SALTS_FILE
-from sifu.store.statistics_files import STATISTICS, UPDATES
 from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration
 
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"
 NAME = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}|{re.escape(SALTS_FILE)}"
-    rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
-    rf"|{STATISTICS}/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
+    rf"|models/\d{{1,12}}\.safetensors|updates/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
+    rf"|statistics/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
 )
-FOLDERS = ("models", UPDATES, STATISTICS, CERTIFICATES, TIMESTAMPS)
 MOST_FILES = 1_000_000
 LARGEST_MANIFEST = 256 << 20
 PIECE = 1 << 20

@@ -29,7 +29,7 @@ from typing import Any
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.checkpoints import latest_checkpoint
-from sifu.store.files import certificate_path, write_atomically
+from sifu.store.files import TIMESTAMPS, certificate_path, write_atomically
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 
@@ -137,7 +137,6 @@ def same_person(actor: str) -> str:
 
 AUTHORITY = "SIFU_TIMESTAMP"
 """The address of a timestamp authority, http or https."""
-TIMESTAMPS = "timestamps"
 NAME = re.compile(r"([1-9][0-9]{0,17})\.checkpoint\.json\.tsr|([A-Za-z0-9][A-Za-z0-9._-]{0,63})\.public\.json\.tsr")
 MISSING = "timestamp missing"
 TIMEOUT_SECONDS = 10.0

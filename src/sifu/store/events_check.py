@@ -1,6 +1,4 @@
-"""Whether every event of the ledger is one that sifu writes, and changes nothing but what its kind may change.
-
-The ledger gone through from its first event: the tables as each event found them, and what it ever recorded.
+"""The ledger gone through from its first event: the tables as each event found them, and what it ever recorded.
 
 Every check that needs the past asks this object. It rests on the events alone, never on what the tables hold now.
 
@@ -22,11 +20,10 @@ import numpy as np
 
 from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.request_terms import is_request_id
-from sifu.store.files import FORMS
+from sifu.store.files import FORMS, STORED
 from sifu.store.history_tables import NodeRow
-from sifu.store.projection import KEYS, Tables, changes
+from sifu.store.projection import KEYS, LISTED, Tables, changes, read_row
 from sifu.store.reader import GROUP_KEY, JOINED, TUNED_LAYOUT, RunReader
-from sifu.store.statistics_files import FILE_NAME, STATISTICS_NAME
 
 
 class ReplayedTables:
@@ -48,6 +45,11 @@ class ReplayedTables:
                 self.rows[change.table].pop(change.key, None)
             else:
                 self.rows[change.table].setdefault(change.key, {}).update(change.values)
+
+    def read(self, table: str) -> list[Any]:
+        """The rows of a table as its type, as a reader had them at that moment."""
+        keys = KEYS[table]
+        return [read_row(table, dict(zip(keys, key, strict=True)) | row) for key, row in self.rows[table].items()]
 
     def run_value(self, key: str, default: str) -> str:
         """A value of the `run` table."""
@@ -118,17 +120,7 @@ class ReplayedLedger:
     @cached_property
     def model_digests(self) -> dict[int, str]:
         """Of every model that was ever recorded its digest, by node; the bytes of a node's model never change."""
-        return {int(row["node"]): str(row["digest"]) for row in self._recorded("models")}
-
-    @cached_property
-    def updates(self) -> list[dict[str, Any]]:
-        """Every file of updates that was ever recorded, in order."""
-        return list(self._recorded("updates"))
-
-    @cached_property
-    def statistics(self) -> list[dict[str, Any]]:
-        """Every file of statistics that was ever recorded, in order."""
-        return list(self._recorded("statistics"))
+        return {int(row["node"]): str(row["digest"]) for row in self.recorded("models")}
 
     @cached_property
     def certificates(self) -> dict[tuple[str, str], tuple[str, str]]:
@@ -141,9 +133,10 @@ class ReplayedLedger:
                 issued[(content["request"], form)] = (digest, public_key)
         return issued
 
-    def _recorded(self, what: str) -> Iterator[dict[str, Any]]:
+    def recorded(self, table: str) -> Iterator[dict[str, Any]]:
+        """Every row of a table that events list, in their order."""
         for event in self.events:
-            yield from event.content.get(what, [])
+            yield from event.content.get(table, [])
 
 
 _CREATED_WITH = (
@@ -152,24 +145,14 @@ _CREATED_WITH = (
 )  # fmt: skip
 EFFECTS = (
     "rows",
-    "models",
-    "dropped_models",
-    "updates",
-    "dropped_updates",
-    "statistics",
-    "dropped_statistics",
-    "group_models",
-    "merges",
-    "evaluations",
-    "rejections",
+    *LISTED,
+    *(f"dropped_{kind}" for kind in STORED),
     "certificates",
     LOCAL_RATES,
 )
 """Keys of a payload that change something other than the table `run`."""
 
 
-ERASED = ("models", "updates", "statistics")
-"""What events erase, each under its key `dropped_...`."""
 GROUP_ROUNDS = "group rounds"
 """The kind of event that records groups' models; they lie on no path, so the current model stays what it was."""
 CHECKED = "events that were checked"
@@ -187,19 +170,7 @@ class May:
 
 KINDS: Mapping[str, May] = {
     "run created": May(_CREATED_WITH, ("rows", "models", LOCAL_RATES), "training"),
-    "rounds": May(
-        ("tip",),
-        (
-            "rows",
-            "models",
-            "dropped_models",
-            "updates",
-            "statistics",
-            "dropped_statistics",
-            "evaluations",
-            "rejections",
-        ),
-    ),
+    "rounds": May(("tip",), ("rows", *STORED, "dropped_models", "dropped_statistics", "evaluations", "rejections")),
     GROUP_ROUNDS: May((), ("rows", "models", "dropped_models", "group_models")),
     "merged": May(("tip",), ("rows", "models", "merges")),
     "evaluation": May((), ("models", "dropped_models", "evaluations")),
@@ -212,18 +183,7 @@ KINDS: Mapping[str, May] = {
     "request withdrawn": May(),
     "rolled back": May(
         ("tip", "phase", LOCAL_RATES),  # of runs made before it was sealed
-        (
-            "rows",
-            "models",
-            "dropped_models",
-            "updates",
-            "dropped_updates",
-            "statistics",
-            "dropped_statistics",
-            "merges",
-            "evaluations",
-            LOCAL_RATES,
-        ),
+        ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),
     "request done": May(("phase",), ("evaluations", "certificates"), "ready"),
@@ -321,11 +281,11 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
     if event.kind == "request received" and not is_request_id(content["request"]["request"]):
         yield f"names the request {str(content['request']['request'])[:80]!r}, which is not a usable id"
     for row in content.get("updates", []):
-        named = FILE_NAME.fullmatch(str(row["file"]))
+        named = STORED["updates"].fullmatch(str(row["file"]))
         if named is None or (int(named[1]), int(named[2])) != (row["node"], row["part"]):
             yield f"names the file of updates {str(row['file'])[:80]!r}, which is not that of its node and part"
     for row in content.get("statistics", []):
-        named = STATISTICS_NAME.fullmatch(str(row["file"]))
+        named = STORED["statistics"].fullmatch(str(row["file"]))
         if named is None or int(named[1]) != row["node"] or (named[2] != "sum" and [int(named[2])] != row["clients"]):
             yield f"names the file of statistics {str(row['file'])[:80]!r}, which is not that of its node and client"
     if event.kind == "request done" and sorted(content.get("certificates", {})) != sorted(FORMS):
@@ -354,9 +314,9 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
             )
     if any(not tip_before <= row["node"] <= tip_after for row in content.get("evaluations", [])):
         yield "records an evaluation of another model than the current one"
-    dropped: list[int | str] = [file for what in ERASED for file in content.get(f"dropped_{what}", [])]
+    dropped: list[int | str] = [file for what in STORED for file in content.get(f"dropped_{what}", [])]
     models_before = before.rows["models"]
-    never = [file for file in dropped if not any((file,) in before.rows[what] for what in ERASED)]
+    never = [file for file in dropped if not any((file,) in before.rows[what] for what in STORED)]
     if never:
         yield f"erases {never[:5]}, which did not exist"
     past.erased.update(dropped)

@@ -108,9 +108,23 @@ def append_line(path: Path, line: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def model_path(folder: Path, node: int) -> Path:
-    """Where the model of a node lies."""
-    return folder / "models" / f"{node}.safetensors"
+STORED: dict[str, re.Pattern[str]] = {
+    "models": re.compile(r"(\d+)\.safetensors"),
+    "updates": re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors"),
+    "statistics": re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?))?\.statistics"),
+}
+"""The kinds of files that rows name, with what their names look like: each has a table and a folder of this name.
+
+Events record such files under it and drop them under `dropped_` and it, models by their nodes, others by their names.
+"""
+
+
+def stored_path(folder: Path, kind: str, key: int | str) -> Path:
+    """Where a file of a kind lies, by the node of a model or its name; a database from a stranger may name any."""
+    name = key if isinstance(key, str) else f"{key}.safetensors"
+    if not STORED[kind].fullmatch(name):
+        raise RunDamagedError(f"{folder} is damaged: it names the file of {kind} {name[:80]!r}")
+    return folder / kind / name
 
 
 def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) -> bytes:
@@ -181,21 +195,10 @@ def remove_temporary(folder: Path) -> None:
     remove_files(sorted(folder.glob(TEMPORARY_PREFIX + "*")))
 
 
-MODEL_NAME = re.compile(r"\d+\.safetensors")
-
-
-def remove_strays(folder: Path, pattern: re.Pattern[str], named: set[Path]) -> None:
-    """Delete files named like ours that no row names, and temporary files a crash left."""
-    remove_files(
-        [
-            path
-            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
-            if path.name.startswith(TEMPORARY_PREFIX) or (pattern.fullmatch(path.name) and path not in named)
-        ]
-    )
-
-
-FOLDERS = ("models", "updates", "statistics", "certificates", "timestamps", "inbox", "report")
+CERTIFICATES = "certificates"
+TIMESTAMPS = "timestamps"
+FOLDERS = (*STORED, CERTIFICATES, TIMESTAMPS)
+"""The folders that every run has."""
 FILES = re.compile(
     r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
     re.DOTALL,
@@ -207,11 +210,11 @@ def strange_files(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         by_name = sorted(entries, key=lambda entry: entry.name)
     for entry in by_name:
-        if entry.name in FOLDERS and not entry.is_dir(follow_symlinks=False):
+        if entry.name in (*FOLDERS, "inbox", "report") and not entry.is_dir(follow_symlinks=False):
             yield f"{entry.name} is not a folder, or is a link to one"
         if FILES.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
             yield f"{entry.name} is not a regular file, or is a link to one"
-    for name in ("models", "updates", "statistics", "certificates", "timestamps"):
+    for name in FOLDERS:
         if (folder / name).is_dir():
             with os.scandir(folder / name) as entries:
                 inside = sorted(entry.name for entry in entries if not _is_harmless(entry))
@@ -264,7 +267,6 @@ def private_folder(path: Path, parents: bool = False) -> None:
     path.chmod(0o700)
 
 
-CERTIFICATES = "certificates"
 FORMS = ("auditor", "public")
 """The certificates that a request which is done has."""
 

@@ -5,20 +5,21 @@ And what an event is before it is recorded: all that becomes durable, or goes aw
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, canonical_json
 from sifu.core.request_terms import RequestTerms
-from sifu.store.files import model_path
+from sifu.errors import InputError
+from sifu.store.files import STORED
 from sifu.store.history_tables import NodeRow, ParticipationRows
-from sifu.store.statistics_files import NewUpdates, statistics_path, updates_path
+from sifu.store.statistics_files import NewUpdates, StatisticsRow, UpdatesRow
 from sifu.theory.facts import ClientProfile
 
 
@@ -164,6 +165,55 @@ KEYS: dict[str, tuple[str, ...]] = {
     "rejections": ("branch", "round", "number"),
 }
 """The tables an event writes, with their primary keys."""
+ROWS: dict[str, Any] = {
+    "models": ModelRow,
+    "updates": UpdatesRow,
+    "statistics": StatisticsRow,
+    "group_models": GroupModelRow,
+    "merges": MergeRow,
+    "evaluations": EvaluationRow,
+    "rejections": RejectionRow,
+    "requests": RequestRow,
+    "subjects": SubjectRow,
+    "charges": ChargeRow,
+    "comparisons": ComparisonRow,
+}
+"""What a row of each of them is read as: every column is a field of the same name."""
+LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
+"""Those whose rows events list, each under the table's name."""
+
+
+@functools.lru_cache(4096)
+def _read_terms(text: str) -> RequestTerms:
+    """The terms of a request; stored ones that cannot be were changed by hand, which is no mistake of the caller's."""
+    try:
+        return RequestTerms.from_mapping(json.loads(text))
+    except InputError as error:
+        raise ValueError(f"requests.terms: {error}") from error
+
+
+JSON_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    "tuple[str, ...]": lambda text: tuple(json.loads(text)),
+    "tuple[int, ...]": lambda text: tuple(json.loads(text)),
+    "dict[int, str]": lambda text: {int(key): value for key, value in json.loads(text).items()},
+    "RequestTerms": _read_terms,
+}
+"""How a column of JSON is read whose field is of this type."""
+PARSERS = JSON_PARSERS | {"bool": bool}
+"""How a column is read whose field is of this type; all others are as SQLite gives them."""
+PARSED = {
+    table: {column.name: PARSERS[column.type] for column in fields(row) if column.type in PARSERS}
+    for table, row in ROWS.items()
+}
+"""The columns of each table that are read like that."""
+WRITTEN = {table: {column.name: column.type in JSON_PARSERS for column in fields(ROWS[table])} for table in LISTED}
+"""Every column of the tables whose rows events list, and whether it is JSON."""
+
+
+def read_row(table: str, values: dict[str, Any]) -> Any:
+    """A row of a table, of its type."""
+    return ROWS[table](**values | {name: parse(values[name]) for name, parse in PARSED[table].items()})
+
 
 DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
 """Events that change nothing of a request but its status."""
@@ -187,35 +237,15 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
     if LOCAL_RATES in payload:
         yield Change("run", (LOCAL_RATES,), {"value": canonical_json(payload[LOCAL_RATES]).decode()})
-    for node in payload.get("dropped_models", []):
-        yield Change("models", (node,), None)
-    psi_max = payload.get("psi_max", {})
-    for row in payload.get("models", []):
-        values = {"psi_max": psi_max.get(str(row["node"]), 0.0)} | {key: row[key] for key in row if key != "node"}
-        yield Change("models", (row["node"],), values)
-    for file in payload.get("dropped_updates", []):
-        yield Change("updates", (file,), None)
-    for row in payload.get("updates", []):
-        values = {key: row[key] for key in ("node", "part", "bytes", "digest")}
-        yield Change("updates", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
-    for file in payload.get("dropped_statistics", []):
-        yield Change("statistics", (file,), None)
-    for row in payload.get("statistics", []):
-        values = {key: row[key] for key in ("node", "samples", "bytes", "digest")}
-        listed = {key: canonical_json(row[key]).decode() for key in ("clients", "trunks")}
-        yield Change("statistics", (row["file"],), values | listed)
-    for row in payload.get("group_models", []):
-        values = {key: row[key] for key in ("grp", "rounds", "samples")}
-        yield Change("group_models", (row["node"],), values | {"members": canonical_json(row["members"]).decode()})
-    for row in payload.get("merges", []):
-        values = {key: row[key] for key in ("source_node", "samples")}
-        yield Change("merges", (row["node"], row["grp"]), values)
-    for row in payload.get("evaluations", []):
-        values = {key: row[key] for key in ("samples", "accuracy", "loss")}
-        yield Change("evaluations", (row["node"], row["subset"]), values)
-    for row in payload.get("rejections", []):
-        values = {key: row[key] for key in ("client", "reason", "left_out")}
-        yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
+    for table in LISTED:
+        for key in payload.get(f"dropped_{table}", []) if table in STORED else ():
+            yield Change(table, (key,), None)
+        for row in payload.get(table, []):
+            if table == "models":
+                row = {"psi_max": payload.get("psi_max", {}).get(str(row["node"]), 0.0)} | row
+            columns = WRITTEN[table].items()
+            values = {name: canonical_json(row[name]).decode() if is_json else row[name] for name, is_json in columns}
+            yield Change(table, tuple(values.pop(key) for key in KEYS[table]), values)
     if kind == "request received":
         terms = dict(payload["request"])
         request, deadline_days = terms.pop("request"), terms.pop("deadline_days")
@@ -348,19 +378,3 @@ class NewEvent:
     def certificate_texts(self) -> dict[tuple[str, str], str]:
         """The certificates as they are stored."""
         return {key: json.dumps(value, indent=1, sort_keys=True) for key, value in self.certificates.items()}
-
-    def new_files(self, folder: Path) -> set[Path]:
-        """Files that are in the run once this is recorded; some may be there already."""
-        return {
-            *(model_path(folder, model.node) for model in self.models),
-            *(updates_path(folder, updates.file) for updates in self.updates),
-            *(statistics_path(folder, row["file"]) for row in self.statistics),
-        }
-
-    def dropped_files(self, folder: Path) -> list[Path]:
-        """Files that go once this is recorded."""
-        return [
-            *(model_path(folder, node) for node in self.dropped_models),
-            *(updates_path(folder, file) for file in self.dropped_updates),
-            *(statistics_path(folder, file) for file in self.dropped_statistics),
-        ]

@@ -8,21 +8,22 @@ when the client first joined.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, Event
-from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_tables import HistoryReader
 from sifu.store.projection import (
+    KEYS,
+    PARSED,
+    ROWS,
     ChargeRow,
     ComparisonRow,
     EvaluationRow,
@@ -32,6 +33,7 @@ from sifu.store.projection import (
     RejectionRow,
     RequestRow,
     SubjectRow,
+    read_row,
 )
 from sifu.store.statistics_files import StatisticsRow, StoredUpdates, UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
@@ -41,36 +43,6 @@ GROUP_KEY = "group_key"
 """The key of the run table that holds the key of the hash that puts clients into groups."""
 TUNED_LAYOUT = "tuned_layout"
 """The key that holds names and shapes of what groups tune, where they tune a network."""
-Row = TypeVar(
-    "Row",
-    ModelRow,
-    RequestRow,
-    SubjectRow,
-    ChargeRow,
-    EvaluationRow,
-    ComparisonRow,
-    RejectionRow,
-    GroupModelRow,
-    MergeRow,
-)
-
-
-@functools.lru_cache(4096)
-def _read_terms(text: str) -> RequestTerms:
-    """The terms of a request; stored ones that cannot be were changed by hand, which is no mistake of the caller's."""
-    try:
-        return RequestTerms.from_mapping(json.loads(text))
-    except InputError as error:
-        raise ValueError(f"requests.terms: {error}") from error
-
-
-PARSERS: dict[Any, Callable[[Any], Any]] = {
-    "bool": bool,
-    "tuple[str, ...]": lambda text: tuple(json.loads(text)),
-    "tuple[int, ...]": lambda text: tuple(json.loads(text)),
-    "RequestTerms": _read_terms,
-}
-"""How a column is read whose field is of this type; all others are as SQLite gives them."""
 
 
 @contextmanager
@@ -170,7 +142,7 @@ class RunReader(HistoryReader):
 
     def models(self) -> dict[int, ModelRow]:
         """The model files that exist, by node."""
-        return {row.node: row for row in self._rows("models", ModelRow, "node")}
+        return {row.node: row for row in self._rows("models")}
 
     def load_model(self, node: int) -> Vector:
         """The model of a node, checked against its recorded digest."""
@@ -178,30 +150,26 @@ class RunReader(HistoryReader):
         if row is None:
             raise RunDamagedError(f"the model of node {node} was not kept")
         layout = self.group_layout if node in self.group_models() else self.layout
-        return files.read_model(files.model_path(self.folder, node), layout, row.digest)
+        return files.read_model(files.stored_path(self.folder, "models", node), layout, row.digest)
 
     def model_content(self, node: int) -> bytes:
         """The file of a node's model, byte for byte and checked against its recorded digest."""
-        row, path = self.models()[node], files.model_path(self.folder, node)
+        row, path = self.models()[node], files.stored_path(self.folder, "models", node)
         content = files.read_content(path, f"the model file {path.name}", row.digest)
         files.read_model(path, self.layout)
         return content
 
     def group_models(self) -> dict[int, GroupModelRow]:
         """Every model of a group there ever was, by node."""
-        return {row.node: row for row in self._rows("group_models", GroupModelRow, "node")}
+        return {row.node: row for row in self._rows("group_models")}
 
     def merges(self) -> list[MergeRow]:
         """What every merged model was made of, by node and group."""
-        return self._rows("merges", MergeRow, "node, grp")
+        return self._rows("merges")
 
     def updates(self) -> dict[str, UpdatesRow]:
         """The files of clients' updates that exist, by name."""
-        rows = self.query("SELECT file, node, part, bytes, digest, clients FROM updates ORDER BY node, part")
-        return {
-            str(file): UpdatesRow(file, node, part, size, digest, {int(k): v for k, v in json.loads(clients).items()})
-            for file, node, part, size, digest, clients in rows
-        }
+        return {row.file: row for row in self._rows("updates", "node, part")}
 
     def load_updates(self, row: UpdatesRow) -> StoredUpdates:
         """The updates of one kept round by client, each checked against its recorded digest."""
@@ -209,16 +177,14 @@ class RunReader(HistoryReader):
 
     def statistics(self) -> dict[str, StatisticsRow]:
         """The files of clients' statistics that exist, by name."""
-        return dict(self.remembered("statistics", self._read_statistics))
+        return {row.file: row for row in self._rows("statistics", "node, file")}
 
-    def _read_statistics(self) -> dict[str, StatisticsRow]:
-        columns = "file, node, clients, samples, bytes, digest, trunks"
-        rows = self.query(f"SELECT {columns} FROM statistics ORDER BY node, file")
+    def stored_files(self) -> set[Path]:
+        """Where the files of models, updates and statistics lie that the tables name."""
         return {
-            str(file): StatisticsRow(
-                file, node, tuple(json.loads(clients)), samples, size, digest, tuple(json.loads(trunks))
-            )
-            for file, node, clients, samples, size, digest, trunks in rows
+            files.stored_path(self.folder, kind, key)
+            for kind in files.STORED
+            for (key,) in self.query(f"SELECT {KEYS[kind][0]} FROM {kind}")
         }
 
     def requests(self) -> list[RequestRow]:
@@ -227,7 +193,7 @@ class RunReader(HistoryReader):
 
     def _read_requests(self) -> list[RequestRow]:
         steps = self.steps()
-        rows = self._read_rows("requests", RequestRow, "request")
+        rows = self._read_rows("requests", "request")
         return sorted(rows, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
@@ -262,38 +228,34 @@ class RunReader(HistoryReader):
 
     def subjects(self) -> list[SubjectRow]:
         """Everyone forgotten so far, in order."""
-        return self._rows("subjects", SubjectRow, "subject")
+        return self._rows("subjects")
 
     def charges(self) -> list[ChargeRow]:
         """What each noise edge cost each subject."""
-        return self._rows("charges", ChargeRow, "noise_node, subject")
+        return self._rows("charges")
 
     def evaluations(self) -> list[EvaluationRow]:
         """All evaluations, by node."""
-        return self._rows("evaluations", EvaluationRow, "node, subset")
+        return self._rows("evaluations")
 
     def comparisons(self) -> list[ComparisonRow]:
         """What other methods needed for the same requests."""
-        return self._rows("comparisons", ComparisonRow, "request, method")
+        return self._rows("comparisons")
 
     def rejections(self) -> list[RejectionRow]:
         """Replies that were refused, by the place of their round."""
-        return self._rows("rejections", RejectionRow, "branch, round, number")
+        return self._rows("rejections")
 
-    def _rows(self, table: str, row_type: type[Row], order: str) -> list[Row]:
-        """The rows of a small table, read once as long as nothing is written."""
-        rows: list[Row] = self.remembered(table, lambda: self._read_rows(table, row_type, order))
-        return list(rows)
+    def _rows(self, table: str, order: str = "") -> list[Any]:
+        """The rows of a small table, read once as long as nothing is written, in the order of its key or another."""
+        return list(self.remembered(table, lambda: self._read_rows(table, order or ", ".join(KEYS[table]))))
 
-    def _read_rows(self, table: str, row_type: type[Row], order: str) -> list[Row]:
-        """Every column is a field of the row's type, of the same name."""
-        columns = row_type.__dataclass_fields__
+    def _read_rows(self, table: str, order: str) -> list[Any]:
+        columns = ROWS[table].__dataclass_fields__
         rows = self.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}")
-        parsers = {name: PARSERS[column.type] for name, column in columns.items() if column.type in PARSERS}
-        if not parsers:
-            return [row_type(*row) for row in rows]
-        plain = [dict(zip(columns, row, strict=True)) for row in rows]
-        return [row_type(**(row | {name: parse(row[name]) for name, parse in parsers.items()})) for row in plain]
+        if not PARSED[table]:
+            return [ROWS[table](*row) for row in rows]
+        return [read_row(table, dict(zip(columns, row, strict=True))) for row in rows]
 
     def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
         """Time, kind and payload of the latest events of some kinds, in their order."""

@@ -12,7 +12,6 @@ and drops the old one, and only then the old one is deleted: a kill at any insta
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +22,13 @@ from numpy.typing import NDArray
 
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
-from sifu.store.files import SALT_BYTES, new_salt, read_tensors
+from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
 from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint, Statistics
 from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_through, words_of_part
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.participation import ClientIndices
 
-UPDATES = "updates"
-FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors")
 SALTS = "salts"
 """The name of the tensor with the salts, a row for each client in ascending order."""
 
@@ -107,16 +104,9 @@ def salted_digest(values: NDArray[np.floating], salt: NDArray[np.uint8]) -> str:
     return hashlib.sha256(salt.tobytes() + content).hexdigest()
 
 
-def updates_path(folder: Path, file: str) -> Path:
-    """Where a file of updates lies; a database from a stranger may name any."""
-    if not FILE_NAME.fullmatch(file):
-        raise RunDamagedError(f"{folder} is damaged: it names the file of updates {file[:80]!r}")
-    return folder / UPDATES / file
-
-
 def read_updates(folder: Path, row: UpdatesRow) -> StoredUpdates:
     """The updates of a file by client, each checked against its digest."""
-    path, what = updates_path(folder, row.file), f"the updates file {row.file}"
+    path, what = stored_path(folder, "updates", row.file), f"the updates file {row.file}"
     stored = read_tensors(path, what, row.digest, _by_client)
     digests = {client: salted_digest(values, stored.salts[client]) for client, values in stored.values.items()}
     if digests != row.clients:
@@ -225,8 +215,6 @@ def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
     return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)
 
 
-STATISTICS = "statistics"
-STATISTICS_NAME = re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?))?\.statistics")
 PUBLIC = "public"
 """The part of statistics that went through no network of a group, as files are named."""
 
@@ -265,13 +253,6 @@ class StatisticsRow:
         return () if names[2] == PUBLIC else tuple(int(group) for group in names[2].split("-"))
 
 
-def statistics_path(folder: Path, file: str) -> Path:
-    """Where a file of statistics lies; a database from a stranger may name any."""
-    if not STATISTICS_NAME.fullmatch(file):
-        raise RunDamagedError(f"{folder} is damaged: it names the file of statistics {file[:80]!r}")
-    return folder / STATISTICS / file
-
-
 def write_statistics(
     folder: Path,
     node: int,
@@ -285,7 +266,7 @@ def write_statistics(
     """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
     file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
     content = statistics.canonical() + files.new_salt(seed, f"statistics:{file}")
-    files.write_atomically(statistics_path(folder, file), content)
+    files.write_atomically(stored_path(folder, "statistics", file), content)
     return _row(file, node, clients, statistics.samples, content, trunks)
 
 
@@ -306,7 +287,7 @@ def write_parts(
         file = f"{node}.{client}.{part_name(part)}.statistics"
         words = cut(statistics, blocks, part).astype("<i8", copy=False).tobytes()
         content = part_heading(statistics.fixed, part) + words + files.new_salt(seed, f"statistics:{file}")
-        contents[statistics_path(folder, file)] = content
+        contents[stored_path(folder, "statistics", file)] = content
         rows.append(_row(file, node, [client], statistics.samples, content, [networks[group] for group in part]))
     files.write_all_atomically(contents)
     return rows
@@ -361,7 +342,9 @@ def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
 
 
 def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> Integers:
-    content = files.read_content(statistics_path(folder, row.file), f"the statistics file {row.file}", row.digest)
+    content = files.read_content(
+        stored_path(folder, "statistics", row.file), f"the statistics file {row.file}", row.digest
+    )
     if len(content) != row.bytes:
         raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
     if not content.startswith(heading) or (len(content) - len(heading)) % 8:

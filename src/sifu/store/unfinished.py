@@ -28,10 +28,9 @@ from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.checkpoints import HEAD_FILE
-from sifu.store.clock import TIMESTAMPS
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.files import (
-    CERTIFICATES,
+    FOLDERS,
     LOCK_FILE,
     TEMPORARY_PREFIX,
     create_private,
@@ -44,13 +43,11 @@ from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
 from sifu.store.sealed import SALTS_FILE
-from sifu.store.statistics_files import STATISTICS, UPDATES
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.merging import KEY_BYTES
 
 STAGING = ".new"
 CREATING = ".creating"
-FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS, TIMESTAMPS)
 _OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, STAGING, CREATING} | {
     files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE, SALTS_FILE)
 }

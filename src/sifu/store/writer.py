@@ -33,7 +33,6 @@ from sifu.store.checkpoints import (
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import (
     CLOCK_SET,
-    TIMESTAMPS,
     stamp_at_the_end,
     time_after,
     timestamp_authority,
@@ -51,7 +50,9 @@ from sifu.store.database import (
 )
 from sifu.store.files import (
     CERTIFICATES,
+    FOLDERS,
     LOCK_FILE,
+    TIMESTAMPS,
     WriterLock,
     certificate_path,
     private_folder,
@@ -92,18 +93,9 @@ from sifu.store.sealed import (
     kept_nodes,
     set_apart,
 )
-from sifu.store.statistics_files import (
-    FILE_NAME,
-    STATISTICS,
-    STATISTICS_NAME,
-    UPDATES,
-    NewUpdates,
-    statistics_path,
-    updates_path,
-)
+from sifu.store.statistics_files import NewUpdates
 from sifu.store.unfinished import (
     CREATING,
-    FOLDERS,
     STAGING,
     NewRun,
     check_free,
@@ -289,8 +281,7 @@ class RunWriter(RunReader):
             # An error while committing does not say whether the event will be there after a crash: its files stay.
             # If it is not, the next opening finds that no row names them.
             if not committing:
-                for path in new.new_files(self.folder) - self._named_files():
-                    path.unlink(missing_ok=True)
+                self._remove_strays()
             raise
         write_head(self.folder, event)
         self._recorded = True
@@ -298,7 +289,8 @@ class RunWriter(RunReader):
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
             remember_key(self)
-        files.remove_files(new.dropped_files(self.folder))
+        dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
+        files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
         if "subjects" in payload or new.joined is not None:
             erase_salts(self)
         for (request, form), content in certificates.items():
@@ -306,14 +298,6 @@ class RunWriter(RunReader):
         if new.for_good:
             self.scrub()
         return event
-
-    def _named_files(self) -> set[Path]:
-        """The files that the tables name."""
-        return {
-            *(files.model_path(self.folder, node) for node in self.models()),
-            *(updates_path(self.folder, file) for file in self.updates()),
-            *(statistics_path(self.folder, file) for file in self.statistics()),
-        }
 
     def signer(self, public_key: str | None = None) -> Signer:
         """Who signs events; the key is read when it is first needed."""
@@ -341,10 +325,12 @@ class RunWriter(RunReader):
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients, _salt_in(payload))}
 
     def _remove_strays(self) -> None:
-        """Delete files of models, updates and statistics that no row names."""
-        named = self._named_files()
-        for name, pattern in (("models", files.MODEL_NAME), (UPDATES, FILE_NAME), (STATISTICS, STATISTICS_NAME)):
-            files.remove_strays(self.folder / name, pattern, named)
+        """Delete files named like models, updates and statistics that no row names, and temporary ones of a crash."""
+        named = self.stored_files()
+        for kind, pattern in files.STORED.items():
+            paths = sorted((self.folder / kind).glob("*"))
+            ours = [path for path in paths if pattern.fullmatch(path.name) and path not in named]
+            files.remove_files(ours + [path for path in paths if path.name.startswith(files.TEMPORARY_PREFIX)])
 
     def scrub(self) -> bool:
         """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
@@ -431,7 +417,7 @@ class RunWriter(RunReader):
         return kept | ({LOCAL_RATES: {str(node): rate for node, rate in rates.items()}} if rates else {})
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
-        path = files.model_path(self.folder, model.node)
+        path = files.stored_path(self.folder, "models", model.node)
         stored = self.query("SELECT digest FROM models WHERE node = ?", (model.node,))
         if stored:  # recorded again to be kept: its bytes never change
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
@@ -460,7 +446,7 @@ class RunWriter(RunReader):
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
         updates = updates.salted(self.salt_seed())
         content = updates.content()
-        files.write_atomically(updates_path(self.folder, updates.file), content)
+        files.write_atomically(files.stored_path(self.folder, "updates", updates.file), content)
         return {
             "file": updates.file,
             "node": updates.node,

@@ -1,7 +1,5 @@
 """Whether recorded clients and rounds are one history, and groups and merges are what the record makes them.
 
-Whether groups are what the hash of names makes them, and every merge is made of those it may be made of.
-
 Recomputed from names, the recorded key and the ledger: who may be in which group, which groups' models a merge takes,
 that no forgotten client was in any of them, and, while the models are stored, the merged model itself to the last bit
 (docs/theory.md, section 15; docs/store.md, section 1b).
@@ -9,7 +7,6 @@ that no forgotten client was in any of them, and, while the models are stored, t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,16 +154,11 @@ def check_groups(reader: RunReader) -> Iterator[str]:
 
 def _rows(before: ReplayedTables) -> dict[int, GroupModelRow]:
     """The models of groups recorded before an event, by node."""
-    return {
-        int(node): GroupModelRow(
-            int(node), int(row["grp"]), int(row["rounds"]), int(row["samples"]), tuple(json.loads(row["members"]))
-        )
-        for (node,), row in before.rows["group_models"].items()
-    }
+    return {row.node: row for row in before.read("group_models")}
 
 
 def _forgotten(before: ReplayedTables) -> set[int]:
-    return {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
+    return {client for row in before.read("subjects") for client in row.clients}
 
 
 def _carried_out(before: ReplayedTables) -> int:

@@ -3,7 +3,6 @@ of anybody forgotten is kept (docs/theory.md, section 14)."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +15,8 @@ from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
 from sifu.requests.erasure import statistics_to_erase, sum_left
 from sifu.run.run_view import RunView
+from sifu.store.events_check import ReplayedTables
 from sifu.store.files import is_locked
-from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Statistics, total
@@ -187,24 +186,14 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         yield f"statistics: the current head leaves a residual of {residual:.3g} in the equations of its sum"
 
 
-def check_statistics_erased(recorded: RecordedRequest, tables: Tables, content: dict[str, Any]) -> Iterator[str]:
+def check_statistics_erased(
+    recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
+) -> Iterator[str]:
     """What held the forgotten clients must have gone, and the sum without them must have come in its place."""
     name = f"request {recorded.request.request}"
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
-    stored = [
-        StatisticsRow(
-            file,
-            row["node"],
-            tuple(json.loads(row["clients"])),
-            row["samples"],
-            row["bytes"],
-            row["digest"],
-            tuple(json.loads(row["trunks"])),
-        )
-        for (file,), row in tables["statistics"].items()
-    ]
-    features = recorded.view.spec.features
-    networks = {node for node in content.get("dropped_models", []) if (node,) in tables["group_models"]}
+    stored, features = before.read("statistics"), recorded.view.spec.features
+    networks = {node for node in content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
     if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
         yield f"{name}: other statistics were erased than those that hold the forgotten clients"
     left = sum_left(stored, gone, networks, features)

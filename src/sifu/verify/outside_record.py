@@ -29,7 +29,6 @@ from typing import Any
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
-from sifu.store import files
 from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.clock import (
     BEHIND,
@@ -37,20 +36,18 @@ from sifu.store.clock import (
     LARGEST_ANSWER,
     MISSING,
     NAME,
-    TIMESTAMPS,
     protocol,
     read_timestamp,
     time_of,
     timestamp_path,
 )
-from sifu.store.events_check import ERASED, ReplayedLedger, ReplayedTables
-from sifu.store.files import TEMPORARY_PREFIX, certificate_path, is_locked, read_plain
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
+from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
+from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import FILE_NAME, STATISTICS, STATISTICS_NAME, UPDATES
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE
 
-MODELS = "models"
 STRAY = "should not be there: no record names it, or it was erased before. Find out where it comes from, and delete it"
 FINISH = "the next command that writes to the run finishes it: sifu purge, for example"
 
@@ -84,24 +81,23 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
     if is_locked(reader.folder):
         return
     record = _Record(reader)
-    for folder in (MODELS, UPDATES, STATISTICS):
-        for path in sorted((reader.folder / folder).rglob("*")):
-            name = path.relative_to(reader.folder).as_posix()
-            if name not in record.live and not path.is_dir():
-                yield _judged(record, path, name)
+    for kind in STORED:
+        for path in sorted((reader.folder / kind).rglob("*")):
+            if path not in record.live and not path.is_dir():
+                yield _judged(record, kind, path)
     for copy in unfinished_copies(reader.folder):
         yield Leftover(str(copy.path), LEFT_COPY if copy.reachable else OUT_OF_REACH)
     if (reader.folder / SCRUB_FILE).exists():
         yield _unfinished_erasure(record)
 
 
-def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
-    if path.parent != record.folder / path.parent.name:
-        return Stray(f"{name.partition('/')[0]}: {name} {STRAY}")
-    kind = path.parent.name
+def _judged(record: _Record, kind: str, path: Path) -> Leftover | Stray:
+    name = path.relative_to(record.folder).as_posix()
+    if path.parent != record.folder / kind:
+        return Stray(f"{kind}: {name} {STRAY}")
     digest = hashlib.sha256(read_plain(path)).hexdigest()
     event = record.last
-    if name in record.dropped_last and digest == record.digests[name]:
+    if path in record.dropped_last and digest == record.digests[path]:
         if record.erases_for_good(event.seq):
             return Stray(
                 f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that "
@@ -110,11 +106,11 @@ def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
         return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
     if digest in record.erased:
         return Stray(f"{kind}: {name} holds what was recorded as {record.erased[digest]} and erased; delete it")
-    if name in record.digests:
+    if path in record.digests:
         return Stray(f"{kind}: {name} {STRAY}")
-    if path.name.startswith(files.TEMPORARY_PREFIX):
+    if path.name.startswith(TEMPORARY_PREFIX):
         return Leftover(name, "a temporary file: the process that wrote it ended before it was finished")
-    if record.may_be_unrecorded(path):
+    if record.may_be_unrecorded(kind, path):
         return Leftover(name, "no event names it: the process that wrote it ended before recording it")
     return Stray(f"{kind}: {name} {STRAY}")
 
@@ -131,7 +127,7 @@ def _unfinished_erasure(record: _Record) -> Leftover | Stray:
 
 
 class _Record:
-    """What the ledger says of files, by their names in the folder."""
+    """What the ledger says of files, by where they lie."""
 
     def __init__(self, reader: RunReader) -> None:
         ledger = ReplayedLedger.of(reader)
@@ -139,21 +135,17 @@ class _Record:
         self.last = self.events[-1]
         self._view = RunView(reader)
         self._nodes = {row.node.node: row.node.kind for row in reader.node_rows()}
-        self.live = {
-            *(_model_name(node) for node in reader.models()),
-            *(_updates_name(file) for file in reader.updates()),
-            *(_statistics_name(file) for file in reader.statistics()),
-        }
+        self.live = reader.stored_files()
         self.digests = {
-            **{_model_name(node): digest for node, digest in ledger.model_digests.items()},
-            **{_updates_name(row["file"]): str(row["digest"]) for row in ledger.updates},
-            **{_statistics_name(row["file"]): str(row["digest"]) for row in ledger.statistics},
+            stored_path(self.folder, kind, row[KEYS[kind][0]]): str(row["digest"])
+            for kind in STORED
+            for row in ledger.recorded(kind)
         }
         """Of every file that was ever recorded."""
         self.dropped_last = {
-            *(_model_name(node) for node in self.last.content.get("dropped_models", [])),
-            *(_updates_name(file) for file in self.last.content.get("dropped_updates", [])),
-            *(_statistics_name(file) for file in self.last.content.get("dropped_statistics", [])),
+            stored_path(self.folder, kind, key)
+            for kind in STORED
+            for key in self.last.content.get(f"dropped_{kind}", [])
         }
 
     @cached_property
@@ -162,49 +154,37 @@ class _Record:
 
         A round without participants leaves the model as it was, and initial models, which hold no data, may be alike.
         """
-        at_hand = {self.digests[name] for name in self.live if name in self.digests}
-        initial = {_model_name(node) for node, kind in self._nodes.items() if kind == "initial"}
+        at_hand = {self.digests[path] for path in self.live if path in self.digests}
+        initial = {stored_path(self.folder, "models", node) for node, kind in self._nodes.items() if kind == "initial"}
         gone = self.digests.keys() - self.live - initial
-        return {self.digests[name]: name for name in sorted(gone) if self.digests[name] not in at_hand}
+        return {
+            self.digests[path]: path.relative_to(self.folder).as_posix()
+            for path in sorted(gone)
+            if self.digests[path] not in at_hand
+        }
 
     def erases_for_good(self, seq: int) -> bool:
         """Whether an event says that what it drops is gone from the whole folder."""
         event = self.events[seq - 1]
         if event.kind == "rolled back":
             return event.content["request"] in self._strict
-        dropped = any(event.content.get(f"dropped_{what}") for what in ERASED)
+        dropped = any(event.content.get(f"dropped_{what}") for what in STORED)
         return event.kind == "purged" or (event.kind == "restored" and dropped)
 
     @cached_property
     def _strict(self) -> set[str]:
         return {request.request for request in self._view.requests if request.terms.retention == "strict"}
 
-    def may_be_unrecorded(self, path: Path) -> bool:
-        """Whether the next event could have written a file of this name."""
-        if path.parent.name == MODELS:
-            number = path.stem if files.MODEL_NAME.fullmatch(path.name) else ""
-            return number.isdecimal() and str(int(number)) == number and int(number) not in self._nodes
-        if path.parent.name == STATISTICS:
-            own = STATISTICS_NAME.fullmatch(path.name)
-            return own is not None and int(own[1]) not in self._nodes
-        named = FILE_NAME.fullmatch(path.name)
-        return named is not None and (int(named[1]) not in self._nodes or self._is_rewritten(*map(int, named.groups())))
-
-    def _is_rewritten(self, node: int, part: int, order: int) -> bool:
-        """Whether a file of this name is the next one that takes the place of a stored file of updates."""
-        return _updates_name(f"{node}.{part}.{order - 1}.safetensors") in self.live
-
-
-def _model_name(node: int) -> str:
-    return f"{MODELS}/{node}.safetensors"
-
-
-def _updates_name(file: str) -> str:
-    return f"{UPDATES}/{file}"
-
-
-def _statistics_name(file: str) -> str:
-    return f"{STATISTICS}/{file}"
+    def may_be_unrecorded(self, kind: str, path: Path) -> bool:
+        """Whether the next event could have written a file of this name: of a new node, or of updates written anew."""
+        named = STORED[kind].fullmatch(path.name)
+        if named is None or (kind == "models" and str(int(named[1])) != named[1]):
+            return False
+        if kind == "updates":
+            node, part, order = map(int, named.groups())
+            if path.with_name(f"{node}.{part}.{order - 1}.safetensors") in self.live:
+                return True
+        return int(named[1]) not in self._nodes
 
 
 UNCHECKED = "give the authority's certificate with --authority to check who signed it"

@@ -126,8 +126,8 @@ def _check_request(
             )
     view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
     yield from _check_erasure(view, request, recorded, at_hand, content)
-    yield from check_updates_erased(view, recorded, before.rows, content)
-    yield from check_statistics_erased(recorded, before.rows, content)
+    yield from check_updates_erased(view, recorded, before, content)
+    yield from check_statistics_erased(recorded, before, content)
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, at_hand)
     yield from _check_start(view, request, recorded)

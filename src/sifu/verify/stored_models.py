@@ -17,11 +17,11 @@ from sifu.methods.stored_updates import KeptRound, initial_model, load, move, pr
 from sifu.requests.certification import RecordedRequest, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store import files
-from sifu.store.events_check import ReplayedLedger
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked
-from sifu.store.projection import ModelRow, Tables
+from sifu.store.projection import ModelRow
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import UpdatesRow, read_updates, updates_path
+from sifu.store.statistics_files import UpdatesRow, read_updates
 
 TOLERANCE = 1e-9
 """Another processor or library may differ in the last digits; recomputed figures may differ by this share."""
@@ -110,7 +110,7 @@ def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
     if row is None:
         return None
     try:
-        content = files.model_path(folder, row.node).read_bytes()
+        content = files.stored_path(folder, "models", row.node).read_bytes()
     except OSError:
         return f"models: the file of node {row.node} is missing"
     if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
@@ -147,7 +147,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
         return
     node = view.path.nodes[depth].node
     parts = [row for row in view.stored_updates if row.node == node]
-    written = {row["file"] for row in ReplayedLedger.of(reader).updates if row["node"] == node}
+    written = {row["file"] for row in ReplayedLedger.of(reader).recorded("updates") if row["node"] == node}
     if {row.file for row in parts} != written:
         return  # a later request went on from this model, and the updates of its clients were erased
     model = initial_model(view).astype(np.float64)
@@ -165,7 +165,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
-    for row in ReplayedLedger.of(reader).updates:
+    for row in ReplayedLedger.of(reader).recorded("updates"):
         file, part, node = row["file"], int(row["part"]), nodes[int(row["node"])]
         first = digests.setdefault((node.node, part), row["clients"])
         if any(first.get(client) != digest for client, digest in row["clients"].items()):
@@ -185,7 +185,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
 
 def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
     """What is wrong with a file of updates."""
-    path = updates_path(folder, row.file)
+    path = files.stored_path(folder, "updates", row.file)
     if not path.is_file():
         return f"updates: the file {row.file} is missing"
     if path.stat().st_size != row.bytes:
@@ -204,16 +204,13 @@ def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
 
 
 def check_updates_erased(
-    view: RunView, recorded: RecordedRequest, tables: Tables, content: dict[str, Any]
+    view: RunView, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
     request, name = recorded.request, f"request {recorded.request.request}"
     exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
-    stored = [
-        UpdatesRow(file, row["node"], row["part"], row["bytes"], row["digest"], _clients_of(row["clients"]))
-        for (file,), row in tables["updates"].items()
-    ]
+    stored = before.read("updates")
     gone = updates_to_erase(view, stored, exposures, cut_after, request.terms.retention)
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
         yield f"{name}: other updates were erased than the forgotten clients' and those of rounds cut off"
@@ -223,7 +220,7 @@ def check_updates_erased(
     if recorded.replayed:
         # Clients of earlier requests take no part any more, whether those were carried out or wait; clients of
         # withdrawn or refused requests do.
-        standing = [row for row in tables["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+        standing = [row for row in before.rows["requests"].values() if row["status"] not in ("refused", "withdrawn")]
         asking = {view.index_of[name] for row in standing for name in json.loads(row["terms"])["clients"]}
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
@@ -251,7 +248,3 @@ def _check_same_updates(name: str, replayed: Sequence[KeptRound], content: dict[
     for kept, written in zip(replayed, content.get("updates", []), strict=False):
         if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
             yield f"{name}: {written['file']} does not hold the updates of {kept.row.file}"
-
-
-def _clients_of(text: str) -> dict[int, str]:
-    return {int(client): digest for client, digest in json.loads(text).items()}
