@@ -179,9 +179,9 @@ class LoopTrainer:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
 
 
-def refuse_other_outputs(first: Tensor | None, now: Tensor | None, allowed: float = 0.0) -> None:
+def refuse_other_outputs(first: Tensor | None, now: Tensor | None) -> None:
     """A sentence where a module gives other outputs than at first for the same samples and parameters."""
-    if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=allowed, equal_nan=True):
+    if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=0.0, equal_nan=True):
         raise InputError(
             "the model gives other outputs than before for the same samples and parameters: it remembers samples, "
             "or draws at random outside torch's generator. What it remembers of a client would stay when the "
