@@ -9,8 +9,9 @@ import os
 import platform
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,11 @@ def train(
     if clients is not None:
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
     folder, digests, given = Path(run), tuple[str, ...](), engine is None
+    again = partial(
+        open_run, folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
+    )
     if (folder / DATABASE).exists():
-        existing = open_run(
-            folder,
-            model=model,
-            clients=clients,
-            data_folder=data_folder,
-            engine=engine,
-            device=device,
-            precision=precision,
-        )
+        existing = again(engine=engine)
         check_same_spec(existing, spec)
         return existing.train(progress)
     if engine is None:
@@ -163,20 +159,22 @@ def train(
         else:
             resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
-    place, file, test_file = data_folder or resolved.data.folder, resolved.data.file, resolved.data.test_file
+    data_spec = resolved.data
     located = replace(
-        resolved.data,
-        folder=str(Path(place).resolve()) if place else "",
-        file=str(Path(file).resolve()) if file else "",
-        test_file=str(Path(test_file).expanduser().resolve()) if test_file else "",
-        columns=columns_of_features(resolved.data, clients) if given else "",
+        data_spec,
+        folder=_absolute(data_folder or data_spec.folder),
+        file=_absolute(data_spec.file),
+        test_file=_absolute(data_spec.test_file),
+        columns=columns_of_features(data_spec, clients) if given else "",
     )
     create_run(folder, spec, replace(resolved, data=located), engine, digests).close()
-    created = open_run(
-        folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
-    )
+    created = again()
     created._engines.engine = engine
     return created.train(progress)
+
+
+def _absolute(place: str | Path) -> str:
+    return str(Path(place).expanduser().resolve()) if place else ""
 
 
 def create_run(
@@ -229,12 +227,8 @@ def versions() -> dict[str, str]:
     """What the run was made with."""
     import torch
 
-    return {
-        "sifu": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-    }
+    ours = {"sifu": __version__, "python": platform.python_version()}
+    return ours | {"numpy": np.__version__, "torch": torch.__version__}
 
 
 DEEPEST = 4
@@ -247,24 +241,16 @@ def find_runs(*folders: str | Path) -> list[Path]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder: name run folders, or folders that hold some")
-        below = sorted(_below(folder, DEEPEST))
-        runs |= {run.resolve(): run for run in below if run.resolve() not in runs}
+        below = []
+        for path, inner, _ in os.walk(folder):  # a folder that this account may not look into is passed over
+            here = Path(path)
+            if (here / DATABASE).is_file():
+                below.append(here)
+            if (here / DATABASE).is_file() or len(here.relative_to(folder).parts) >= DEEPEST:
+                inner.clear()  # a run holds no other run
+        for run in sorted(below):
+            runs.setdefault(run.resolve(), run)
     return list(runs.values())
-
-
-def _below(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / DATABASE).is_file():
-        yield folder  # a run holds no other run
-        return
-    if depth == 0:
-        return
-    try:
-        with os.scandir(folder) as entries:
-            inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return  # a folder that this account may not look into
-    for path in inner:
-        yield from _below(Path(path), depth - 1)
 
 
 def pending_requests(*folders: str | Path) -> list[PendingRequest]:
@@ -272,12 +258,8 @@ def pending_requests(*folders: str | Path) -> list[PendingRequest]:
     runs = find_runs(*folders)
     if not runs:
         raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")
-    return in_order_of_deadlines(request for run in runs for request in pending_of(run))
-
-
-def in_order_of_deadlines(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
-    """The earliest deadline first, so what is overdue comes first."""
-    return sorted(requests, key=lambda request: (request.deadline, request.run, request.request))
+    pending = [request for run in runs for request in pending_of(run)]
+    return sorted(pending, key=lambda request: (request.deadline, request.run, request.request))
 
 
 def pending_of(run: str | Path) -> list[PendingRequest]:

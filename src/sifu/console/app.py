@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp
 from sifu.console import finding, json_api, pages, streaming
 from sifu.console.asking import Console
 from sifu.console.desk import Desk
-from sifu.console.security import PROBES, Guard, RateLimit, TooLargeError, TooSlowError
+from sifu.console.security import PROBES, Guard, RateLimit, refused
 from sifu.console.streaming import Broadcast
 from sifu.console.tokens import Sessions, TokenFile
 from sifu.console.webhooks import Webhooks
@@ -74,25 +75,20 @@ def make_app(settings: Settings) -> ASGIApp:
         from sifu.console.sign_in import ROUTES
 
         routes += ROUTES
-    handlers = {404: _no_such_page, TooLargeError: _too_large, TooSlowError: _too_slow}
-    app = Starlette(routes=routes, lifespan=watching, exception_handlers=handlers)
+    app = Starlette(routes=routes, lifespan=watching, exception_handlers=dict.fromkeys((404, 408, 413), _not_served))
     app.state.console = console
     app.state.broadcast = Broadcast()
     return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
 
 
-async def _no_such_page(request: Request, error: Exception) -> Response:
+async def _not_served(request: Request, error: Exception) -> Response:
+    """What is not there, not in time or too large."""
+    assert isinstance(error, HTTPException)
+    if error.status_code != 404:
+        return refused(error.status_code, error.detail, error.headers)
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": "there is nothing at this address"}, 404)
+        return refused(404, "there is nothing at this address")
     return pages.show("error.html", None, 404, sentence="There is no page at this address.")
-
-
-async def _too_large(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "that is too large"}, 413)
-
-
-async def _too_slow(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the request did not arrive in time"}, 408, {"Connection": "close"})
 
 
 async def _probe(request: Request) -> Response:

@@ -269,18 +269,14 @@ def _check_confirmed(visit: Visit, what: str) -> None:
 
 
 @page
-def verify(visit: Visit) -> Response:
-    """Start a verification."""
-    visit.run.start(visit.who, "verify")
-    visit.note("The run is being verified.")
-    return RedirectResponse(way_back(visit.request), 303)
-
-
-@page
-def write_report(visit: Visit) -> Response:
-    """Start to write the report."""
-    visit.run.start(visit.who, "report")
-    visit.note("The report is being written.")
+def start(visit: Visit) -> Response:
+    """Start to verify a run, or to write its report."""
+    if visit.request.url.path.endswith("/verify"):
+        visit.run.start(visit.who, "verify")
+        visit.note("The run is being verified.")
+    else:
+        visit.run.start(visit.who, "report")
+        visit.note("The report is being written.")
     return RedirectResponse(way_back(visit.request), 303)
 
 
@@ -458,8 +454,8 @@ ROUTES = [
     Route("/runs/{run}", show_run),
     Route("/runs/{run}/clients", show_clients),
     Route("/runs/{run}/report", show_report, methods=["GET"]),
-    Route("/runs/{run}/report", write_report, methods=["POST"]),
-    Route("/runs/{run}/verify", verify, methods=["POST"]),
+    Route("/runs/{run}/report", start, methods=["POST"]),
+    Route("/runs/{run}/verify", start, methods=["POST"]),
     Route("/runs/{run}/requests", file_request, methods=["POST"]),
     Route("/runs/{run}/decide", decide, methods=["POST"]),
     Route("/runs/{run}/carry-out", carry_out, methods=["POST"]),

@@ -13,16 +13,15 @@ from markupsafe import Markup, escape
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
 from sifu.core.wording import attacker_words
-from sifu.planning.plan import Way
-from sifu.report.words import LEVEL_WORDS, moment, templates
+from sifu.report.words import LEVEL_WORDS, moment, number, templates
 from sifu.version import __version__
 
 
 @functools.cache
 def _environment() -> Environment:
     environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
-    environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
-    environment.filters.update(charts=charts, expected=expected_words)
+    environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
+    environment.filters.update(names=_names, attacker=attacker_words, charts=charts, expected=expected_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -38,23 +37,12 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
-def _number(value: float | str | None) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
 def expected_words(live: Live) -> str:
     """How many rounds the current work takes in all."""
     if not live.at_work:
         return "nothing is at work"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
     return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
-
-
-def _attacker(way: Way, scope: str) -> str:
-    """What an attacker can do at most after this way."""
-    return attacker_words(way.level, way.attacker_rate, scope)
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:

@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
@@ -62,14 +63,6 @@ class RateLimit:
         return left >= 1.0
 
 
-class TooLargeError(Exception):
-    """The body is longer than the limit."""
-
-
-class TooSlowError(Exception):
-    """The body did not arrive in time."""
-
-
 class Guard:
     """Refuses what no page of ours would send, before anything else looks at it."""
 
@@ -98,7 +91,7 @@ class Guard:
 
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _answer(send_guarded, *refusal)
+            await refusal(scope, receive, send_guarded)
             return
         size, whole = 0, False
         end = asyncio.get_running_loop().time() + BODY_SECONDS
@@ -109,11 +102,12 @@ class Guard:
                 async with asyncio.timeout_at(None if whole else end):
                     message = await receive()
             except TimeoutError as error:
-                raise TooSlowError from error
+                sentence = "the request did not arrive in time"
+                raise HTTPException(408, sentence, {"Connection": "close"}) from error
             whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > LARGEST_BODY:
-                raise TooLargeError
+                raise HTTPException(413, "that is too large")
             return message
 
         try:
@@ -122,29 +116,29 @@ class Guard:
             # The text of an error may hold names of clients; its kind does not.
             log.error("%s failed: %s", scope["method"], type(error).__name__)
             if not started:
-                await _answer(send_guarded, 500, "something went wrong here; the log names its kind")
+                await refused(500, "something went wrong here; the log names its kind")(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] in PROBES:
             return None
         host = headers.get("host", "").lower()
         if _name_of(host) not in self._hosts:
-            return 400, "this console does not answer to that host name"
+            return refused(400, "this console does not answer to that host name")
         address = scope["client"][0] if scope.get("client") else "unknown"
         if not self._requests.allows(address):
-            return 429, "too many requests: wait a moment"
+            return refused(429, "too many requests: wait a moment")
         if scope["method"] in SAFE_METHODS:
             return None
         if not self._changes.allows(address):
-            return 429, "too many changes: wait a moment"
+            return refused(429, "too many changes: wait a moment")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if site is not None and site not in ("same-origin", "none"):
-            return 403, "this came from another site"
+            return refused(403, "this came from another site")
         if origin is not None and urlsplit(origin).netloc.lower() != host:
-            return 403, "this came from another site"
+            return refused(403, "this came from another site")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > LARGEST_BODY:
-            return 413, "that is too large"
+            return refused(413, "that is too large")
         return None
 
 
@@ -153,8 +147,6 @@ def _name_of(host: str) -> str:
     return host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.rsplit(":", 1)[0]
 
 
-async def _answer(send: Send, status: int, sentence: str) -> None:
-    body = json.dumps({"error": sentence}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer to what is not done, with the reason."""
+    return JSONResponse({"error": sentence}, status, headers)

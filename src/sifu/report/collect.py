@@ -67,7 +67,6 @@ def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]
     return PsiPanel(
         request=row.request,
         clients=len(row.clients),
-        subjects=len(subjects),
         joint=terms.unit == "joint",
         x=rounds[depths].astype(np.int64),
         curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),

@@ -41,7 +41,6 @@ class PsiPanel:
 
     request: str
     clients: int
-    subjects: int
     joint: bool
     x: Integers
     curves: Floats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import hashlib
 import io
@@ -13,6 +12,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sifu.api.safekeeping import attest
 from sifu.core.ledger import canonical_json, read_json
@@ -40,17 +42,7 @@ from sifu.verify.verification import Verification, check_public_key, verify_run
 from sifu.version import __version__
 
 
-def render_evidence(
-    body: Mapping[str, Any],
-    *,
-    deadline: str,
-    finished: str,
-    certificate_name: str,
-    certificate_digest: str,
-    public_key: str,
-    checkpoint: Checkpoint,
-    verified: Mapping[str, Any],
-) -> str:
+def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
     """One page, for people: who asked what, what was done, what it is worth, and how to check it."""
     template = templates("sifu.report", "evidence").get_template("evidence.html")
     return template.render(
@@ -61,15 +53,8 @@ def render_evidence(
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
         words=words_of(body),
-        deadline=deadline,
-        in_time=finished <= deadline,
-        finished=finished,
-        certificate_name=certificate_name,
-        certificate_digest=certificate_digest,
-        public_key=public_key,
-        checkpoint=checkpoint,
-        verified=verified,
         version=__version__,
+        **about,
     )
 
 
@@ -81,10 +66,6 @@ def _promise(body: Mapping[str, Any]) -> str:
         whom = whom_words(len(body["clients"]), None)
         return f"{exact_words(whom, body['method'], body['records'])}. {words}"
     return words
-
-
-ED25519_HEADER = bytes.fromhex("302a300506032b6570032100")
-"""What stands before the 32 bytes of an Ed25519 public key in its DER form (RFC 8410)."""
 
 
 def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:
@@ -152,21 +133,23 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
     text = reader.certificates(row.request)[(row.request, "public")].encode()
     certificate = read_json(text)
     checkpoints = _checkpoints(reader, row, certificate)
-    keys = _keys(reader)
     certificate_name = certificate_path(reader.folder, row.request, "public").name
-    stamped = timestamp_path(reader.folder, certificate_name)
+    stamped, package = timestamp_path(reader.folder, certificate_name), files("sifu.report.evidence")
+    public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(reader.value("public_key")))
+    deadline, finished = deadline_of(row).strftime("%Y-%m-%d"), (row.finished or "")[:10]
     return ({stamped.name: read_plain(stamped)} if stamped.exists() else {}) | {
         certificate_name: text,
         "checkpoints.jsonl": b"".join(canonical_json(entry.to_mapping()) + b"\n" for entry in checkpoints),
-        "keys.json": _json(keys),
-        "public-key.pem": _pem(reader.value("public_key")),
+        "keys.json": _json(_keys(reader)),
+        "public-key.pem": public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         "verified.json": _json(verified),
-        "verify.py": files("sifu.report.evidence").joinpath("check_evidence.py").read_bytes(),
-        "README.txt": _instructions(certificate_name).encode(),
+        "verify.py": (package / "check_evidence.py").read_bytes(),
+        "README.txt": (package / "instructions.txt").read_bytes().replace(b"CERTIFICATE", certificate_name.encode()),
         "index.html": render_evidence(
             certificate["body"],
-            deadline=deadline_of(row).strftime("%Y-%m-%d"),
-            finished=(row.finished or "")[:10],
+            deadline=deadline,
+            finished=finished,
+            in_time=finished <= deadline,
             certificate_name=certificate_name,
             certificate_digest=hashlib.sha256(text).hexdigest(),
             public_key=reader.value("public_key"),
@@ -202,18 +185,8 @@ def _keys(reader: RunReader) -> dict[str, Any]:
     return {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": changes}
 
 
-def _pem(public_key: str) -> bytes:
-    body = base64.b64encode(ED25519_HEADER + bytes.fromhex(public_key)).decode()
-    return f"-----BEGIN PUBLIC KEY-----\n{body}\n-----END PUBLIC KEY-----\n".encode()
-
-
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _instructions(certificate_name: str) -> str:
-    text = files("sifu.report.evidence").joinpath("instructions.txt").read_text(encoding="utf-8")
-    return text.replace("CERTIFICATE", certificate_name)
 
 
 MOST_FILES = 32
