@@ -120,6 +120,11 @@ class Event:
     sealed: bytes | None = None
     """What was measured on clients' data: outside the payload, which commits to it with a salt, so it can be erased."""
 
+    @property
+    def head(self) -> str:
+        """`SEQ:HASH`, as the end of a ledger is named."""
+        return f"{self.seq}:{self.hash.hex()}"
+
     @cached_property
     def content(self) -> dict[str, Any]:
         """The payload and what is sealed, read once; not to be changed by the caller."""

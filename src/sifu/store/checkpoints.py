@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,12 @@ _CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
 
 def write_head(folder: Path, event: Event) -> None:
     """Note the last event that the database has."""
-    write_atomically(folder / HEAD_FILE, f"{_text(event.seq, event.hash)}\n".encode())
+    write_atomically(folder / HEAD_FILE, f"{event.head}\n".encode())
 
 
-def announce_head(folder: Path, seq: int, previous: bytes, event: Event) -> None:
-    """Note the event that is about to be committed after event `seq`: killed now, the database has it or has not."""
-    lines = f"{_text(seq, previous)}\n{_text(event.seq, event.hash)}\n"
-    write_atomically(folder / HEAD_FILE, lines.encode())
-
-
-def _text(seq: int, digest: bytes) -> str:
-    return f"{seq}:{digest.hex()}"
+def announce_head(folder: Path, before: str, event: Event) -> None:
+    """Note the event that is about to be committed after the head: killed now, the database has it or has not."""
+    write_atomically(folder / HEAD_FILE, f"{before}\n{event.head}\n".encode())
 
 
 def check_head_file(reader: RunReader) -> Iterator[str]:
@@ -71,19 +66,14 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
     """Files of the run folder that name events which the database does not have."""
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
-    hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
-
-    def has_event(seq: int, digest: str) -> bool:
-        return hashes.get(seq) == digest
-
+    hashes = reader.hashes()
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
-            seq_number, head = _named_by(read_plain(certificate))
+            seq, head = _named_by(read_plain(certificate))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # verification names what is wrong with it
-        if not has_event(seq_number, head):
-            name = certificate.name
-            yield f"certificate {name} was issued after event {seq_number}, which the database does not have"
+        if hashes.get(seq) != head:
+            yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
 
 
 _seen: dict[bytes, tuple[int, str]] = {}
@@ -104,12 +94,8 @@ def _named_by(certificate: bytes) -> tuple[int, str]:
 
 def keys_of(reader: RunReader) -> list[tuple[int, str]]:
     """The operator's public keys with the event each was named by, in order."""
-    named = []
-    for seq, payload in reader.query(
-        "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq", (ROTATED,)
-    ):
-        named.append((int(seq), str(json.loads(payload)["run"]["public_key"])))
-    return named
+    sql = "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq"
+    return [(seq, str(json.loads(text)["run"]["public_key"])) for seq, text in reader.query(sql, (ROTATED,))]
 
 
 def check_keys(reader: RunReader) -> Iterator[str]:
@@ -151,39 +137,34 @@ class Checkpoint:
     public_key: str
     signature: str
 
-    def to_mapping(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return checkpoint_body(self.run, self.seq, self.head, self.time) | {
-            "public_key": self.public_key,
-            "signature": self.signature,
-        }
+    @staticmethod
+    def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
+        """That of an event, with its own signature or with another one."""
+        signature = (event.signature or b"").hex() if signature is None else signature
+        return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
 
     @staticmethod
-    def from_mapping(content: Any) -> Checkpoint:
-        """From JSON that anybody may have written."""
-        try:
-            checkpoint = Checkpoint(
-                *(content[name] for name in ("run", "seq", "head", "time", "public_key", "signature"))
-            )
-            texts = (checkpoint.run, checkpoint.head, checkpoint.time, checkpoint.public_key, checkpoint.signature)
-            if (
-                content["format"] != FORMAT
-                or type(checkpoint.seq) is not int
-                or not all(isinstance(text, str) for text in texts)
-                or set(content) != set(checkpoint.to_mapping())
-            ):
-                raise ValueError("its fields are not those of a checkpoint")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"not a checkpoint of sifu: {type(error).__name__} {error}"[:200]) from error
-        return checkpoint
+    def in_certificate(body: dict[str, Any], public_key: str) -> Checkpoint:
+        """The one that the body of a certificate names, under the certificate's key."""
+        ledger = body["ledger"]
+        return Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key, ledger["signature"])
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"format": FORMAT} | asdict(self)
 
     @staticmethod
     def from_json(text: bytes | str) -> Checkpoint:
-        """From a line of a witness's file."""
+        """From a line of a witness's file, which anybody may have written."""
         try:
-            return Checkpoint.from_mapping(read_json(text))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"not a checkpoint of sifu: {error}"[:200]) from error
+            content = read_json(text)
+            stated = content.pop("format")
+            types = {column.name: column.type for column in fields(Checkpoint)}
+            if stated != FORMAT or {name: type(value).__name__ for name, value in content.items()} != types:
+                raise ValueError("its fields are not those of a checkpoint")
+            return Checkpoint(**content)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"not a checkpoint of sifu: {type(error).__name__} {error}"[:200]) from error
 
     @property
     def holds(self) -> bool:
@@ -246,8 +227,8 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
     """Signatures hold; events without one are vouched for by the event that covers them."""
     events = reader.events()
     run = str(events[0].content["run"]["run"])
-    last = next((event.seq for event in reversed(events) if event.signature is not None), 0)
-    first_unsigned = 0
+    tail, first_unsigned = unsigned_tail(events), 0
+    last = tail[0] - 1 if tail else len(events)
     for event, key in signed_events(events):
         if event.signature is None:
             first_unsigned = first_unsigned or event.seq
@@ -261,8 +242,7 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
         first_unsigned = 0
         if only_last and event.seq != last:
             continue
-        checkpoint = Checkpoint(run, event.seq, event.hash.hex(), event.time, key, event.signature.hex())
-        if not checkpoint.holds:
+        if not Checkpoint.of(run, event, key).holds:
             yield (
                 f"signatures: the signature of event {event.seq} ({event.kind}) is not that of the operator's key over "
                 f"it: events up to {event.seq} were changed, or the signature was"

@@ -105,11 +105,6 @@ class ReplayedLedger:
         return self._last.rows
 
     @cached_property
-    def hashes(self) -> dict[int, str]:
-        """The hash of each event, by its number."""
-        return {event.seq: event.hash.hex() for event in self.events}
-
-    @cached_property
     def tips(self) -> dict[int, int]:
         """The node of the current model after each event, by its number."""
         tips, tip = {}, -1

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -67,33 +68,12 @@ class NodeRow:
         )
 
     @staticmethod
-    def of(row: Sequence[object]) -> NodeRow:
-        """From the table's columns."""
-        (node, parent, kind, branch, position, samples, order, *reals) = row
-        factor_sum, factor_max, averagedness, largest, shift, rounding, noise_std, distance = (
-            float(value)  # type: ignore[arg-type]
-            for value in reals
-        )
+    def of(row: Sequence[Any]) -> NodeRow:
+        """From the table's columns; SQLite keeps to their types (STRICT)."""
+        node, parent, kind, branch, position, samples, order, *sums, shift, rounding, noise_std, distance = row
+        regularity = RoundRegularity(samples, *sums)
         return NodeRow(
-            PathNode(
-                node=int(node),  # type: ignore[call-overload]
-                parent=None if parent is None else int(parent),  # type: ignore[call-overload]
-                kind=kind,  # type: ignore[arg-type]
-                branch=int(branch),  # type: ignore[call-overload]
-                position=int(position),  # type: ignore[call-overload]
-                regularity=RoundRegularity(
-                    int(samples),  # type: ignore[call-overload]
-                    factor_sum,
-                    factor_max,
-                    averagedness,
-                    largest,
-                ),
-                mean_shift=shift,
-                rounding=rounding,
-                noise_std=noise_std,
-                order=int(order),  # type: ignore[call-overload]
-            ),
-            distance,
+            PathNode(node, parent, kind, branch, position, regularity, shift, rounding, noise_std, order), distance
         )
 
 
@@ -106,6 +86,11 @@ class ParticipationRows:
     samples: Integers
     drifts: Floats
 
+    @property
+    def columns(self) -> tuple[Any, Any, Any, Any]:
+        """In the order of the table's."""
+        return self.nodes, self.clients, self.samples, self.drifts
+
     @staticmethod
     def empty() -> ParticipationRows:
         """No rows."""
@@ -115,27 +100,18 @@ class ParticipationRows:
     def sorted(self) -> ParticipationRows:
         """By (node, client)."""
         order = np.lexsort((self.clients, self.nodes))
-        return self._chosen(order)
+        return ParticipationRows(*(column[order] for column in self.columns))
 
     def between(self, first: int, last: int) -> ParticipationRows:
         """The rows of nodes first..last; the rows must be sorted."""
         start, stop = np.searchsorted(self.nodes, [first, last + 1])
-        return self._chosen(np.arange(start, stop))
-
-    def _chosen(self, index: Integers) -> ParticipationRows:
-        return ParticipationRows(self.nodes[index], self.clients[index], self.samples[index], self.drifts[index])
+        return ParticipationRows(*(column[start:stop] for column in self.columns))
 
     @staticmethod
     def concatenate(parts: Sequence[ParticipationRows]) -> ParticipationRows:
         """All rows of `parts`, in order."""
-        if not parts:
-            return ParticipationRows.empty()
-        return ParticipationRows(
-            np.concatenate([part.nodes for part in parts]),
-            np.concatenate([part.clients for part in parts]),
-            np.concatenate([part.samples for part in parts]),
-            np.concatenate([part.drifts for part in parts]),
-        )
+        columns = zip(*(part.columns for part in (ParticipationRows.empty(), *parts)), strict=True)
+        return ParticipationRows(*map(np.concatenate, columns))
 
 
 def rows_digest(
@@ -149,8 +125,8 @@ def rows_digest(
         values[2] = NODE_KINDS.index(row.node.kind)
         packed[index] = tuple(values)
     taking_part = np.zeros(participation.nodes.size, dtype=PARTICIPATION_DTYPE)
-    taking_part["node"], taking_part["client"] = participation.nodes, participation.clients
-    taking_part["samples"], taking_part["drift"] = participation.samples, participation.drifts
+    for name, column in zip(PARTICIPATION_DTYPE.names or (), participation.columns, strict=True):
+        taking_part[name] = column
     grams = list(grams)
     counts = np.array([len(nodes), participation.nodes.size, len(grams)], dtype="<i8")
     digest = hashlib.sha256(bytes.fromhex(salt) + counts.tobytes())
@@ -223,12 +199,8 @@ class HistoryReader(RunConnection):
         return nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
 
     def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
-        rows = self.query(
-            "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
-            "averagedness_sum, averagedness_max, mean_shift, rounding, noise_std, distance FROM nodes "
-            "WHERE node BETWEEN ? AND ? ORDER BY node",
-            (first, last),
-        )
+        columns = ", ".join(NODE_DTYPE.names or ())
+        rows = self.query(f"SELECT {columns} FROM nodes WHERE node BETWEEN ? AND ? ORDER BY node", (first, last))
         return [NodeRow.of(row) for row in rows]
 
     def path(self, tip: int | None = None) -> list[NodeRow]:
@@ -262,12 +234,7 @@ class HistoryReader(RunConnection):
                 table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
         except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
-        return ParticipationRows(
-            table["node"].astype(np.int64),
-            table["client"].astype(np.int64),
-            table["samples"].astype(np.int64),
-            table["drift"].astype(np.float64),
-        ).sorted()
+        return ParticipationRows(*(table[name] for name in PARTICIPATION_DTYPE.names or ())).sorted()
 
     def everyone(self) -> ParticipationRows:
         """All participations by (node, client); rows are only ever added, so only new ones are read."""

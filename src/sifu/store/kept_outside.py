@@ -313,11 +313,7 @@ def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
     """The checkpoint that a certificate names, if this is one whose signature holds."""
     try:
         certificate = read_json(content)
-        body = certificate["body"]
-        ledger = body["ledger"]
-        checkpoint = Checkpoint(
-            body["run"], ledger["seq"], ledger["head"], ledger["time"], certificate["public_key"], ledger["signature"]
-        )
+        checkpoint = Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return checkpoint if signature_holds(certificate) else None
@@ -325,9 +321,7 @@ def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
 
 def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
     """Every checkpoint that was signed for this run must be in its chain; two that contradict each other are a fork."""
-    run, keys = reader.value("run"), {key for _, key in keys_of(reader)}
-    events = {event.seq: event for event in reader.events()}
-    last = max(events)
+    run, keys, hashes = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
     heads: dict[int, tuple[str, Path]] = {}
     for path in files:
         for checkpoint in read_witness(path):
@@ -344,22 +338,25 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                     f"fork: the operator signed two heads for event {seq}, {other[:16]}... ({where}) and "
                     f"{head[:16]}... ({path}): two histories were shown"
                 )
-            if seq > last:
-                yield (
-                    f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {last}: an older "
-                    "state was put back, or its end was taken away"
-                )
-            elif events[seq].hash.hex() != head:
+            if seq > max(hashes):
+                yield _beyond_the_end(path, checkpoint, max(hashes))
+            elif hashes.get(seq) != head:
                 yield (
                     f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history "
                     "was rewritten after it was shown"
                 )
 
 
+def _beyond_the_end(path: Path, checkpoint: Checkpoint, last: int) -> str:
+    return (
+        f"witness: {path} has event {checkpoint.seq} of {checkpoint.time}, the run ends at event {last}: an older "
+        "state was put back, or its end was taken away"
+    )
+
+
 def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> Iterator[str]:
     """What files that several runs may write to hold of this run and the run does not; half a line is passed over."""
-    run, keys = reader.value("run"), {key for _, key in keys_of(reader)}
-    heads = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
+    run, keys, heads = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
     for path, line in ((path, line) for path, lines in kept.items() for line in lines):
         try:
             checkpoint = Checkpoint.from_json(line)
@@ -371,10 +368,7 @@ def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> I
         if checkpoint.public_key not in keys:
             yield f"fork: {path} has event {seq}, signed with the key {checkpoint.public_key}, which the run never had"
         elif seq > max(heads):
-            yield (
-                f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {max(heads)}: an older "
-                "state was put back, or its end was taken away"
-            )
+            yield _beyond_the_end(path, checkpoint, max(heads))
         else:
             yield f"fork: {path} has another event {seq} than the run: the history was rewritten after it was shown"
 

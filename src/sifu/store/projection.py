@@ -309,8 +309,7 @@ def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, 
 def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
     """Into the three large tables."""
     connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes])
-    part = rows.participation
-    columns = (part.nodes.tolist(), part.clients.tolist(), part.samples.tolist(), part.drifts.tolist())
+    columns = (column.tolist() for column in rows.participation.columns)
     values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
     for first in range(0, len(values), 4 * _ROWS_TOGETHER):
         together = values[first : first + 4 * _ROWS_TOGETHER]

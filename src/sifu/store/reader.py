@@ -226,6 +226,10 @@ class RunReader(HistoryReader):
         seq, digest = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
         return int(seq), bytes(digest).hex()
 
+    def hashes(self) -> dict[int, str]:
+        """The hash of each event, by its number."""
+        return {int(seq): bytes(digest).hex() for seq, digest in self.query("SELECT seq, hash FROM events")}
+
     def subjects(self) -> list[SubjectRow]:
         """Everyone forgotten so far, in order."""
         return self._rows("subjects")

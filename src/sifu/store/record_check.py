@@ -84,7 +84,7 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     yield from check_rest(events)
     yield from check_order_of_times(events)
     last = events[-1]
-    if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
+    if reader.value("head") != last.head:
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
 
 
@@ -106,8 +106,7 @@ def _is_canonical(event: Event) -> bool:
 def check_tables(reader: RunReader) -> Iterator[str]:
     """The small tables must be what the ledger says, row by row."""
     ledger = ReplayedLedger.of(reader)
-    last = ledger.events[-1]
-    head = {("head",): {"value": f"{last.seq}:{last.hash.hex()}"}}
+    head = {("head",): {"value": ledger.events[-1].head}}
     expected = ledger.tables | {"run": ledger.tables["run"] | head}
     for table, keys in KEYS.items():
         columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]

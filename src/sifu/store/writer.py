@@ -273,9 +273,9 @@ class RunWriter(RunReader):
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
                 if new.updates:
                     payload["updates"] = [self._write_updates(updates) for updates in new.updates]
-                seq, previous = self.last_event()
+                before = self.value("head")
                 event = self._record(new.kind, payload, new.rows, new.models, layout)
-                announce_head(self.folder, seq, bytes.fromhex(previous), event)
+                announce_head(self.folder, before, event)
                 committing = True
         except Exception:
             # An error while committing does not say whether the event will be there after a crash: its files stay.
@@ -394,7 +394,7 @@ class RunWriter(RunReader):
             apply_change(self.connection, change)
         if kind == PURGED:
             erase_sealed(self.connection, [*earlier, event])
-        apply_change(self.connection, Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
+        apply_change(self.connection, Change("run", ("head",), {"value": event.head}))
         return event
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:

@@ -251,14 +251,8 @@ def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedR
             continue  # reported above
         certificate = json.loads(text)
         body, event = certificate["body"], ledger.events[done_at - 2]
-        stated = Checkpoint(
-            reader.value("run"),
-            event.seq,
-            event.hash.hex(),
-            event.time,
-            ledger.certificates[request.request, form][1],
-            str(body["ledger"].get("signature")),
-        )
+        key, signed = ledger.certificates[request.request, form][1], str(body["ledger"].get("signature"))
+        stated = Checkpoint.of(reader.value("run"), event, key, signed)
         signature = stated.signature if stated.holds else (event.signature or b"").hex()
         recomputed_form = recorded.auditor_form(done["certified_models"], event, signature, str(body["issued"]))
         expected = json.loads(json.dumps(recomputed_form if form == "auditor" else public_form(recomputed_form)))

@@ -226,11 +226,9 @@ def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
 
     An envelope does not name the certificate's key: it is signed with the operator's latest one.
     """
-    ledger = body["ledger"]
-    head = Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key or "", ledger["signature"])
-    if public_key is not None and not head.holds:
+    if public_key is not None and not Checkpoint.in_certificate(body, public_key).holds:
         yield "ledger: the head that it names is not signed with the certificate's key"
-    times = [body["received"], body["carried_out"], ledger["time"], body["issued"]]
+    times = [body["received"], body["carried_out"], body["ledger"]["time"], body["issued"]]
     if times != sorted(times):
         yield f"received, carried out, last event and issued are out of order: {', '.join(times)}"
 

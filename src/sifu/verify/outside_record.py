@@ -274,13 +274,11 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
 
 def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
     """Every timestamp in the run is of a head or certificate that the run has; what is missing is noted."""
-    checkpoints = {
-        event.seq: Checkpoint(reader.value("run"), event.seq, event.hash.hex(), event.time, key, event.signature.hex())
+    run = reader.value("run")
+    contents = {
+        f"{event.seq}.checkpoint.json": canonical_json(Checkpoint.of(run, event, key).to_mapping())
         for event, key in signed_events(reader.events())
         if event.signature is not None
-    }
-    contents = {
-        f"{seq}.checkpoint.json": canonical_json(checkpoint.to_mapping()) for seq, checkpoint in checkpoints.items()
     }
     for (request, form), content in reader.certificates().items():
         contents[certificate_path(reader.folder, request, form).name] = content.encode()

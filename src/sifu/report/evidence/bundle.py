@@ -164,7 +164,7 @@ def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]
     ledger, run = certificate["body"]["ledger"], reader.value("run")
     wanted = {ledger["seq"], reader.steps()[("request done", row.request)]}
     return [
-        Checkpoint(run, event.seq, event.hash.hex(), event.time, key, event.signature.hex())
+        Checkpoint.of(run, event, key)
         for event, key in signed_events(reader.events())
         if event.seq in wanted and event.signature is not None
     ]
