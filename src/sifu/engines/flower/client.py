@@ -17,8 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from sifu.engines.flower.checkpoints_of_nodes import guard
-from sifu.engines.flower.masked_client import add_masking
-from sifu.engines.flower.statistics_client import add_statistics
+from sifu.engines.flower.masked_client import add_masking, add_statistics
 from sifu.engines.flower.wire import (
     ARRAYS,
     EVALUATE_SEVERAL,

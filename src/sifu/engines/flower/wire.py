@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -174,17 +174,15 @@ class WireProfile:
             # The store's JSON writes 1.0 as 1.
             bounds = {key: values.get(key) for key in BOUNDS}
             numbers = {key: float(bound) if type(bound) is int else bound for key, bound in bounds.items()}
-            profile = WireProfile(**(dict(values) | numbers | {"input_shape": shape}))
+            profile = WireProfile(**{**values, **numbers, "input_shape": shape})
             sound = (
                 isinstance(profile.name, str)
-                and isinstance(profile.samples, int)
-                and 0 < profile.samples < 2**53
-                and isinstance(profile.local_steps, int)
-                and 0 < profile.local_steps <= 10**6
                 and isinstance(profile.several, bool)
+                and all(isinstance(count, int) for count in (profile.samples, profile.local_steps))
+                and 0 < profile.samples < 2**53
+                and 0 < profile.local_steps <= 10**6
                 and all(
-                    number is None or (isinstance(number, float) and 0.0 <= number < math.inf)
-                    for number in numbers.values()
+                    bound is None or (type(bound) is float and 0.0 <= bound < math.inf) for bound in numbers.values()
                 )
             )
         except (TypeError, ValueError, KeyError) as error:
@@ -274,16 +272,48 @@ def in_place(array: Array) -> NDArray[Any]:
     return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
 
 
-def read_arrays(reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy) -> tuple[Arrays, int]:
-    """The named arrays and the number of samples in a reply to `TRAIN`."""
-    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
+Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
+KINDS = {ArrayRecord: "array", MetricRecord: "metric", ConfigRecord: "configuration"}
+
+
+def _only(reply: Message, kind: type[Record]) -> Record:
+    """The one record of a kind in a reply."""
+    records = [record for record in reply.content.values() if isinstance(record, kind)]
     if len(records) != 1:
-        raise InputError(f"the answer holds {len(records)} array records, one was expected")
+        raise InputError(f"the answer holds {len(records)} {KINDS[kind]} records, one was expected")
+    return records[0]
+
+
+def _value(record: MetricRecord | ConfigRecord, key: str, *kinds: type) -> Any:
+    """A value of one of these types, by its name."""
+    value = record.get(key)
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"the answer has no {key!r} of type {wanted}; it has {sorted(record)}")
+    return value
+
+
+def _number(metrics: MetricRecord, key: str) -> float:
+    number: float = _value(metrics, key, int, float)
+    return number
+
+
+def _decoded(
+    reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy, only: str = ""
+) -> dict[str, NDArray[Any]]:
+    """The named arrays of a reply; with `only`, of that name alone."""
+    record = _only(reply, ArrayRecord)
+    if only and set(record) != {only}:
+        raise InputError(f"the answer holds {sorted(record)[:3]}, {only!r} was expected")
     try:
-        arrays = {name: decode(array) for name, array in records[0].items()}
-        return arrays, int(_number(_metrics(reply), SAMPLES))
+        return {name: decode(array) for name, array in record.items()}
     except (ValueError, TypeError) as error:
         raise InputError(f"the answer's arrays cannot be read ({error})") from error
+
+
+def read_arrays(reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy) -> tuple[Arrays, int]:
+    """The named arrays and the number of samples in a reply to `TRAIN`."""
+    return _decoded(reply, decode), int(_number(_only(reply, MetricRecord), SAMPLES))
 
 
 def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
@@ -307,28 +337,21 @@ class Ready:
 
 def read_ready(reply: Message) -> Ready:
     """The answer to `PREPARE`."""
-    metrics = _metrics(reply)
+    metrics = _only(reply, MetricRecord)
     return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), read_key(reply))
 
 
 def read_key(reply: Message) -> bytes:
     """The key for a masked round in a reply."""
-    config = reply.content.get(CONFIG)
-    key = config.get(KEY) if isinstance(config, ConfigRecord) else None
-    if not isinstance(key, bytes) or len(key) != 32:
+    key: bytes = _value(_only(reply, ConfigRecord), KEY, bytes)
+    if len(key) != 32:
         raise InputError("the answer holds no key for the round")
     return key
 
 
 def read_masked(reply: Message, size: int) -> Words:
     """The answer to `MASKED_TRAIN`: `size` words."""
-    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
-    if len(records) != 1 or set(records[0]) != {MASKED}:
-        raise InputError("the answer is not one masked update")
-    try:
-        words = records[0][MASKED].numpy()
-    except (ValueError, TypeError) as error:
-        raise InputError(f"the masked update cannot be read ({error})") from error
+    words = _decoded(reply, only=MASKED)[MASKED]
     if words.dtype != np.uint64 or words.shape != (size,):
         raise InputError(f"the masked update is {words.dtype} of shape {words.shape}, not {size} words")
     return words
@@ -336,7 +359,7 @@ def read_masked(reply: Message, size: int) -> Words:
 
 def read_drift(reply: Message, position: Position) -> float:
     """The answer to `DRIFT_QUERY`: a number for this very round."""
-    metrics = _metrics(reply)
+    metrics = _only(reply, MetricRecord)
     place = Position(int(_number(metrics, "branch")), int(_number(metrics, "round")))
     drift = float(_number(metrics, DRIFT))
     if place != position:
@@ -351,7 +374,7 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
 
     Without any loss it is the number of wrong predictions.
     """
-    metrics = _metrics(reply)
+    metrics = _only(reply, MetricRecord)
     samples = int(_number(metrics, SAMPLES))
     like_a_loss = sorted(key for key in metrics if "loss" in key.lower())
     loss = names.loss or next((key for key in (*LOSS_KEYS, *like_a_loss) if key in metrics), None)
@@ -373,7 +396,7 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
 
 def read_scores(reply: Message, count: int) -> list[Score]:
     """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
-    metrics = _metrics(reply)
+    metrics = _only(reply, MetricRecord)
     columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
     scores: list[Score] = []
     if all(isinstance(column, list) and len(column) == count for column in columns):
@@ -381,20 +404,6 @@ def read_scores(reply: Message, count: int) -> list[Score]:
     if not scores or any(n < 1 or not 0 <= right <= n for n, right, _ in scores):
         raise InputError(f"the answer does not hold {count} evaluations")
     return scores
-
-
-def _metrics(reply: Message) -> MetricRecord:
-    records = [record for record in reply.content.values() if isinstance(record, MetricRecord)]
-    if len(records) != 1:
-        raise InputError(f"the answer holds {len(records)} metric records, one was expected")
-    return records[0]
-
-
-def _number(metrics: MetricRecord, key: str) -> float:
-    number = metrics.get(key)
-    if not isinstance(number, int | float):
-        raise InputError(f"the answer's metrics have no number {key!r}; they have {sorted(metrics)}")
-    return number
 
 
 STATISTICS = "train.sifu_statistics"
@@ -421,24 +430,14 @@ def origin_records(origin: Origin, key: bytes | None = None) -> dict[str, Metric
 
 def read_origin(reply: Message) -> Origin:
     """What a reply says of where its statistics come from."""
-    metrics, config = reply.content.get(METRICS), reply.content.get(CONFIG)
-    if not isinstance(metrics, MetricRecord) or not isinstance(config, ConfigRecord):
-        raise InputError("the answer does not say what its statistics were computed from")
-    samples, features, numbers = metrics.get(SAMPLES), config.get(FEATURES), config.get(NUMBERS)
-    if not isinstance(samples, int) or not isinstance(features, str) or not isinstance(numbers, str):
-        raise InputError("the answer does not say what its statistics were computed from")
-    return Origin(samples, features, numbers)
+    config = _only(reply, ConfigRecord)
+    samples = _value(_only(reply, MetricRecord), SAMPLES, int)
+    return Origin(samples, _value(config, FEATURES, str), _value(config, NUMBERS, str))
 
 
 def read_statistics_words(reply: Message) -> tuple[Origin, Integers]:
     """The answer to `STATISTICS`, its words not yet checked."""
-    record = reply.content.get(ARRAYS)
-    if not isinstance(record, ArrayRecord) or set(record) != {WORDS}:
-        raise InputError("the answer holds no statistics")
-    try:
-        words = record[WORDS].numpy()
-    except (ValueError, TypeError) as error:
-        raise InputError(f"the statistics cannot be read ({error})") from error
+    words = _decoded(reply, only=WORDS)[WORDS]
     if words.dtype != np.int64 or words.ndim != 1:
         raise InputError(f"the statistics are {words.dtype} of shape {words.shape}, not whole numbers")
     return read_origin(reply), words
@@ -446,5 +445,4 @@ def read_statistics_words(reply: Message) -> tuple[Origin, Integers]:
 
 def read_prepared(reply: Message) -> tuple[Origin, bytes]:
     """The answer to `PREPARE_STATISTICS`: where the statistics come from, and a key."""
-    key = read_key(reply)
-    return read_origin(reply), key
+    return read_origin(reply), read_key(reply)
