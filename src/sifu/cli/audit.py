@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
-from sifu.audit import (
-    AuditReport,
-    ClientAudit,
-    Control,
-)
-from sifu.cli.output import ShownBar, err, level_text, names_text, number, out, percent, print_json, table
+from sifu.audit import AuditReport, ClientAudit, Control
+from sifu.cli.options import Answer
+from sifu.cli.output import ShownBar, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import plain_values
 
 MOST_SUBJECTS = 12
@@ -27,47 +24,26 @@ MODELS = ("before", "released", "scratch")
 class AuditProgress(ShownBar):
     """A bar for each step of an audit, on a terminal only."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(bar_width=18),
-            TextColumn("{task.completed:.0f} of {task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=err,
-            transient=True,
-            disable=quiet or not err.is_terminal,
-        )
-        self._task: Any = None
-        self._phase = ""
+    def __init__(self) -> None:
+        super().__init__(TextColumn("{task.completed:.0f} of {task.total:.0f}"), width=20)
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """A step and how much of it is done."""
-        if phase != self._phase:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task, self._phase = self._bar.add_task(phase, total=total), phase
-        self._bar.update(self._task, completed=done, total=total)
+        self.begin(phase, total)
+        self.update(done, total)
 
 
-def show_audit(report: AuditReport | None, controls: Sequence[Control], output: Path | None, as_json: bool) -> None:
+def show_audit(report: AuditReport | None, controls: Sequence[Control], output: Path | None) -> Answer:
     """`sifu audit DIR`: exit code 3 if a certified claim is contradicted, or a control came to the wrong verdict."""
-    values: dict[str, Any] = {} if report is None else report.values()
+    values: dict[str, Any] = {"holds": True} if report is None else report.values()
+    shown: list[Callable[[], None]] = [] if report is None else [partial(print_report, report)]
     if controls:
         values["controls"] = [asdict(control) | {"passed": control.passed} for control in controls]
-        values.setdefault("holds", True)
         values["holds"] = values["holds"] and all(control.passed for control in controls)
+        shown.append(partial(_print_controls, controls))
     files = [] if report is None or output is None else write_audit(report, values, output)
-    if as_json:
-        print_json(values | {"files": [str(path) for path in files]})
-    else:
-        if report is not None:
-            print_report(report)
-        if controls:
-            _print_controls(controls)
-        for path in files:
-            out.print(f"Wrote {path}", markup=False)
-    if not values.get("holds", True):
-        raise typer.Exit(3)
+    shown += [partial(out.print, f"Wrote {path}", markup=False) for path in files]
+    return Answer(values | {"files": [str(path) for path in files]}, *shown, code=0 if values["holds"] else 3)
 
 
 def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
@@ -209,30 +185,30 @@ def _print_controls(controls: Sequence[Control]) -> None:
     out.print(shown)
 
 
-def show_client_audit(audit: ClientAudit, as_json: bool) -> None:
+def show_client_audit(audit: ClientAudit) -> Answer:
     """`sifu client-audit`: exit code 3 if something is wrong."""
-    if as_json:
-        print_json({"holds": audit.holds, **asdict(audit)})
-    else:
-        verdict = "[bold green]Nothing is wrong[/]" if audit.holds else "[bold red]Something is wrong[/]"
-        out.print(f"{verdict} with what {escape(audit.client)} holds of request {escape(audit.request)}.")
-        for sentence in audit.problems:
-            out.print(f"  [red]![/] {escape(sentence)}")
+    values = {"holds": audit.holds, **asdict(audit)}
+    return Answer(values, partial(_print_client_audit, audit), code=0 if audit.holds else 3)
+
+
+def _print_client_audit(audit: ClientAudit) -> None:
+    verdict = "[bold green]Nothing is wrong[/]" if audit.holds else "[bold red]Something is wrong[/]"
+    out.print(f"{verdict} with what {escape(audit.client)} holds of request {escape(audit.request)}.")
+    for sentence in audit.problems:
+        out.print(f"  [red]![/] {escape(sentence)}")
+    pair = (audit.before, audit.after)
+    if any(pair):
         facts = table("", "-before", "-after")
-        if audit.before or audit.after:
-            pair = (audit.before, audit.after)
-            facts.add_row(
-                "accuracy on your data", *(percent(evaluation.accuracy) if evaluation else "-" for evaluation in pair)
-            )
-            facts.add_row("loss on your data", *(number(evaluation.loss) if evaluation else "-" for evaluation in pair))
-            out.print(facts)
-        if audit.distance is not None:
-            out.print(
-                f"The two models are {number(audit.distance)} apart; noise of {number(audit.sigma)} was added between."
-            )
-        if audit.committed:
-            out.print("The model after is the one the certificate commits to.")
-        for sentence in audit.statements:
-            out.print(f"* {escape(sentence)}")
-    if not audit.holds:
-        raise typer.Exit(3)
+        facts.add_row(
+            "accuracy on your data", *(percent(evaluation.accuracy) if evaluation else "-" for evaluation in pair)
+        )
+        facts.add_row("loss on your data", *(number(evaluation.loss) if evaluation else "-" for evaluation in pair))
+        out.print(facts)
+    if audit.distance is not None:
+        out.print(
+            f"The two models are {number(audit.distance)} apart; noise of {number(audit.sigma)} was added between."
+        )
+    if audit.committed:
+        out.print("The model after is the one the certificate commits to.")
+    for sentence in audit.statements:
+        out.print(f"* {escape(sentence)}")

@@ -7,14 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import Format, FormatOption, note_run, tell
+from sifu.cli.options import Answer, Commands, note_run
 from sifu.errors import InputError
 
-clients = typer.Typer(
-    name="clients",
-    help="The operator's list of clients of a federation on Flower: names and the public keys of their nodes.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+clients = Commands(
+    "clients", "The operator's list of clients of a federation on Flower: names and the public keys of their nodes."
 )
 
 RunArgument = Annotated[
@@ -29,19 +26,18 @@ def add_client(
     name: NameOption,
     key: Annotated[Path, typer.Option("--key", help="Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
     replace: Annotated[bool, typer.Option("--replace", help="Give a known client another key.")] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Put a client on the list, or give it another key."""
     from sifu.core.identity import check_names
     from sifu.requests.client_list import fingerprint_of_file
 
     check_names([name])
     change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}
-    _apply(run, change, f"{name} takes part with the key {change['key'][:16]}", format)
+    return _apply(run, change, f"{name} takes part with the key {change['key'][:16]}")
 
 
 @clients.command("list")
-def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
+def list_clients(run: RunArgument) -> Answer:
     """Who is on the list."""
     from sifu.cli.output import table
     from sifu.requests.client_list import described_clients, run_id
@@ -50,13 +46,13 @@ def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     shown = table("client", "state", "SHA-256 of its key")
     for client in listed:
         shown.add_row(client["name"], client["status"], client["key"])
-    tell(format, {"clients": listed, "run_id": number}, shown, f"Run id: {number or 'there is no run yet'}")
+    return Answer({"clients": listed, "run_id": number}, shown, f"Run id: {number or 'there is no run yet'}")
 
 
 @clients.command("block")
-def block_client(run: RunArgument, name: NameOption, format: FormatOption = Format.text) -> None:
+def block_client(run: RunArgument, name: NameOption) -> Answer:
     """Never ask this client again. This does not forget it: sifu request does."""
-    _apply(run, {"do": "block", "name": name}, f"{name} is blocked; what it taught the model stays", format)
+    return _apply(run, {"do": "block", "name": name}, f"{name} is blocked; what it taught the model stays")
 
 
 @clients.command("sign")
@@ -66,8 +62,7 @@ def sign_own_request(
     run_id: Annotated[str, typer.Option("--run-id", help="The run's id, as sifu clients list shows it.")],
     id: Annotated[str, typer.Option("--id", help="The request's id.")],
     output: Annotated[Path, typer.Option("--output", help="The file to send to the operator.", metavar="FILE")],
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
     import json
 
@@ -75,7 +70,7 @@ def sign_own_request(
     from sifu.store.files import write_atomically
 
     write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
-    tell(format, {"request": id, "file": str(output)}, f"Wrote {output}: send it to the operator.")
+    return Answer({"request": id, "file": str(output)}, f"Wrote {output}: send it to the operator.")
 
 
 def read_statement(path: Path) -> dict[str, Any]:
@@ -93,9 +88,9 @@ def read_statement(path: Path) -> dict[str, Any]:
     return statement
 
 
-def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
+def _apply(run: Path, change: dict[str, Any], sentence: str) -> Answer:
     from sifu.requests.client_list import ask_for_change
 
     done = ask_for_change(run, change)
     told = "" if done else "The running server was told, and will take it in between rounds: "
-    tell(format, {"change": change, "done": done}, f"{told}{sentence}.")
+    return Answer({"change": change, "done": done}, f"{told}{sentence}.")

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,8 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
-from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
+from sifu.cli.options import Answer
+from sifu.cli.output import err, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on
@@ -37,17 +39,17 @@ def download_progress() -> Callable[[int, int], None] | None:
     return show
 
 
-def show_status(run: Run, as_json: bool, everything: bool = False) -> None:
+def show_status(run: Run, everything: bool = False) -> Answer:
     """`sifu status`, and what `sifu train` ends with; a few clients and requests unless everything is wanted."""
     status = run.status()
-    if as_json:
-        print_json(status.to_mapping())
-        return
-    _print_standing(run, status)
-    _print_clients(status, MOST_CLIENTS if everything else FEW)
-    _print_refusals(status)
-    _print_inbox(run, status)
-    _print_requests(run, status, everything)
+    return Answer(
+        status.to_mapping,
+        partial(_print_standing, run, status),
+        partial(_print_clients, status, MOST_CLIENTS if everything else FEW),
+        partial(_print_refusals, status),
+        partial(_print_inbox, run, status),
+        partial(_print_requests, run, status, everything),
+    )
 
 
 def _print_standing(run: Run, status: RunStatus) -> None:
@@ -235,11 +237,13 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
     return shown
 
 
-def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
+def show_outcomes(folder: Path, outcomes: list[Outcome]) -> Answer:
     """`sifu forget`."""
-    if as_json:
-        print_json({"run": str(folder), "requests": [outcome_values(outcome) for outcome in outcomes]})
-        return
+    values = {"run": str(folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
+    return Answer(values, partial(_print_outcomes, folder, outcomes))
+
+
+def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
     if not outcomes:
         out.print(
             "No request is ready to be carried out. Ask with: sifu request DIR --clients A,B; what waits for approval "

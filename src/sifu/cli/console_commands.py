@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import Format, FormatOption, tell
+from sifu.cli.options import Answer, Commands
 from sifu.errors import InputError
 
 
@@ -82,10 +82,7 @@ def serve(
     answer(app, binding, listening)
 
 
-token = typer.Typer(
-    name="token", help="Tokens of the console: make one for each person or system, list them, revoke one.",
-    no_args_is_help=True,
-)  # fmt: skip
+token = Commands("token", "Tokens of the console: make one for each person or system, list them, revoke one.")
 FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The first folder that sifu serve is given.")]
 
 
@@ -101,8 +98,7 @@ def create_token(
     sign_in: Annotated[
         bool, typer.Option("--sign-in", help="They sign in elsewhere (sifu serve --sign-in) as this e-mail address.")
     ] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Make a token and show it once; only a hash of it is stored.
 
     A requester files requests and sees their own. An approver sees runs and approves or refuses. An auditor sees
@@ -111,8 +107,7 @@ def create_token(
     from sifu.console.tokens import TokenFile, state_folder
 
     created, secret = TokenFile(state_folder(folder)).create(name, roles, days, sign_in=sign_in)
-    tell(
-        format,
+    return Answer(
         {name: getattr(created, name) for name in ("id", "name", "roles", "expires")} | {"token": secret},
         f"Token {created.id} of {created.name} ({', '.join(created.roles)})"
         f"{f', until {created.expires}' if created.expires else ''}:",
@@ -122,7 +117,7 @@ def create_token(
 
 
 @token.command("list")
-def list_tokens(folder: FolderArgument, format: FormatOption = Format.text) -> None:
+def list_tokens(folder: FolderArgument) -> Answer:
     """Every token that was made, without its secret."""
     from rich.markup import escape
 
@@ -136,18 +131,17 @@ def list_tokens(folder: FolderArgument, format: FormatOption = Format.text) -> N
     for row in tokens:
         until = row.expires or "-"
         shown.add_row(row.id, escape(row.name), ", ".join(row.roles), row.created[:10], until, row.revoked[:10] or "-")
-    tell(format, {"tokens": listed}, shown)
+    return Answer({"tokens": listed}, shown)
 
 
 @token.command("revoke")
 def revoke_token(
     folder: FolderArgument,
     who: Annotated[str, typer.Argument(metavar="NAME|ID", help="Whose token, or which.")],
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Let a token open nothing from now on; a running console notices at once."""
     from sifu.console.tokens import TokenFile, state_folder
 
     revoked = TokenFile(state_folder(folder)).revoke(who)
     names = ", ".join(f"{row.id} of {row.name}" for row in revoked)
-    tell(format, {"revoked": [row.id for row in revoked]}, f"Revoked {names}.")
+    return Answer({"revoked": [row.id for row in revoked]}, f"Revoked {names}.")

@@ -10,7 +10,8 @@ from typing import Any
 
 from sifu.api import Outcome, train
 from sifu.cli.commands import outcome_values, outcomes_table
-from sifu.cli.output import RoundsProgress, out, percent, print_json
+from sifu.cli.options import Answer, Format
+from sifu.cli.output import RoundsProgress, out, percent
 from sifu.cli.plans import print_plan
 from sifu.core.allowed_code import allow_code
 from sifu.core.spec import Spec
@@ -58,19 +59,20 @@ TUNED = Spec.from_mapping(
 REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 
-def run_demo(folder: Path | None, as_json: bool) -> None:
+def run_demo(folder: Path | None) -> Answer:
     """Train, three requests compared with Scratch, verify, report; then a head in closed form and a tuned network."""
     from sifu.report import write_report
 
     started = time.monotonic()
     target = folder or _free_folder(Path("sifu-demo"))
+    as_json = Answer.format is Format.json
 
     def say(text: str) -> None:
         if not as_json:
             out.print(text)
 
     say("[bold]1. Train[/]  160 clients, 10 digits each, softmax regression, to 95 % accuracy.")
-    with RoundsProgress(quiet=as_json) as progress:
+    with RoundsProgress() as progress:
         run = train(DEMO, run=target, progress=progress)
     with run.reader() as reader:
         rounds = len(reader.path()) - 1
@@ -80,7 +82,7 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         say(f"[bold]{number + 2}. Forget[/]  request {number + 1} of {len(REQUESTS)}")
         if not as_json:
             print_plan(run.plan(clients, method="sifu"), everything=False)
-        with RoundsProgress(quiet=as_json) as progress:
+        with RoundsProgress() as progress:
             outcome = run.forget(clients, method="sifu", compare_scratch=True, progress=progress)[0]
         outcomes.append(outcome)
         say(f"   Done in {outcome.rounds} rounds; Scratch took {outcome.scratch_rounds}. Level: {outcome.level}.\n")
@@ -91,44 +93,43 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
     exact = _forget_exactly(EXACT, target.with_name(f"{target.name}-exact"), REQUESTS)
     allow_code(TUNED.features.module)
     tuned = _forget_exactly(TUNED, target.with_name(f"{target.name}-tuned"), [["client-003"]])
-    if as_json:
-        print_json(
-            {
-                "run": str(target),
-                "training_rounds": rounds,
-                "requests": [outcome_values(outcome) for outcome in outcomes],
-                "total_rounds": total,
-                "total_scratch_rounds": scratch,
-                "verified": verified.holds,
-                "report": str(page),
-                "exact": exact,
-                "tuned": tuned,
-                "seconds": round(time.monotonic() - started, 1),
-            }
-        )
-    else:
-        out.print("[bold]5. The result[/]")
-        out.print(outcomes_table(outcomes))
-        out.print(f"\n{total} rounds instead of {scratch}: {scratch / max(total, 1):.1f} times fewer than Scratch.")
-        out.print("(Rounds to 95 % on the clients' own data. The noise is fresh every time, so the figures vary.)")
-        out.print(f"Every claim {'recomputes' if verified.holds else 'does NOT recompute'}: sifu verify {target}")
-        out.print(f"Look at {page}")
-        out.print(
-            "\n[bold]6. Exactly, in a second[/]  The same clients, a ridge head on public features: one round "
-            f"instead of {rounds}, accuracy {percent(exact['accuracy'])}. All three requests took {exact['rounds']} "
-            f"rounds and {exact['forget_seconds']:.1f} s, without noise. Level: {exact['level']}. The sums are bit for "
-            f"bit those of a federation that never had these clients: sifu verify {exact['run']}"
-        )
-        out.print(
-            f"\n[bold]7. A tuned network[/]  {TUNED.groups.count} groups of 20 clients tuned a public network apart, a "
-            f"ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
-            f"{tuned['forget_seconds']:.1f} s: its group's network was struck out, accuracy "
-            f"{percent(tuned['accuracy'])}. Level: {tuned['level']}. sifu verify {tuned['run']}"
-        )
-        if not shutil.which("sifu"):
-            out.print("To use the sifu command here: . .venv/bin/activate")
     if not verified.holds:
         raise VerificationError("the demo's run does not verify: " + "; ".join(verified.problems))
+    say("[bold]5. The result[/]")
+    if not as_json:
+        out.print(outcomes_table(outcomes))
+    say(f"\n{total} rounds instead of {scratch}: {scratch / max(total, 1):.1f} times fewer than Scratch.")
+    say("(Rounds to 95 % on the clients' own data. The noise is fresh every time, so the figures vary.)")
+    say(f"Every claim recomputes: sifu verify {target}")
+    say(f"Look at {page}")
+    say(
+        "\n[bold]6. Exactly, in a second[/]  The same clients, a ridge head on public features: one round "
+        f"instead of {rounds}, accuracy {percent(exact['accuracy'])}. All three requests took {exact['rounds']} "
+        f"rounds and {exact['forget_seconds']:.1f} s, without noise. Level: {exact['level']}. The sums are bit for "
+        f"bit those of a federation that never had these clients: sifu verify {exact['run']}"
+    )
+    say(
+        f"\n[bold]7. A tuned network[/]  {TUNED.groups.count} groups of 20 clients tuned a public network apart, a "
+        f"ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
+        f"{tuned['forget_seconds']:.1f} s: its group's network was struck out, accuracy "
+        f"{percent(tuned['accuracy'])}. Level: {tuned['level']}. sifu verify {tuned['run']}"
+    )
+    if not shutil.which("sifu"):
+        say("To use the sifu command here: . .venv/bin/activate")
+    return Answer(
+        {
+            "run": str(target),
+            "training_rounds": rounds,
+            "requests": [outcome_values(outcome) for outcome in outcomes],
+            "total_rounds": total,
+            "total_scratch_rounds": scratch,
+            "verified": verified.holds,
+            "report": str(page),
+            "exact": exact,
+            "tuned": tuned,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+    )
 
 
 def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> dict[str, Any]:

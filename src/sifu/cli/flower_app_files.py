@@ -10,12 +10,10 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import Format, FormatOption, tell
+from sifu.cli.options import Answer, Commands
 from sifu.errors import InputError
 
-flower = typer.Typer(
-    name="flower", help="Federations on Flower, see docs/flower.md.", no_args_is_help=True, rich_markup_mode="rich"
-)
+flower = Commands("flower", "Federations on Flower, see docs/flower.md.")
 
 
 @flower.command("new")
@@ -30,12 +28,10 @@ def new_app(
             "--insecure-identity", help="For a demo: nodes are believed to be who they say; caps every certificate."
         ),
     ] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
     files = write_app(folder, run or default_run(folder), insecure)
-    tell(
-        format,
+    return Answer(
         {"app": str(folder), "files": files},
         f"Wrote {', '.join(files)} into {folder}. Next: read {folder / 'README.md'}",
     )

@@ -15,7 +15,7 @@ import typer
 from sifu.cli.clients import clients
 from sifu.cli.console_commands import serve, token
 from sifu.cli.flower_app_files import flower
-from sifu.cli.options import runs_at_work
+from sifu.cli.options import Answer, answering, runs_at_work
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
@@ -35,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
+PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
     "Start here": (demo, init, advise, train, join, status, metrics, report, export, predict),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
@@ -48,7 +48,7 @@ for panel, commands in PANELS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, rich_help_panel=panel)
         else:
-            app.command(rich_help_panel=panel)(command)
+            app.command(rich_help_panel=panel)(answering(command))
 
 
 def _show_version(wanted: bool) -> None:

@@ -22,18 +22,75 @@ class Format(enum.StrEnum):
     json = "json"
 
 
-def tell(format: Format, values: dict[str, Any], *shown: Any) -> None:
-    """What a command did or found: values for a machine, or sentences and tables for a person."""
+def tell(format: Format, values: Any, *shown: Any) -> None:
+    """What a command did or found: values for a machine, or for a person sentences, tables, or what prints them.
+
+    Values may be a function that makes them.
+    """
     from sifu.cli.output import harmless, out, print_json
 
     if format is Format.json:
-        print_json(values)
+        print_json(values() if callable(values) else values)
         return
     for part in shown:
         if isinstance(part, str):
             out.print(harmless(part), markup=False, soft_wrap=True)
+        elif callable(part):
+            part()
         else:
             out.print(part)
+
+
+class Answer:
+    """What a command returns: what `tell` takes, and the exit code."""
+
+    format = Format.text
+    """How the command that runs now is to answer."""
+
+    def __init__(self, values: Any, *shown: Any, code: int = 0) -> None:
+        self.values, self.shown, self.code = values, shown, code
+
+
+def answering(command: Callable[..., Any]) -> Callable[..., None]:
+    """A command that takes `--format` last and prints the `Answer` it is annotated to return; others as they are."""
+    signature = inspect.signature(command, eval_str=True)
+    if signature.return_annotation is not Answer:
+        return command
+    last = inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY, default=Format.text, annotation=FormatOption)
+    parameters = [
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()),
+        last,
+    ]
+
+    @functools.wraps(command)
+    def printing(*, format: Format, **values: Any) -> None:
+        Answer.format = format
+        answer = command(**values)
+        tell(format, answer.values, *answer.shown)
+        if answer.code:
+            raise typer.Exit(answer.code)
+
+    shown: Callable[..., None] = _with_parameters(printing, parameters)
+    return shown
+
+
+def _with_parameters(command: Any, parameters: list[inspect.Parameter], returns: Any = None) -> Any:
+    """The command as Typer is to see it."""
+    command.__signature__ = inspect.Signature(parameters, return_annotation=returns)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+class Commands(typer.Typer):
+    """Commands under a common name; each returns an `Answer`."""
+
+    def __init__(self, name: str, help: str) -> None:
+        super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a command."""
+        register = super().command(name, **options)
+        return lambda command: register(answering(command))
 
 
 runs_at_work: list[Path] = []
@@ -98,7 +155,7 @@ TERM_OPTIONS: dict[str, Any] = {
 """An option for each term: one that is not given is None, and the run's spec decides. Records come in a file."""
 
 
-def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
+def takes_terms(command: Callable[..., Answer]) -> Callable[..., Answer]:
     """Put the options of a request's terms in the place of the command's parameter `terms`.
 
     The command is called with a `TermsGiven` that holds only the terms that were given.
@@ -114,13 +171,12 @@ def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def with_terms(**values: Any) -> None:
+    def with_terms(**values: Any) -> Answer:
         given = {name: values.pop(name) for name in TERM_OPTIONS}
-        command(terms={name: value for name, value in given.items() if value is not None}, **values)
+        return command(terms={name: value for name, value in given.items() if value is not None}, **values)
 
-    with_terms.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_terms.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_terms
+    taking: Callable[..., Answer] = _with_parameters(with_terms, parameters, Answer)
+    return taking
 
 
 def flags(terms: Any) -> str:

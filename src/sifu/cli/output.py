@@ -11,10 +11,11 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from sifu.cli.options import Answer, Format
 from sifu.core.ledger import plain_values
 from sifu.report.metrics_log import MetricsLog
 from sifu.run.training import expected_rounds
@@ -78,9 +79,31 @@ def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool 
 
 
 class ShownBar:
-    """A bar that is shown while its block runs."""
+    """A bar on a terminal while its block runs, unless the command answers a machine; one step at a time."""
 
-    _bar: Progress
+    def __init__(self, *columns: ProgressColumn, width: int = 16, quiet: bool = False) -> None:
+        self._shown = err.is_terminal and not (quiet or Answer.format is Format.json)
+        description, bar = TextColumn(f"{{task.description:<{width}}}"), BarColumn(bar_width=18)
+        self._bar = Progress(
+            description, bar, *columns, TimeElapsedColumn(), console=err, transient=True, disable=not self._shown
+        )
+        self._step: TaskID | None = None
+        self._phase = ""
+
+    def begin(self, phase: str, total: float) -> bool:
+        """Whether this step is another one than before; its bar then takes the place of that one's."""
+        if phase == self._phase:
+            return False
+        if self._step is not None:
+            self._bar.remove_task(self._step)
+        self._step = self._bar.add_task(phase, total=total, text="") if self._shown else None
+        self._phase = phase
+        return True
+
+    def update(self, done: float, total: float, text: str = "") -> None:
+        """How far the step is."""
+        if self._step is not None:
+            self._bar.update(self._step, completed=done, total=total, text=text)
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -99,20 +122,9 @@ LINE_EVERY = 30.0
 class RoundsProgress(ShownBar):
     """Rounds until a target: how far, how fast, and about how long it still takes; `metrics` are kept up to date."""
 
-    def __init__(self, quiet: bool, metrics: MetricsLog | None = None) -> None:
-        self._shown, self._metrics = err.is_terminal and not quiet, metrics
-        self._told = time.monotonic()
-        self._bar = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(bar_width=18),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=err,
-            transient=True,
-            disable=not self._shown,
-        )
-        self._task: int | None = None
-        self._phase = ""
+    def __init__(self, metrics: MetricsLog | None = None, quiet: bool = False) -> None:
+        super().__init__(TextColumn("{task.fields[text]}"), quiet=quiet)
+        self._metrics, self._told = metrics, time.monotonic()
         self._seen: list[tuple[int, float]] = []
         self._started = 0.0
 
@@ -122,11 +134,8 @@ class RoundsProgress(ShownBar):
             self._metrics.update()
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]
         accuracy, target, most = update.accuracy, update.target, update.max_rounds  # type: ignore[attr-defined]
-        if phase != self._phase:
-            if self._task is not None:
-                self._bar.remove_task(self._task)  # type: ignore[arg-type]
-            self._task = self._bar.add_task(phase, total=most, text="") if self._shown else None
-            self._phase, self._seen, self._started = phase, [], time.monotonic()
+        if self.begin(phase, most):
+            self._seen, self._started = [], time.monotonic()
         if not math.isnan(accuracy):
             self._seen.append((rounds, accuracy))
         total = expected_rounds(self._seen, rounds, target, most)
@@ -136,7 +145,7 @@ class RoundsProgress(ShownBar):
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
         if self._shown:
-            self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
+            self.update(rounds, total, text + left)
         elif time.monotonic() - self._told >= LINE_EVERY:
             self._told = time.monotonic()
             err.print(f"{phase}: {text}{left}", markup=False, highlight=False, soft_wrap=True)

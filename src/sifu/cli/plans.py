@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from sifu.api import Advice
 from sifu.cli.commands import MOST_CLIENTS
-from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
+from sifu.cli.options import Answer
+from sifu.cli.output import level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count
@@ -156,23 +158,16 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, picture: Path | None, as_json: bool, everything: bool) -> None:
+def show_plan(plan: Plan, picture: Path | None, everything: bool) -> Answer:
     """`sifu plan`."""
-    if as_json:
-        print_json(plan_values(plan) | {"picture": str(picture) if picture else None})
-        return
-    print_ways(plan, everything)
-    print_plan(plan, everything)
+    shown: list[Any] = [partial(print_ways, plan, everything), partial(print_plan, plan, everything)]
     if everything:
-        print_curve(plan)
-        print_units(plan)
-        if plan.budgets:
-            out.print(budgets_table(plan.budgets))
-        if plan.outlook:
-            out.print(outlook_text(plan.outlook))
-    if picture is not None:
-        out.print(f"Wrote {picture}", markup=False)
-    out.print("Nothing was changed." + ("" if everything else " More with --all."))
+        shown += [partial(print_curve, plan), partial(print_units, plan)]
+        shown += [budgets_table(plan.budgets)] if plan.budgets else []
+        shown += [lambda: out.print(outlook_text(plan.outlook))] if plan.outlook else []
+    shown += [lambda: out.print(f"Wrote {picture}", markup=False)] if picture is not None else []
+    end = "Nothing was changed." + ("" if everything else " More with --all.")
+    return Answer(lambda: plan_values(plan) | {"picture": str(picture) if picture else None}, *shown, end)
 
 
 def draw_picture(plan: Plan, file: Path) -> None:
@@ -272,11 +267,12 @@ def outlook_text(outlook: Outlook) -> str:
     return f"{text} With --sigma auto {many} further requests of {size} should each be faster than Scratch."
 
 
-def show_advice(spec: Path, advice: Advice, as_json: bool, everything: bool) -> None:
+def show_advice(spec: Path, advice: Advice, everything: bool) -> Answer:
     """`sifu advise`."""
-    if as_json:
-        print_json({"spec": str(spec), **asdict(advice)})
-        return
+    return Answer({"spec": str(spec), **asdict(advice)}, partial(_print_advice, advice, everything))
+
+
+def _print_advice(advice: Advice, everything: bool) -> None:
     style = "green" if advice.worthwhile else "yellow"
     out.print(f"[bold {style}]{advice.verdict}[/]")
     if everything:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +11,12 @@ import typer
 import sifu
 from sifu.cli.options import (
     AllOption,
+    Answer,
     DataOption,
-    Format,
-    FormatOption,
     PublicKeyOption,
     RequestArgument,
     RunArgument,
     note_run,
-    tell,
 )
 from sifu.errors import InputError, VerificationError
 
@@ -50,8 +47,7 @@ def verify(
         typer.Option("--authority", help="Certificates of the timestamp authority (PEM): timestamps must be its."),
     ] = None,
     everything: AllOption = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
     Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
@@ -59,9 +55,6 @@ def verify(
     evidence (zip file or unpacked): also every file in it, and how its keys follow one another. A note is no fault.
     Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
     """
-    from rich.markup import escape
-
-    from sifu.cli.output import out, print_json
     from sifu.report.evidence import is_evidence, verify_evidence
 
     if not target.exists():
@@ -76,40 +69,34 @@ def verify(
         result = sifu.verify_run(target, public_key, anchor, witness or (), authority)
     else:
         result = sifu.verify_certificate(target, public_key, authority)
-    if format is Format.json:
-        names = ("subject", "holds", "public_key", "checked", "not_recomputed", "notes", "leftovers", "problems")
-        values = asdict(result) | {"holds": result.holds}
-        print_json({name: values[name] for name in names})
-    elif result.holds and of_run:
+    names = ("subject", "holds", "public_key", "checked", "not_recomputed", "notes", "leftovers", "problems")
+    values = asdict(result) | {"holds": result.holds}
+
+    def show() -> None:
+        from rich.markup import escape
+
+        from sifu.cli.output import out
+
+        if not result.holds:
+            problems = f"{len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
+            raise VerificationError(f"{result.subject} does not verify, {problems}")
         all_but = f" but the certificates of {', '.join(result.not_recomputed)}" if result.not_recomputed else ""
-        out.print(
-            f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute{all_but}."
-        )
+        verdict, what = "Consistent", "the signature holds, its figures agree"
+        if of_run:
+            verdict, what = "Verified", f"{', '.join(result.checked)} all recompute{all_but}"
+        out.print(f"[bold green]{verdict}[/] {escape(result.subject)}: {what}.")
         out.print(f"Signed with the key {result.public_key}.")
-        _print_notes(result.notes, everything)
-    elif result.holds:
-        out.print(f"[bold green]Consistent[/] {escape(result.subject)}: the signature holds, its figures agree.")
-        out.print(f"Signed with the key {result.public_key}.")
-        if public_key is None:
+        if public_key is None and not of_run:
             out.print("Compare this key with the one the operator published, or give it with --public-key.")
-        _print_notes(result.notes, everything)
-        out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
-    if not result.holds:
-        if format is Format.json:
-            raise typer.Exit(3)
-        raise VerificationError(
-            f"{result.subject} does not verify, {len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
-        )
+        few = result.notes if everything else result.notes[:SHORT_NOTES]
+        for note in few:
+            out.print(f"Note: {note}.", markup=False)
+        if len(result.notes) > len(few):
+            out.print(f"{len(result.notes) - len(few)} more notes with --all.")
+        if not of_run:
+            out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
 
-
-def _print_notes(notes: Sequence[str], everything: bool) -> None:
-    from sifu.cli.output import out
-
-    few = notes if everything else notes[:SHORT_NOTES]
-    for note in few:
-        out.print(f"Note: {note}.", markup=False)
-    if len(notes) > len(few):
-        out.print(f"{len(notes) - len(few)} more notes with --all.")
+    return Answer({name: values[name] for name in names}, show, code=0 if result.holds else 3)
 
 
 def audit(
@@ -134,8 +121,7 @@ def audit(
         Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
     ] = None,
     data: DataOption = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
 
     Replays the run with and without the forgotten clients (all data must be available), compares true distances
@@ -149,13 +135,13 @@ def audit(
 
     options = AuditOptions(subjects, Replays(replays=replays), attacks, shadows, request=request, seed=seed)
     report = None
-    with AuditProgress(quiet=format is Format.json) as progress:
+    with AuditProgress() as progress:
         if folder is not None:
             opened = sifu.open_run(folder, data_folder=data)
             report = sifu.audit_run(opened, options, data_folder=data, progress=progress)
         checked = run_controls(seed=seed, progress=progress) if controls else []
     place = output if output is not None or folder is None else folder / "audit"
-    show_audit(report, checked, place, format is Format.json)
+    return show_audit(report, checked, place)
 
 
 def client_audit(
@@ -173,8 +159,7 @@ def client_audit(
         list[Path] | None,
         typer.Option("--witness", help="Checkpoints that this node or another one kept; may be given again."),
     ] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """What a leaving client can check without the run. Exit code 3 if something is wrong.
 
     It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
@@ -210,15 +195,14 @@ def client_audit(
         nonce=nonce,
         witnesses=witness or ([kept] if kept else []),
     )
-    show_client_audit(checked, format is Format.json)
+    return show_client_audit(checked)
 
 
 def evidence(
     run: RunArgument,
     request: RequestArgument,
     output: Annotated[Path, typer.Option("--out", "--output", help="The zip file to write.", metavar="FILE.zip")],
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Write the evidence of a finished request into one file to hand over; needs the key. Exit code 3 if it is wrong.
 
     The public certificate, a signed statement, signed heads of the ledger, a page to print, and all that is needed to
@@ -227,8 +211,7 @@ def evidence(
     from sifu.report import write_evidence
 
     path = write_evidence(run, request, output)
-    tell(
-        format,
+    return Answer(
         {"evidence": str(path), "request": request},
         f"Wrote {path}. It may be handed out: it holds nothing of other clients and no private key.",
     )

@@ -10,12 +10,10 @@ import typer
 
 import sifu
 from sifu.choices import Decision
-from sifu.cli.options import ActorOption, AllOption, Format, FormatOption, RequestArgument, RunArgument, tell
+from sifu.cli.options import ActorOption, AllOption, Answer, Commands, RequestArgument, RunArgument
 from sifu.errors import InputError
 
-requests = typer.Typer(
-    name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
-)
+requests = Commands("requests", "The record of requests: list them, show one, decide on one.")
 
 
 @requests.command("list")
@@ -24,8 +22,7 @@ def list_requests(
     public: Annotated[bool, typer.Option("--public", help="Without personal data: no names, ids or actors.")] = False,
     pending: Annotated[bool, typer.Option("--pending", help="Only what is still to be done, by deadline.")] = False,
     overdue: Annotated[bool, typer.Option("--overdue", help="Only what should be done by now.")] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Every request with its steps, times, actors and deadline; --public for publication.
 
     --pending and --overdue also list what waits in the inbox of a run. A deadline of today is not overdue today.
@@ -33,20 +30,16 @@ def list_requests(
     if pending or overdue:
         if public:
             raise InputError("--public lists whole runs: leave --pending and --overdue out")
-        _show_pending(
-            [request for request in sifu.pending_requests(*folders) if request.overdue or not overdue], format
-        )
-        return
+        return _show_pending([row for row in sifu.pending_requests(*folders) if row.overdue or not overdue])
     runs = [sifu.Run(folder) for folder in (sifu.find_runs(*folders) or folders)]
     if not public:
-        _show({run: run.request_records() for run in runs}, format)
-    elif len(runs) > 1:
+        return _show({run: run.request_records() for run in runs})
+    if len(runs) > 1:
         raise InputError(f"--public lists the requests of one run, found {len(runs)} runs: name one of them")
-    else:
-        _show_public(runs[0].public_record(), format)
+    return _show_public(runs[0].public_record())
 
 
-def _show_pending(waiting: list[sifu.PendingRequest], format: Format) -> None:
+def _show_pending(waiting: list[sifu.PendingRequest]) -> Answer:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, table
@@ -62,10 +55,10 @@ def _show_pending(waiting: list[sifu.PendingRequest], format: Format) -> None:
             escape(request.run),
         )
     listed = {"requests": [request.to_mapping() for request in waiting]}
-    tell(format, listed, shown if waiting else "No request waits.")
+    return Answer(listed, shown if waiting else "No request waits.")
 
 
-def _show_public(record: list[sifu.PublicRequest], format: Format) -> None:
+def _show_public(record: list[sifu.PublicRequest]) -> Answer:
     from sifu.cli.output import table
 
     shown = table("-number", "status", "-clients", "received", "until", "finished", "level")
@@ -79,14 +72,14 @@ def _show_public(record: list[sifu.PublicRequest], format: Format) -> None:
             request.finished or "-",
             request.level or "-",
         )
-    tell(format, {"requests": [asdict(request) for request in record]}, shown)
+    return Answer({"requests": [asdict(request) for request in record]}, shown)
 
 
 @requests.command("show")
-def show_request(run: RunArgument, request: RequestArgument, format: FormatOption = Format.text) -> None:
+def show_request(run: RunArgument, request: RequestArgument) -> Answer:
     """One request with its steps, times, actors and deadline."""
     opened = sifu.Run(run)
-    _show({opened: [opened.request_record(request)]}, format)
+    return _show({opened: [opened.request_record(request)]})
 
 
 @requests.command("decide")
@@ -100,8 +93,7 @@ def decide(
         str | None,
         typer.Option("--terms", help="Digest of the terms decided on (requests show).", metavar="HEX"),
     ] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
     Where the run's spec demands approval (requests.approval), a request is carried out only when one or two people
@@ -113,48 +105,45 @@ def decide(
     values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
     if decided == "posted":
         sentence = f"That request {request} is {decision} was handed to the running server, which takes it in soon."
-        tell(format, values | {"posted": True}, sentence)
-        return
+        return Answer(values | {"posted": True}, sentence)
     missing = opened.request_record(request).status.approvals_missing
     more = f" It needs {missing} more." if decision == "approved" and missing else ""
     sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {decision}.{more}"
-    tell(format, values | {"approvals_missing": missing}, sentence)
+    return Answer(values | {"approvals_missing": missing}, sentence)
 
 
-def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], format: Format) -> None:
+def _show(records: dict[sifu.Run, list[sifu.RequestRecord]]) -> Answer:
     from rich.markup import escape
 
-    from sifu.cli.output import names_text, out, print_json
+    from sifu.cli.output import names_text, out
     from sifu.core.request_terms import terms_words
     from sifu.core.wording import forgotten_words
 
-    if format is Format.json:
-        listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
-        print_json({"requests": listed})
-        return
-    for run, of_run in records.items():
-        if len(records) > 1:
-            out.print(f"[bold]{escape(str(run.folder))}[/]")
-        for record in of_run:
-            status = record.status
-            late = " [bold red]overdue[/]" if status.overdue else ""
-            whom = names_text(status.clients)
-            if status.records is not None:
-                whom = escape(forgotten_words(status.clients, status.records))
-            out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
-            if status.approvals_missing:
-                out.print(f"  waits for {status.approvals_missing} more to approve it")
-            out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
-            for step in record.steps:
-                why = f": {escape(step.reason)}" if step.reason else ""
-                out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
-        if not of_run:
-            out.print("There are no requests.")
+    def show() -> None:
+        for run, of_run in records.items():
+            if len(records) > 1:
+                out.print(f"[bold]{escape(str(run.folder))}[/]")
+            for record in of_run:
+                status = record.status
+                late = " [bold red]overdue[/]" if status.overdue else ""
+                whom = names_text(status.clients)
+                if status.records is not None:
+                    whom = escape(forgotten_words(status.clients, status.records))
+                out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
+                if status.approvals_missing:
+                    out.print(f"  waits for {status.approvals_missing} more to approve it")
+                out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
+                for step in record.steps:
+                    why = f": {escape(step.reason)}" if step.reason else ""
+                    out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
+            if not of_run:
+                out.print("There are no requests.")
+
+    listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
+    return Answer({"requests": listed}, show)
 
 
-certificate = typer.Typer(
-    name="certificate", help="Show a certificate, or put it into plain words for the client.", no_args_is_help=True
-)
+certificate = Commands("certificate", "Show a certificate, or put it into plain words for the client.")
 
 
 @certificate.command("show")
@@ -163,26 +152,26 @@ def show_certificate(
     request: RequestArgument,
     public: Annotated[bool, typer.Option("--public", help="The answer to the client, in plain words.")] = False,
     everything: AllOption = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """A certificate in short, with --all in full; with --public what the client is told, in full.
 
     With --format json it is the signed file.
     """
-    from sifu.cli.output import out, print_json
     from sifu.requests.request_record import auditor_lines, in_short, plain_answer
 
     opened = sifu.Run(run)
-    if format is Format.json:
-        print_json(opened.certificate(request, "public" if public else "auditor").to_mapping())
-        return
-    lines = plain_answer(opened.certificate(request).body)
-    if not public and not everything:
-        lines = in_short(opened.certificate(request).body)
-    elif not public:
-        lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
-    for line in lines:
-        out.print(line, markup=False)
+
+    def show() -> None:
+        from sifu.cli.output import out
+
+        body = opened.certificate(request).body
+        lines = plain_answer(body) if public or everything else in_short(body)
+        if everything and not public:
+            lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
+        for line in lines:
+            out.print(line, markup=False)
+
+    return Answer(lambda: opened.certificate(request, "public" if public else "auditor").to_mapping(), show)
 
 
 @certificate.command("attest")

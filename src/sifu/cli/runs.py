@@ -11,15 +11,13 @@ import typer
 import sifu
 from sifu.cli.options import (
     AllOption,
+    Answer,
     DataOption,
     DeviceOption,
-    Format,
-    FormatOption,
     PrecisionOption,
     RunArgument,
     SetOption,
     note_run,
-    tell,
 )
 from sifu.errors import InputError
 
@@ -38,8 +36,7 @@ def metrics(
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until nothing is at work on the run any more.")
     ] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Accuracy and loss of every evaluation, for a spreadsheet, TensorBoard or MLflow.
 
     Everything comes from the ledger: what is there already is not written again, and a file that a kill left behind is
@@ -49,25 +46,21 @@ def metrics(
     import sys
     from dataclasses import asdict, astuple
 
-    from sifu.cli.output import print_json
-    from sifu.errors import InputError
     from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
     from sifu.store.kept_outside import check_known_key
     from sifu.store.reader import RunReader
 
     if output is not None:
         count = write_metrics(run, output, follow=follow)
-        tell(format, {"lines": count, "target": output}, f"Added {count} lines to {output}")
-        return
+        return Answer({"lines": count, "target": output}, f"Added {count} lines to {output}")
     if follow:
         raise InputError("--follow needs --out: where the metrics are to go")
     with RunReader(run) as reader:
         check_known_key(reader)
         rows = rows_after(reader, -1)
-    if format is Format.json:
-        print_json({"metrics": [asdict(row) for row in rows]})
-    else:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *(astuple(row) for row in rows)])
+    lines = [COLUMNS, *(astuple(row) for row in rows)]
+    write = csv.writer(sys.stdout, lineterminator="\n").writerows
+    return Answer({"metrics": [asdict(row) for row in rows]}, lambda: write(lines))
 
 
 def warn(sentence: str) -> None:
@@ -79,8 +72,7 @@ def warn(sentence: str) -> None:
 
 def demo(
     run: Annotated[Path | None, typer.Option("--run", help="Folder for the run.", show_default="sifu-demo")] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """The whole story on embedded data, in less than a minute.
 
     160 clients train a digit classifier; then three requests of five clients each are carried out, each
@@ -89,7 +81,7 @@ def demo(
     """
     from sifu.cli.demo import run_demo
 
-    run_demo(run, as_json=format is Format.json)
+    return run_demo(run)
 
 
 def init(
@@ -104,8 +96,7 @@ def init(
     columns: Annotated[
         str, typer.Option("--columns", help="With --from: names of all columns of a file without a header line.")
     ] = "",
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Write a commented spec to start from.
 
     With --from it is proposed for a table of yours, by its header and the types of its columns: every column has a
@@ -120,16 +111,14 @@ def init(
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
     if table is None:
         write_atomically(file, commented_toml(Spec()).encode())
-        tell(format, {"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
-        return
+        return Answer({"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
     from sifu.data.table_coding import split_names
     from sifu.data.table_proposal import propose_spec
 
     header = split_names(columns, "--columns")
     proposal = propose_spec(table, label=label, client=client, identity=identity, header=header)
     write_atomically(file, proposal.text.encode())
-    tell(
-        format,
+    return Answer(
         {"spec": str(file), "checks": list(proposal.checks)},
         f"Wrote {file}. Check these lines in it:",
         *(f"  {check}" for check in proposal.checks),
@@ -148,8 +137,7 @@ def train(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """FedAvg with tracking; continues an unfinished run.
 
     Every client's influence on the model is bounded round by round, and the models a later request may
@@ -161,7 +149,7 @@ def train(
     from sifu.run.run_view import RunView
 
     merged = sifu.load_spec(spec, settings or [])
-    with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
+    with RoundsProgress(MetricsLog(run, metrics, warn)) as progress:
         trained = sifu.train(
             merged,
             run=run,
@@ -178,22 +166,20 @@ def train(
                 "model.outputs is not given, so the classes were counted from the clients' labels: later certificates "
                 "are conditional at best. Give model.outputs and train again to lift that."
             )
-    show_status(trained, as_json=format is Format.json)
+    return show_status(trained)
 
 
-def rebuild(
-    run: RunArgument, data: DataOption = None, device: DeviceOption = "auto", format: FormatOption = Format.text
-) -> None:
+def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
     """Build the groups again whose models requests erased, with their remaining members.
 
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.output import RoundsProgress
 
-    with RoundsProgress(quiet=format is Format.json) as progress:
+    with RoundsProgress() as progress:
         count = sifu.open_run(run, data_folder=data, device=device).rebuild(progress)
     words = "1 group was built again" if count == 1 else f"{count} groups were built again"
-    tell(format, {"built": count}, words if count else "No group has to be built again")
+    return Answer({"built": count}, words if count else "No group has to be built again")
 
 
 def join(
@@ -204,8 +190,7 @@ def join(
     ],
     client: Annotated[str | None, typer.Option("--client", help="Who joins, unless the file says it.")] = None,
     data: DataOption = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Let clients join a head in closed form: each sends its statistics once, and the head is solved again.
 
     The run remembers where the file lies, and reads it again when it needs the data. Records that a known client gained
@@ -214,13 +199,13 @@ def join(
     """
     from sifu.cli.output import RoundsProgress, names_text
 
-    with RoundsProgress(quiet=format is Format.json) as progress:
+    with RoundsProgress() as progress:
         joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
     who = names_text(joined, escaped=False) if joined else "No new client"
-    tell(format, {"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
+    return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
 
-def status(run: RunArgument, everything: AllOption = False, format: FormatOption = Format.text) -> None:
+def status(run: RunArgument, everything: AllOption = False) -> Answer:
     """Clients, rounds, Psi against Psi*, kept models, requests.
 
     Psi bounds how far a client can have moved the current model, if what the run assumes holds. Noise of size sigma
@@ -229,7 +214,7 @@ def status(run: RunArgument, everything: AllOption = False, format: FormatOption
     """
     from sifu.cli.commands import show_status
 
-    show_status(sifu.Run(run), as_json=format is Format.json, everything=everything)
+    return show_status(sifu.Run(run), everything=everything)
 
 
 def report(
@@ -237,13 +222,12 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", help="Where to write the page.", show_default="DIR/report")
     ] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
     from sifu.report import write_report
 
     page = write_report(run, output)
-    tell(format, {"report": str(page)}, f"Wrote {page}")
+    return Answer({"report": str(page)}, f"Wrote {page}")
 
 
 def export(
@@ -251,18 +235,17 @@ def export(
     model: Annotated[
         Path, typer.Option("--model", "--output", help="The file to write: .safetensors, or .onnx.", metavar="FILE")
     ],
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Write the current released model, and what it is: kind, classes, features, normalisation.
 
     A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
     .onnx (sifu\\[onnx]) contains its description.
     """
     path = sifu.Run(run).export(model)
-    tell(format, {"model": str(path)}, f"Wrote {path}")
+    return Answer({"model": str(path)}, f"Wrote {path}")
 
 
-def methods(format: FormatOption = Format.text) -> None:
+def methods() -> Answer:
     """The unlearning methods that --method takes, one line each."""
     from sifu.cli.output import table
     from sifu.core.method_info import METHOD_INFOS
@@ -273,14 +256,14 @@ def methods(format: FormatOption = Format.text) -> None:
     for info in METHOD_INFOS.values():
         shown.add_row(info.name, info.summary)
     how = "auto, the default, takes the fewest predicted rounds among those of at least the level asked for."
-    tell(format, {"methods": listed, "default": "auto"}, shown, how)
+    return Answer({"methods": listed, "default": "auto"}, shown, how)
 
 
-def doctor(format: FormatOption = Format.text) -> None:
+def doctor() -> Answer:
     """What is installed, which engines and devices work here."""
     from sifu.cli.upkeep import show_doctor
 
-    show_doctor(as_json=format is Format.json)
+    return show_doctor()
 
 
 def predict(
@@ -297,8 +280,7 @@ def predict(
             metavar="PACKAGE.FILE:FUNCTION",
         ),
     ] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """What a released model says of new rows or images, made into inputs and features as its description says.
 
     Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
@@ -307,23 +289,18 @@ def predict(
     import csv
     import io
 
-    from sifu.cli.output import print_json
     from sifu.store.files import write_atomically
 
     rows = sifu.load_model(model, module=module).predict_rows(data)
-    if output is None and format is Format.json:
-        print_json({"predictions": [row.to_mapping() for row in rows]})
-        return
     text = io.StringIO()
     lines = list(_columns(rows))
     writer = csv.DictWriter(text, list(lines[0]) if lines else ["id"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     if output is None:
-        tell(format, {}, text.getvalue().rstrip("\n"))
-    else:
-        write_atomically(output, text.getvalue().encode())
-        tell(format, {"rows": len(rows), "file": str(output)}, f"Wrote {len(rows)} predictions to {output}")
+        return Answer({"predictions": [row.to_mapping() for row in rows]}, text.getvalue().rstrip("\n"))
+    write_atomically(output, text.getvalue().encode())
+    return Answer({"rows": len(rows), "file": str(output)}, f"Wrote {len(rows)} predictions to {output}")
 
 
 def _columns(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:

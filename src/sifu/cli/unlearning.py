@@ -12,10 +12,9 @@ from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
     AllOption,
+    Answer,
     DataOption,
     DeviceOption,
-    Format,
-    FormatOption,
     PrecisionOption,
     RecordsOption,
     RunArgument,
@@ -24,7 +23,6 @@ from sifu.cli.options import (
     flags,
     read_records,
     takes_terms,
-    tell,
 )
 from sifu.cli.runs import MetricsOption, warn
 from sifu.errors import InputError
@@ -39,8 +37,7 @@ def advise(
     settings: SetOption = None,
     data: DataOption = None,
     everything: AllOption = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Before training: would certified unlearning pay here, and what to change. Trains a short pilot, keeps nothing.
 
     For another budget: --set privacy.epsilon=5.
@@ -50,9 +47,9 @@ def advise(
 
     if spec.is_dir():
         raise InputError(f"{spec} is a folder: sifu advise takes a spec, from before training (sifu init writes one)")
-    with RoundsProgress(quiet=format is Format.json) as progress:
+    with RoundsProgress() as progress:
         advice = sifu.advise(sifu.load_spec(spec, settings or []), data_folder=data, progress=progress)
-    show_advice(spec, advice, as_json=format is Format.json, everything=everything)
+    return show_advice(spec, advice, everything)
 
 
 @takes_terms
@@ -69,8 +66,7 @@ def plan(
     *,
     terms: TermsGiven,
     everything: AllOption = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """What a request would do: node, noise, rounds saved, level. Changes nothing.
 
     With --all also why other ways are not possible, what each noise would do, what is kept, and every assumption.
@@ -85,7 +81,7 @@ def plan(
     planned = opened.plan(names, **terms)
     if picture is not None:
         draw_picture(planned, picture)
-    show_plan(planned, picture, as_json=format is Format.json, everything=everything)
+    return show_plan(planned, picture, everything)
 
 
 @takes_terms
@@ -104,8 +100,7 @@ def request(
     terms: TermsGiven,
     deadline: Annotated[int, typer.Option("--deadline", help="Days until it must be done.", metavar="DAYS")] = 30,
     actor: ActorOption = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out.
 
     Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
@@ -140,7 +135,7 @@ def request(
     count = len(terms["records"] or ()) if "records" in terms else None
     values = {"request": received, "clients": names, "records": count, "status": status}
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
-    tell(format, values, f"Request {received} for {whom} {standing}")
+    return Answer(values, f"Request {received} for {whom} {standing}")
 
 
 @takes_terms
@@ -158,8 +153,7 @@ def forget(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Carry out the queued requests, one of them, or a new one.
 
     Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and
@@ -178,7 +172,7 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
-    with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
+    with RoundsProgress(MetricsLog(run, metrics, warn)) as progress:
         opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
@@ -187,7 +181,7 @@ def forget(
             progress=progress,
             **terms,
         )
-    show_outcomes(run, outcomes, as_json=format is Format.json)
+    return show_outcomes(run, outcomes)
 
 
 def _add_records(terms: TermsGiven, clients: str | None, records: str | None, run: Path) -> None:

@@ -7,24 +7,24 @@ import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import Format, FormatOption, RunArgument, tell
+from sifu.cli.options import Answer, Commands, RunArgument
 
 PACKAGES = (
     "sifu", "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
 )  # fmt: skip
 
 
-def show_doctor(as_json: bool) -> None:
+def show_doctor() -> Answer:
     """`sifu doctor`."""
     import torch
 
-    from sifu.cli.output import out, print_json, table
+    from sifu.cli.output import table
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
@@ -35,31 +35,25 @@ def show_doctor(as_json: bool) -> None:
         "flower": f"works, with flwr {flwr}" if flwr else 'needs Flower: pip install "sifu[flower]"',
         "gpu": why_no_gpu() or "works, sifu train and forget take --device cuda",
     }
-    devices = ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-    data_folders = [str(folder) for folder in search_folders(None)]
-    if as_json:
-        print_json(
-            {
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-                "cores": os.cpu_count(),
-                "packages": packages,
-                "engines": engines,
-                "devices": devices,
-                "data_folders": data_folders,
-            }
-        )
-        return
+    values: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": packages,
+        "engines": engines,
+        "devices": ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        "data_folders": [str(folder) for folder in search_folders(None)],
+    }
     facts = table("", "")
-    facts.add_row("python", f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores")
+    facts.add_row("python", f"{values['python']} on {values['platform']}, {values['cores']} cores")
     for name, version in packages.items():
         facts.add_row(name, version or "not installed")
     facts.add_row("embedded engine", engines["embedded"])
     facts.add_row("flower engine", escape(engines["flower"]))
     facts.add_row("on a gpu", engines["gpu"])
-    facts.add_row("devices", ", ".join(devices))
-    facts.add_row("data looked for in", ", ".join(data_folders))
-    out.print(facts)
+    facts.add_row("devices", ", ".join(values["devices"]))
+    facts.add_row("data looked for in", ", ".join(values["data_folders"]))
+    return Answer(values, facts)
 
 
 def _version_of(package: str) -> str | None:
@@ -87,16 +81,12 @@ def purge(
         bool, typer.Option("--figures", help="Erase what certificates by noise rest on, too; cannot be undone.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --figures, do not ask first.")] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Permanently erase what still holds a part of the forgotten; says what remains and why.
 
     Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
     and leaves nothing of it in the database's free pages, its log or temporary files.
     """
-    from rich.markup import escape
-
-    from sifu.cli.output import out, print_json
     from sifu.store.sealed import why_figures_stay
 
     if figures and not yes:
@@ -105,28 +95,33 @@ def purge(
         typer.echo(FIGURES_GO if rest_on_noise else NO_NOISE, err=True)
         if rest_on_noise and not typer.confirm("Erase them?", err=True):
             typer.echo("Nothing was erased.", err=True)
-            return
+            raise typer.Exit
     done = sifu.Run(run).purge(figures=figures)
-    if format is Format.json:
-        print_json(asdict(done))
-        return
-    out.print(
-        f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
-        "the database was rewritten."
-    )
-    for copy in done.copies:
-        out.print(f"Took away {escape(copy)}, which an interrupted backup or restore had left with the operator's key.")
-    if not done.complete:
-        out.print("[yellow]Another process is reading the run: its log still holds old pages. Purge again later.[/]")
-    out.print("What remains, and why:")
-    for what, why in done.remains:
-        out.print(f"  {escape(what)}: {escape(why)}.")
+
+    def show() -> None:
+        from sifu.cli.output import out
+
+        out.print(
+            f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
+            "the database was rewritten."
+        )
+        left_behind = "which an interrupted backup or restore had left with the operator's key"
+        for copy in done.copies:
+            out.print(f"Took away {escape(copy)}, {left_behind}.")
+        if not done.complete:
+            late = "Another process is reading the run: its log still holds old pages. Purge again later."
+            out.print(f"[yellow]{late}[/]")
+        out.print("What remains, and why:")
+        for what, why in done.remains:
+            out.print(f"  {escape(what)}: {escape(why)}.")
+
+    return Answer(asdict(done), show)
 
 
-def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
+def anchor(run: RunArgument) -> Answer:
     """Print the chain's head, to publish or keep elsewhere; sifu verify --anchor checks it later."""
     head = sifu.Run(run).anchor()
-    tell(format, {"anchor": head}, head)
+    return Answer({"anchor": head}, head)
 
 
 def sign(
@@ -134,8 +129,7 @@ def sign(
     clock: Annotated[
         bool, typer.Option("--clock", help="Say that the clock is right now although it contradicts the last event.")
     ] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
 
     Every event is signed when it is written, if the key and its passphrase are available. Where they were not, nothing
@@ -144,13 +138,11 @@ def sign(
     """
     tail = sifu.Run(run).sign(clock=clock)
     if tail is None:
-        tell(format, {"signed": None}, "Every event has a signature.")
-    else:
-        said = f"Signed for events {tail[0]} to {tail[1]}, which had no signature."
-        tell(format, {"signed": list(tail)}, said)
+        return Answer({"signed": None}, "Every event has a signature.")
+    return Answer({"signed": list(tail)}, f"Signed for events {tail[0]} to {tail[1]}, which had no signature.")
 
 
-def timestamp(run: RunArgument, format: FormatOption = Format.text) -> None:
+def timestamp(run: RunArgument) -> Answer:
     """Fetch RFC 3161 timestamps of the latest head and of certificates that have none yet.
 
     The authority is named before the command: sifu --timestamp URL timestamp DIR, or by SIFU_TIMESTAMP. Commands that
@@ -158,17 +150,16 @@ def timestamp(run: RunArgument, format: FormatOption = Format.text) -> None:
     """
     came = sifu.Run(run).timestamp()
     said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."
-    tell(format, {"timestamps": came}, said)
+    return Answer({"timestamps": came}, said)
 
 
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]
 
 
-def backup(run: RunArgument, file: BackupArgument, format: FormatOption = Format.text) -> None:
+def backup(run: RunArgument, file: BackupArgument) -> Answer:
     """Write the whole run into one file; the ledger records that it was made."""
     head = sifu.Run(run).backup(file)
-    tell(
-        format,
+    return Answer(
         {"backup": str(file), "anchor": head},
         f"Wrote {file}. It is as confidential as the run, and holds the operator's key.",
         f"Keep this anchor elsewhere: {head}",
@@ -188,8 +179,7 @@ def restore(
     accept_older: Annotated[
         bool, typer.Option("--accept-older", help="Restore it although the anchor says that it is not the latest.")
     ] = False,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Make a run folder from a backup; the ledger records this permanently.
 
     Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed form: no
@@ -210,10 +200,10 @@ def restore(
             f"Brought back: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
             f"Next: sifu forget {run}"
         )
-    tell(format, restored.to_mapping(), *sentences)
+    return Answer(restored.to_mapping(), *sentences)
 
 
-key = typer.Typer(name="key", help="The operator's key.", no_args_is_help=True)
+key = Commands("key", "The operator's key.")
 
 
 @key.command("rotate")
@@ -222,19 +212,17 @@ def rotate(
     brought: Annotated[
         Path | None, typer.Option("--key", help="Your own Ed25519 key (PEM); by default a new one is made.")
     ] = None,
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
     public = sifu.Run(run).rotate_key(brought)
-    tell(format, {"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
+    return Answer({"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
 
 
 @key.command("accept")
 def accept(
     run: RunArgument,
     public_key: Annotated[str, typer.Argument(metavar="KEY", help="The run's public key (hex), as published.")],
-    format: FormatOption = Format.text,
-) -> None:
+) -> Answer:
     """Take this key for the operator's although another one is known here for the run or the folder.
 
     The key of every run is remembered when it is first used (SIFU_KNOWN_KEYS), and a change of it that the old key did
@@ -243,15 +231,14 @@ def accept(
     from sifu.api.safekeeping import accept_key
 
     accept_key(run, public_key)
-    tell(format, {"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")
+    return Answer({"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")
 
 
 @key.command("show")
-def show(run: RunArgument, format: FormatOption = Format.text) -> None:
+def show(run: RunArgument) -> Answer:
     """The public keys of the run, and whether the private one is encrypted at rest."""
     keys = sifu.Run(run).keys()
-    tell(
-        format,
+    return Answer(
         keys.to_mapping(),
         *(f"{named.key} from event {named.since} on" for named in keys.public_keys),
         f"The private key is {'encrypted' if keys.encrypted else 'not encrypted (see SIFU_PASSPHRASE)'}.",
