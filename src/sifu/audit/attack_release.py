@@ -8,52 +8,70 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api.run import Run
 from sifu.audit.audit_report import AttackAudit, AuditOptions, AuditProgress
 from sifu.audit.membership import (
+    ForgettingAudit,
     MembershipAudit,
     RecordedRounds,
     WatermarkSuccess,
     attack_rates,
     bound_rates,
-    forgetting_audit,
     lira,
+    relearn_rounds,
     shadow_scores,
 )
 from sifu.audit.replay_evidence import Evidence, Watched
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.core.randomness import NormalSource, keyed_generator
+from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
-from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.coupled_replay import NoisedModel, retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
 from sifu.store.sealed import not_recomputed
+from sifu.theory.participation import ClientIndices
 
 MOST_HELD_OUT = 2000
 
 
 @dataclass(eq=False)
-class ReleaseAttack:
-    """Attacks on one request's release; `notes` name those that cannot be tried."""
+class Audited:
+    """What every step of an audit looks at; `notes` say what could not be tried.
 
+    `clients` have names, x and y, None where the spec says where they lie; `noised` tells the noise of an edge.
+    """
+
+    run: Run
     reader: RunReader
-    view: RunView
     engine: Engine
-    spec: Spec
     options: AuditOptions
     clients: Any
     data_folder: str | Path | None
-    normals: NormalSource
+    noised: NoisedModel | None
     progress: AuditProgress
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        seed = self.options.seed
+        self.spec, self.view = Spec.from_mapping(self.reader.spec), RunView(self.reader)
+        self.normals: NormalSource = SystemNormals() if seed is None else keyed_generator(seed, "audit")
+
+
+class ReleaseAttack:
+    """Attacks on one request's release."""
+
+    def __init__(self, audited: Audited) -> None:
+        self._audited, self.reader, self.engine = audited, audited.reader, audited.engine
+        self.options, self.spec, self.notes = audited.options, audited.spec, audited.notes
 
     def request(self) -> RequestRow | None:
         """The request whose release is attacked."""
@@ -82,9 +100,8 @@ class ReleaseAttack:
 
     def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
         """Every attack that the available data allow; None where the model is gone."""
-        reader, engine, options = self.reader, self.engine, self.options
-        models = dict(evidence.models)
-        on_disk = reader.models()
+        reader, engine, progress = self.reader, self.engine, self._audited.progress
+        models, on_disk = dict(evidence.models), reader.models()
         for node in self.models_wanted(row) - set(models):
             if node in on_disk:
                 models[node] = reader.load_model(node)
@@ -94,44 +111,71 @@ class ReleaseAttack:
         recorded = RecordedRequest(reader, row)
         gone = recorded.gone
         active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
-        forgotten = np.array([self.view.index_of[name] for name in row.clients], dtype=np.int64)
+        forgotten = np.array([self._audited.view.index_of[name] for name in row.clients], dtype=np.int64)
         again = [item.client for item in joined_remainders(reader) if item.request == row.request]
         active = np.append(active, np.array(again, dtype=np.int64))  # who stays with the records it has left
-        stop = recorded.terms.stop(recorded.view.spec.stop)
         scratch, rounds, _, _ = retrain_unrecorded(
             engine,
             active,
-            stop,
+            recorded.terms.stop(recorded.view.spec.stop),
             recorded.order,
-            lambda progress: self.progress("training Scratch", progress.rounds, progress.max_rounds),
+            lambda done: progress("training Scratch", done.rounds, done.max_rounds),
         )
-        named: dict[str, Vector] = {}
-        before = Measured.of(self.reader, row).forgotten_before
+        named: dict[str, Vector] = {"released": models[row.final_node], "scratch": scratch}
+        before = Measured.of(reader, row).forgotten_before
         if before is not None and before.node in models:
-            named["before"] = models[before.node]
-        named |= {"released": models[row.final_node], "scratch": scratch}
-        data, scorer = self._data(), scorer_of(self.engine)
+            named = {"before": models[before.node]} | named
+        data, scorer = self._data(), scorer_of(engine)
         samples = self._samples(data, forgotten, row) if data is not None and scorer is not None else {}
-        everyone = np.sort(np.concatenate([active, forgotten]))
-        self.progress("relearning", 0, 1)
-        forgetting = forgetting_audit(
-            engine,
-            scorer,
-            named,
-            engine.initial_model(recorded.order),
-            forgotten,
-            everyone,
-            recorded.order,
-            rounds,
-            samples,
-            self._watermark(named, forgotten),
-            before,
-            options.relearn_rounds,
-        )
+        progress("relearning", 0, 1)
+        forgetting = self._forgetting(recorded, named, forgotten, active, rounds, samples)
         membership = None
         if samples and scorer is not None:
             membership = self._membership(row, watched, evidence, named, scorer, samples, data)
-        return AttackAudit(row.request, plain_names(self.reader, row.clients), membership, forgetting)
+        return AttackAudit(row.request, plain_names(reader, row.clients), membership, forgetting)
+
+    def _forgetting(
+        self,
+        recorded: RecordedRequest,
+        models: dict[str, Vector],
+        forgotten: ClientIndices,
+        active: ClientIndices,
+        scratch_rounds: int,
+        samples: dict[str, Samples],
+    ) -> ForgettingAudit:
+        """Compare the models `released` and `scratch` with each other, and with what was recorded before."""
+        engine, order, limit = self.engine, recorded.order, self.options.relearn_rounds
+        evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
+        accuracy, loss = (
+            {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")
+        )
+        relearn, before = {}, Measured.of(self.reader, recorded.request).forgotten_before
+        if before is not None:
+            goal, everyone = (before.accuracy, before.loss), np.sort(np.concatenate([active, forgotten]))
+            accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss
+            relearn = {
+                name: relearn_rounds(engine, models[name], goal, forgotten, everyone, order, limit)
+                for name in evaluations
+            }
+        disagreement, scorer = {}, scorer_of(engine)
+        if scorer is not None and scorer.labels:
+            for name, probe in samples.items():
+                pair = [scorer.predictions(models[kind], probe.x) for kind in evaluations]
+                disagreement[name] = float(np.mean(pair[0] != pair[1]))
+        released, scratch, start = (
+            model.astype(np.float64) for model in (models["released"], models["scratch"], engine.initial_model(order))
+        )
+        return ForgettingAudit(
+            accuracy,
+            loss,
+            scratch_rounds,
+            relearn,
+            limit,
+            float(np.linalg.norm(released - scratch)),
+            float(np.linalg.norm(scratch - start)),
+            disagreement,
+            self._watermark(models, forgotten),
+        )
 
     def _membership(
         self,
@@ -177,8 +221,8 @@ class ReleaseAttack:
                 rounds,
                 own,
                 options.shadows,
-                self.normals,
-                lambda done, total: self.progress("shadow federations", done, total),
+                self._audited.normals,
+                lambda done, total: self._audited.progress("shadow federations", done, total),
             )
             targets = [scorer.confidences(models[name], own) for name in ("released", "scratch")]
             rates, shares = lira(scores, targets)
@@ -206,11 +250,12 @@ class ReleaseAttack:
         ]
 
     def _data(self) -> Any:
-        if self.clients is None and self.spec.data.name != PYTHON:
-            self.clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder)).complete()
-        if self.clients is None:
+        clients = self._audited.clients
+        if clients is None and self.spec.data.name != PYTHON:
+            return arranged_clients(self.reader, clients_from_spec(self.spec, self._audited.data_folder)).complete()
+        if clients is None:
             self.notes.append("the clients' samples are not available: attacks that look at them were left out")
-        return self.clients
+        return clients
 
     def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
         result = {"forgotten": stacked(data, forgotten.tolist())}
@@ -218,7 +263,7 @@ class ReleaseAttack:
             turns = {item.request: item for item in joined_remainders(self.reader)}
             first, gone = data[turns[row.request].first], list(row.records)
             result["forgotten"] = Samples(np.asarray(first.x)[gone], np.asarray(first.y)[gone])
-        held = held_out_from_spec(self.spec, self.data_folder)
+        held = held_out_from_spec(self.spec, self._audited.data_folder)
         if held is not None:
             x, y = held
             rows = keyed_generator(self.spec.seed, "audit held out").permutation(x.shape[0])[:MOST_HELD_OUT]
@@ -228,7 +273,9 @@ class ReleaseAttack:
     def _watermark(self, models: dict[str, Vector], forgotten: np.ndarray) -> dict[str, WatermarkSuccess] | None:
         if not self.spec.data.watermark or self.spec.data.name == PYTHON:
             return None
-        fresh, _ = engine_from_spec(self.spec, clients_from_spec(self.spec, self.data_folder, fresh_marks=True))
+        fresh, _ = engine_from_spec(
+            self.spec, clients_from_spec(self.spec, self._audited.data_folder, fresh_marks=True)
+        )
         return {
             name: WatermarkSuccess(
                 self.engine.evaluate(model, forgotten).accuracy, fresh.evaluate(model, forgotten).accuracy

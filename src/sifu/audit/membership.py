@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.randomness import NormalSource, add_noise
 from sifu.engines.sim.scoring import Samples, Scorer
-from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices
@@ -196,50 +195,3 @@ def relearn_rounds(
             return rounds
         model = engine.run_round(model, Position(RELEARN_BRANCH + order, rounds), everyone).model
     return None
-
-
-def forgetting_audit(
-    engine: Engine,
-    scorer: Scorer | None,
-    models: Mapping[str, Vector],
-    start: Vector,
-    forgotten: ClientIndices,
-    everyone: ClientIndices,
-    order: int,
-    scratch_rounds: int,
-    samples: Mapping[str, Samples],
-    watermark: dict[str, WatermarkSuccess] | None,
-    before: EvaluationRow | None,
-    relearn_limit: int,
-) -> ForgettingAudit:
-    """Compare the models `released` and `scratch` with each other, and with what was recorded before the request."""
-    evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
-    accuracy, loss = (
-        {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")
-    )
-    relearn = {}
-    if before is not None:
-        accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss
-        relearn = {
-            name: relearn_rounds(
-                engine, models[name], (before.accuracy, before.loss), forgotten, everyone, order, relearn_limit
-            )
-            for name in evaluations
-        }
-    released, scratch = models["released"].astype(np.float64), models["scratch"].astype(np.float64)
-    disagreement = {}
-    if scorer is not None and scorer.labels:
-        for name, probe in samples.items():
-            pair = [scorer.predictions(models[kind], probe.x) for kind in ("released", "scratch")]
-            disagreement[name] = float(np.mean(pair[0] != pair[1]))
-    return ForgettingAudit(
-        accuracy,
-        loss,
-        scratch_rounds,
-        relearn,
-        relearn_limit,
-        float(np.linalg.norm(released - scratch)),
-        float(np.linalg.norm(scratch - start.astype(np.float64))),
-        disagreement,
-        watermark,
-    )

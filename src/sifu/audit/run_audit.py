@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.run import Run
-from sifu.audit.attack_release import ReleaseAttack
+from sifu.audit.attack_release import Audited, ReleaseAttack
 from sifu.audit.audit_report import AuditOptions, AuditProgress, AuditReport, SubjectAudit
 from sifu.audit.releases import ExactAudit, audit_releases, exact_audits
 from sifu.audit.replay_evidence import (
@@ -27,13 +27,8 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
-from sifu.core.engine import Engine
-from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
-from sifu.core.spec import Spec
 from sifu.run.coupled_replay import NoisedModel
-from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader
 from sifu.store.sealed import not_recomputed
 
 
@@ -57,33 +52,18 @@ def audit_run(
     run = run if isinstance(run, Run) else Run(run)
     engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
-        return _Audit(run, reader, engine, options, clients, data_folder, noised, progress).carry_out()
+        progress = progress or (lambda *_: None)
+        return _Audit(Audited(run, reader, engine, options, clients, data_folder, noised, progress)).carry_out()
 
 
 class _Audit:
     """One audit, step by step."""
 
-    def __init__(
-        self,
-        run: Run,
-        reader: RunReader,
-        engine: Engine,
-        options: AuditOptions,
-        clients: Any,
-        data_folder: str | Path | None,
-        noised: NoisedModel | None,
-        progress: AuditProgress | None,
-    ) -> None:
-        self.run, self.reader, self.engine, self.options = run, reader, engine, options
-        self.noised = noised
-        self.progress = progress or (lambda *_: None)
-        self.spec = Spec.from_mapping(reader.spec)
-        self.view = RunView(reader)
-        self.normals: NormalSource = SystemNormals() if options.seed is None else keyed_generator(options.seed, "audit")
-        self.attack = ReleaseAttack(
-            reader, self.view, engine, self.spec, options, clients, data_folder, self.normals, self.progress
-        )
-        self.notes: list[str] = []
+    def __init__(self, audited: Audited) -> None:
+        self._audited, self.reader, self.engine, self.view = audited, audited.reader, audited.engine, audited.view
+        self.options, self.spec = audited.options, audited.spec
+        self.notes, self.progress = audited.notes, audited.progress
+        self.attack = ReleaseAttack(audited)
         self.contradictions: list[str] = []
         self.observations: list[str] = []
 
@@ -121,7 +101,6 @@ class _Audit:
             self.progress("replaying releases", number + 1, len(watched))
         exact = tuple(self._exact(watched, evidence))
         attacks = self.attack.carry_out(attacked, watched, evidence) if attacked is not None else None
-        self.notes += self.attack.notes
         return AuditReport(
             self.reader.value("run"),
             tuple(subjects),
@@ -147,7 +126,7 @@ class _Audit:
             self.reader,
             watched,
             self.attack.models_wanted(attacked),
-            self.noised,
+            self._audited.noised,
             lambda done, total: self.progress("replaying the run", done, total),
         )
 
@@ -186,7 +165,7 @@ class _Audit:
 
     def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
         """Digests of exact releases in both worlds; a replay on another machine may differ in its last bits."""
-        for release, same_worlds in exact_audits(self.run.engine_without, self.reader, watched, evidence):
+        for release, same_worlds in exact_audits(self._audited.run.engine_without, self.reader, watched, evidence):
             who = f"request {release.request}, {', '.join(release.clients[:3])}"
             if not release.same_sum:
                 self._say(True, f"{who}: the sum it was solved from is not that of those who stay")
@@ -208,7 +187,7 @@ class _Audit:
         edges = charged_edges(self.reader, watched)
         findings = list(self._findings(watched, rows, edges, evidence))
         share = replace(self.options.replays, mistake=self.options.replays.mistake / max(subjects, 1))
-        releases = audit_releases(self.engine, watched, edges, evidence, self.normals, share)
+        releases = audit_releases(self.engine, watched, edges, evidence, self._audited.normals, share)
         if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
             findings.append(
                 f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "

@@ -87,9 +87,9 @@ class Commands(typer.Typer):
     def __init__(self, name: str, help: str) -> None:
         super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def command(self, name: str) -> Callable[[Callable[..., Any]], Any]:  # type: ignore[override]
         """Register a command."""
-        register = super().command(name, **options)
+        register = super().command(name)
         return lambda command: register(answering(command))
 
 
