@@ -25,8 +25,7 @@ from sifu.engines.flower.client import add_profile, client_app
 from sifu.engines.own_models import RATE_KEYS
 from sifu.errors import InputError
 from sifu.run.training import Progress
-from sifu.server.flower_app import Settings, serve_on_flower
-from sifu.server.own_app import OwnOptions, make_own_server
+from sifu.server.flower_app import OwnServer, Settings, serve_on_flower
 
 __all__ = ["ForgettingFedAvg", "add_profile", "client_app", "witness_mod"]
 
@@ -81,17 +80,15 @@ class ForgettingFedAvg(FedAvg):
                 result.evaluate_metrics_serverapp[rounds] = metrics
             return metrics
 
-        def save(arrays: ArrayRecord) -> None:
-            result.arrays = arrays
-
         first = {name: array.numpy() for name, array in initial_arrays.items()}
-        options = OwnOptions(config=config, evaluates=self.fraction_evaluate > 0.0, save_model=save)
-        if evaluate_fn:
-            options["evaluate_fn"] = evaluated
-        make, hooks = make_own_server(lambda: first, **options)
-        serve_on_flower(
-            grid, settings, make, spec=spec, progress=partial(_tell_round, result), tell=log.info, hooks=hooks
+        own = OwnServer(
+            lambda: first,
+            config,
+            evaluates=self.fraction_evaluate > 0.0,
+            evaluate_fn=evaluated if evaluate_fn else None,
+            save_model=partial(setattr, result, "arrays"),
         )
+        serve_on_flower(grid, settings, own, spec=spec, progress=partial(_tell_round, result), tell=log.info)
         return result
 
     def _usual_spec(self, config: Mapping[str, Any]) -> Spec:

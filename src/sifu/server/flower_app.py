@@ -11,10 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
@@ -28,8 +30,17 @@ from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.messenger import Patience
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
-from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
-from sifu.engines.remote import Blueprint
+from sifu.engines.flower.wire import (
+    TRAIN,
+    Instruction,
+    WireProfile,
+    model_message,
+    profile_message,
+    read_arrays,
+    read_profile,
+)
+from sifu.engines.own_models import fresh_model, own_blueprint
+from sifu.engines.remote import Blueprint, MetricNames
 from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
@@ -45,7 +56,7 @@ from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, CLAIMED, MASKED_STATISTICS
 
 if TYPE_CHECKING:
-    from flwr.app import ArrayRecord, Context, Message
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord
     from flwr.serverapp import Grid, ServerApp
 
 log = logging.getLogger(__name__)
@@ -101,23 +112,52 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """What a custom app adds (`sifu.server.own_app`).
+class OwnServer:
+    """A model of your own, for ClientApps that were written for Flower's FedAvg and know nothing of us.
 
-    `first_message` trains a client once, whose answer says how many samples it has, where it answers no profile query.
-    `after_round` is told every round's model, `save_model` gets the current one when the server ends.
+    `initial` makes a fresh model: a torch module, or named numpy arrays; it may take the number of the branch. `config`
+    is what FedAvg calls `train_config`. `loss` and `accuracy` name the metrics of an evaluation where they are not
+    called as usual; `evaluates = False` is for apps without any. `evaluate_fn` is called with the number of rounds and
+    the model after each, and what it returns is shown; it decides nothing. `save_model` gets the model when the server
+    ends.
     """
 
-    first_message: Callable[[Spec, int, float], Message] | None = None
-    after_round: Callable[[Tell, Position, ArrayRecord], None] | None = None
+    initial: Callable[..., Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    loss: str = ""
+    accuracy: str = ""
+    evaluates: bool = True
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None
     save_model: Callable[[ArrayRecord], None] | None = None
 
+    def __call__(self, spec: Spec, profiles: Sequence[WireProfile], **known: str) -> tuple[Blueprint, Spec]:
+        """The training of clients with these profiles."""
+        names, evaluates = MetricNames(self.loss, self.accuracy), self.evaluates
+        config = self.config
+        return own_blueprint(self.initial, spec, profiles, config=config, metrics=names, evaluates=evaluates, **known)
 
-NO_HOOKS = Hooks()
+    def first_message(self, spec: Spec, node: int, timeout: float) -> Message:
+        """A training whose result is thrown away: an app that knows nothing of us says its samples only then."""
+        from flwr.app import Array, ArrayRecord
+
+        fresh = fresh_model(self.initial, 0, spec.seed)
+        arrays = ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in fresh.items()})
+        return model_message(arrays, Instruction(Position(0, 0), 0, 1), node, TRAIN, timeout, self.config)
+
+    def after_round(self, tell: Tell, position: Position, model: ArrayRecord) -> None:
+        """Show what the central evaluation says of a round's model."""
+        metrics = self.evaluate_fn(position.round + 1, model) if self.evaluate_fn else None
+        if metrics is not None:
+            tell(f"central evaluation after {position.round + 1} rounds: {dict(metrics)}")
 
 
-def server_app(make_blueprint: MakeBlueprint = blueprint, hooks: Hooks = NO_HOOKS) -> ServerApp:
-    """The ServerApp; for models of your own see `sifu.server.own_app`."""
+def own_server_app(initial: Callable[..., Any], **options: Any) -> ServerApp:
+    """The ServerApp of a model of your own (`OwnServer`), for example `own_server_app(Net, config={"lr": 0.01})`."""
+    return server_app(OwnServer(initial, **options))
+
+
+def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
+    """The ServerApp; for models of your own see `OwnServer`."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -125,7 +165,7 @@ def server_app(make_blueprint: MakeBlueprint = blueprint, hooks: Hooks = NO_HOOK
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = Settings.of(context.run_config)
-        serve_on_flower(grid, settings, make_blueprint, progress=_tell_round, tell=_tell, hooks=hooks)
+        serve_on_flower(grid, settings, make_blueprint, progress=_tell_round, tell=_tell)
 
     return app
 
@@ -149,7 +189,6 @@ def serve_on_flower(
     progress: Callable[[Progress], None] | None = None,
     level: Level | None = None,
     tell: Tell = log.info,
-    hooks: Hooks = NO_HOOKS,
     spec: Spec | None = None,
 ) -> list[str]:
     """Create the run or continue it until all is done; returns the requests that were carried out.
@@ -171,7 +210,8 @@ def serve_on_flower(
             "move it out of the app, and name the new place in the app's config",
             folder,
         )
-    registry = _ClientRegistry(grid, settings, patience, spec, listed, make_blueprint, tell, hooks)
+    registry = _ClientRegistry(grid, settings, patience, spec, listed, make_blueprint, tell)
+    own = registry.own
     if (folder / DATABASE).exists():
         engine = registry.continue_run(folder)
     else:
@@ -179,8 +219,8 @@ def serve_on_flower(
     engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
-    if hooks.after_round is not None:
-        engine.after_round = partial(hooks.after_round, tell)
+    if own is not None and own.evaluate_fn is not None:
+        engine.after_round = partial(own.after_round, tell)
     done = serve(
         run,
         engine,
@@ -192,9 +232,9 @@ def serve_on_flower(
         after_mail=registry.update_keys,
         more_mail=registry.newcomer_waits,
     )
-    if hooks.save_model is not None:
+    if own is not None and own.save_model is not None:
         with run.reader() as reader:
-            hooks.save_model(engine.record(reader.load_model(reader.tip)))
+            own.save_model(engine.record(reader.load_model(reader.tip)))
     return done
 
 
@@ -228,9 +268,8 @@ class _ClientRegistry:
         listed: Sequence[Admitted],
         make_blueprint: MakeBlueprint,
         tell: Tell,
-        hooks: Hooks,
     ) -> None:
-        self._tell, self._hooks = tell, hooks
+        self._tell, self.own = tell, make_blueprint if isinstance(make_blueprint, OwnServer) else None
         self._counted: dict[int, WireProfile] = {}
         self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
         self._listed, self._make_blueprint = listed, make_blueprint
@@ -266,7 +305,7 @@ class _ClientRegistry:
             )
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
-            if self._hooks.first_message is not None:  # counted before: no client trains again to be counted
+            if self.own is not None:  # counted before: no client trains again to be counted
                 numbers = {profile.name.removeprefix("node-"): profile for profile in profiles}
                 self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}
         else:  # it was killed between its first event and its second
@@ -409,10 +448,9 @@ class _ClientRegistry:
         timeout = min(self._patience.timeout, 120.0)
         messages = {node: profile_message(node, plan, timeout) for node in nodes if node not in self._counted}
         answers, self._failed = self._exchange.ask(messages, timeout, read_profile)
-        first_message = self._hooks.first_message
-        if first_message is not None:
+        if self.own is not None:
             strangers = [node for node, why in self._failed.items() if why.startswith("error")]
-            first = {node: first_message(self._spec, node, timeout) for node in strangers}
+            first = {node: self.own.first_message(self._spec, node, timeout) for node in strangers}
             counted, failed = self._exchange.ask(first, self._patience.timeout, lambda reply: read_arrays(reply)[1])
             self._failed = {node: why for node, why in self._failed.items() if node not in first} | failed
             self._counted |= {node: WireProfile(f"node-{node}", samples, 1) for node, samples in counted.items()}

@@ -26,8 +26,7 @@ from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.wire import EVALUATE, TRAIN
 from sifu.errors import InputError
 from sifu.flower import ForgettingFedAvg
-from sifu.server.flower_app import Settings, serve_on_flower
-from sifu.server.own_app import make_own_server
+from sifu.server.flower_app import OwnServer, Settings, serve_on_flower
 
 RUN_CONFIG = {"local-epochs": 1, "batch-size": 16}
 
@@ -145,14 +144,14 @@ def settings_of(folder: Path, spec: Spec) -> Settings:
 
 def test_a_pytorch_app_trains_forgets_and_is_certified_as_it_is(tmp_path: Path) -> None:
     grid, saved, central, told = grid_with(torch_app), [], [], []
-    make, hooks = make_own_server(
+    make = OwnServer(
         Net,
         config={"lr": 0.1},
         evaluate_fn=lambda rounds, model: central.append(rounds) or MetricRecord({"accuracy": 0.5}),
         save_model=saved.append,
     )
     settings = settings_of(tmp_path, own_spec())
-    serve_on_flower(grid, settings, make, HASTY, hooks=hooks, tell=told.append)
+    serve_on_flower(grid, settings, make, HASTY, tell=told.append)
     run = sifu.open_run(tmp_path / "run")
     assert run.status().rounds == 4
     assert central == [1, 2, 3, 4]
@@ -164,7 +163,7 @@ def test_a_pytorch_app_trains_forgets_and_is_certified_as_it_is(tmp_path: Path) 
     # Noise would make a variance of BatchNorm negative, and every output NaN.
     run.request(["node-102"], "leaves", method="scratch")
     grid.sent.clear()
-    assert serve_on_flower(grid, settings, make, HASTY, hooks=hooks) == ["leaves"]
+    assert serve_on_flower(grid, settings, make, HASTY) == ["leaves"]
     trained = {message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == TRAIN}
     assert trained == {100, 101, 103}
     assert run.certificate("leaves").body["level"] == "conditional"
@@ -172,7 +171,7 @@ def test_a_pytorch_app_trains_forgets_and_is_certified_as_it_is(tmp_path: Path) 
 
 
 def test_what_a_model_carries_is_named(tmp_path: Path) -> None:
-    make, _ = make_own_server(Net, config={"lr": 0.1})
+    make = OwnServer(Net, config={"lr": 0.1})
     blueprint, _ = make(own_spec(), [], identity="claimed", preprocessing="")
     assert blueprint.facts.outside == (
         "keeping whole numbers of the model (layers.1.num_batches_tracked) at their initial values",
@@ -184,9 +183,9 @@ def test_what_a_model_carries_is_named(tmp_path: Path) -> None:
 
 def test_a_scikit_learn_app_with_metrics_of_its_own_names_stops_at_its_target(tmp_path: Path) -> None:
     fresh = [np.zeros((10, 64)), np.zeros(10)]
-    make, hooks = make_own_server(lambda: fresh, loss="test_logloss", accuracy="score")
+    make = OwnServer(lambda: fresh, loss="test_logloss", accuracy="score")
     settings = settings_of(tmp_path, own_spec(stop={"max_rounds": 30, "target": 0.6}))
-    serve_on_flower(grid_with(sklearn_app), settings, make, HASTY, hooks=hooks)
+    serve_on_flower(grid_with(sklearn_app), settings, make, HASTY)
     run = sifu.open_run(tmp_path / "run")
     with run.reader() as reader:
         latest = reader.evaluations()[-1]
@@ -197,16 +196,16 @@ def test_a_scikit_learn_app_with_metrics_of_its_own_names_stops_at_its_target(tm
 
 def test_an_app_without_evaluation_trains_for_its_rounds(tmp_path: Path) -> None:
     fresh = [np.zeros((10, 64)), np.zeros(10)]
-    make, hooks = make_own_server(lambda branch: fresh, evaluates=False)
+    make = OwnServer(lambda branch: fresh, evaluates=False)
     grid = grid_with(lambda: sklearn_app(evaluates=False))
     settings = settings_of(tmp_path, own_spec())
-    serve_on_flower(grid, settings, make, HASTY, hooks=hooks)
+    serve_on_flower(grid, settings, make, HASTY)
     run = sifu.open_run(tmp_path / "run")
     assert run.status().phase == "ready"
     assert run.status().rounds == 4
     assert all(message.metadata.message_type != EVALUATE for message in grid.sent)
     run.request(["node-101"], "leaves", method="scratch")
-    assert serve_on_flower(grid, settings, make, HASTY, hooks=hooks) == ["leaves"]
+    assert serve_on_flower(grid, settings, make, HASTY) == ["leaves"]
     assert run.verify().problems == []
 
 
@@ -221,7 +220,7 @@ def test_an_app_without_evaluation_trains_for_its_rounds(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_served_is_refused(initial: Callable, config: dict, sentence: str) -> None:
-    make, _ = make_own_server(initial, config=config)
+    make = OwnServer(initial, config=config)
     with pytest.raises(InputError, match=sentence):
         make(own_spec(), [], identity="claimed", preprocessing="")
 
