@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import TextColumn
 
 from sifu.audit import AuditReport, ClientAudit, Control
-from sifu.cli.options import Answer
-from sifu.cli.output import ShownBar, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, ShownBar, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import plain_values
 
 MOST_SUBJECTS = 12
@@ -25,7 +23,7 @@ class AuditProgress(ShownBar):
     """A bar for each step of an audit, on a terminal only."""
 
     def __init__(self) -> None:
-        super().__init__(TextColumn("{task.completed:.0f} of {task.total:.0f}"), width=20)
+        super().__init__("{task.completed:.0f} of {task.total:.0f}", width=20)
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """A step and how much of it is done."""

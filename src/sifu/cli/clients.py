@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import Answer, Commands, note_run
+from sifu.cli.options import Commands, note_run
+from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
 clients = Commands(
@@ -39,7 +40,6 @@ def add_client(
 @clients.command("list")
 def list_clients(run: RunArgument) -> Answer:
     """Who is on the list."""
-    from sifu.cli.output import table
     from sifu.requests.client_list import described_clients, run_id
 
     listed, number = described_clients(run), run_id(run)

@@ -15,8 +15,7 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
-from sifu.cli.options import Answer
-from sifu.cli.output import err, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, err, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on

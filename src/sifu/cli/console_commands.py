@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from sifu.cli.options import Answer, Commands
+from sifu.cli.options import Commands
+from sifu.cli.output import Answer, out, table
 from sifu.errors import InputError
 
 
@@ -45,7 +47,6 @@ def serve(
     It listens on this machine alone, and refuses anything else without TLS. People log in with tokens, see sifu token.
     Ctrl-C ends it and nothing else: requests that are being carried out go on.
     """
-    from sifu.cli.output import out
     from sifu.console.serving import Binding, check_binding, check_tokens_exist, listen
     from sifu.console.serving import serve as answer
     from sifu.console.tokens import TokenFile, state_folder
@@ -119,9 +120,6 @@ def create_token(
 @token.command("list")
 def list_tokens(folder: FolderArgument) -> Answer:
     """Every token that was made, without its secret."""
-    from rich.markup import escape
-
-    from sifu.cli.output import table
     from sifu.console.tokens import TokenFile, state_folder
 
     tokens = TokenFile(state_folder(folder)).all()

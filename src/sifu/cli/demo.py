@@ -10,8 +10,7 @@ from typing import Any
 
 from sifu.api import Outcome, train
 from sifu.cli.commands import outcome_values, outcomes_table
-from sifu.cli.options import Answer, Format
-from sifu.cli.output import RoundsProgress, out, percent
+from sifu.cli.output import Answer, Format, RoundsProgress, out, percent
 from sifu.cli.plans import print_plan
 from sifu.core.allowed_code import allow_code
 from sifu.core.spec import Spec

@@ -15,7 +15,8 @@ import typer
 from sifu.cli.clients import clients
 from sifu.cli.console_commands import serve, token
 from sifu.cli.flower_app_files import flower
-from sifu.cli.options import Answer, answering, runs_at_work
+from sifu.cli.options import answering, runs_at_work
+from sifu.cli.output import Answer, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
@@ -166,8 +167,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning of ours as a sentence, without the line of code that it came from; others as Python does it."""
-    from sifu.cli.output import harmless
-
     ours = issubclass(category, SifuWarning)
     text = f"sifu: warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     sys.stderr.write(harmless(text))
@@ -192,7 +191,6 @@ def _say_what_is_overdue() -> None:
     if not runs_at_work:
         return
     from sifu.api.start_run import clock_problem_of, overdue_of
-    from sifu.cli.output import harmless
 
     for run in dict.fromkeys(runs_at_work):
         clock = clock_problem_of(run)
@@ -206,8 +204,6 @@ def _say_what_is_overdue() -> None:
 
 
 def _fail(sentence: str, code: int, as_json: bool) -> None:
-    from sifu.cli.output import harmless, print_json
-
     if as_json:
         print_json({"error": sentence, "exit_code": code})
     sys.stderr.write(f"sifu: {harmless(sentence)}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,43 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from sifu.choices import Device, Precision, SigmaChoice, Term, terms_on_offer
+from sifu.cli.output import Answer, Format, tell
 from sifu.errors import InputError
-
-
-class Format(enum.StrEnum):
-    """How results are printed."""
-
-    text = "text"
-    json = "json"
-
-
-def tell(format: Format, values: Any, *shown: Any) -> None:
-    """What a command did or found: values for a machine, or for a person sentences, tables, or what prints them.
-
-    Values may be a function that makes them.
-    """
-    from sifu.cli.output import harmless, out, print_json
-
-    if format is Format.json:
-        print_json(values() if callable(values) else values)
-        return
-    for part in shown:
-        if isinstance(part, str):
-            out.print(harmless(part), markup=False, soft_wrap=True)
-        elif callable(part):
-            part()
-        else:
-            out.print(part)
-
-
-class Answer:
-    """What a command returns: what `tell` takes, and the exit code."""
-
-    format = Format.text
-    """How the command that runs now is to answer."""
-
-    def __init__(self, values: Any, *shown: Any, code: int = 0) -> None:
-        self.values, self.shown, self.code = values, shown, code
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from sifu.cli.options import Answer, Format
-from sifu.core.ledger import plain_values
-from sifu.report.metrics_log import MetricsLog
-from sifu.run.training import expected_rounds
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from sifu.report.metrics_log import MetricsLog
 
 
 def harmless(text: str) -> str:
@@ -36,6 +36,41 @@ class _Console(Console):
 out = _Console(soft_wrap=False, highlight=False)
 err = _Console(stderr=True, highlight=False)
 
+
+class Format(enum.StrEnum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+def tell(format: Format, values: Any, *shown: Any) -> None:
+    """What a command did or found: values for a machine, or for a person sentences, tables, or what prints them.
+
+    Values may be a function that makes them.
+    """
+    if format is Format.json:
+        print_json(values() if callable(values) else values)
+        return
+    for part in shown:
+        if isinstance(part, str):
+            out.print(harmless(part), markup=False, soft_wrap=True)
+        elif callable(part):
+            part()
+        else:
+            out.print(part)
+
+
+class Answer:
+    """What a command returns: what `tell` takes, and the exit code."""
+
+    format = Format.text
+    """How the command that runs now is to answer."""
+
+    def __init__(self, values: Any, *shown: Any, code: int = 0) -> None:
+        self.values, self.shown, self.code = values, shown, code
+
+
 LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "bold yellow", "none": "bold red"}
 
 
@@ -51,6 +86,8 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout; figures that JSON cannot hold become null."""
+    from sifu.core.ledger import plain_values
+
     json.dump(plain_values(value), sys.stdout, indent=2)
     sys.stdout.write("\n")
 
@@ -81,12 +118,13 @@ def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool 
 class ShownBar:
     """A bar on a terminal while its block runs, unless the command answers a machine; one step at a time."""
 
-    def __init__(self, *columns: ProgressColumn, width: int = 16, quiet: bool = False) -> None:
+    def __init__(self, text: str, width: int = 16, quiet: bool = False) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
         self._shown = err.is_terminal and not (quiet or Answer.format is Format.json)
-        description, bar = TextColumn(f"{{task.description:<{width}}}"), BarColumn(bar_width=18)
-        self._bar = Progress(
-            description, bar, *columns, TimeElapsedColumn(), console=err, transient=True, disable=not self._shown
-        )
+        columns = TextColumn(f"{{task.description:<{width}}}"), BarColumn(bar_width=18), TextColumn(text)
+        disable = not self._shown
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=disable)
         self._step: TaskID | None = None
         self._phase = ""
 
@@ -123,13 +161,15 @@ class RoundsProgress(ShownBar):
     """Rounds until a target: how far, how fast, and about how long it still takes; `metrics` are kept up to date."""
 
     def __init__(self, metrics: MetricsLog | None = None, quiet: bool = False) -> None:
-        super().__init__(TextColumn("{task.fields[text]}"), quiet=quiet)
+        super().__init__("{task.fields[text]}", quiet=quiet)
         self._metrics, self._told = metrics, time.monotonic()
         self._seen: list[tuple[int, float]] = []
         self._started = 0.0
 
     def __call__(self, update: object) -> None:
         """Takes a `sifu.run.training.Progress`."""
+        from sifu.run.training import expected_rounds
+
         if self._metrics is not None:
             self._metrics.update()
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]

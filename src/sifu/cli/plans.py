@@ -14,8 +14,7 @@ from rich.table import Table
 
 from sifu.api import Advice
 from sifu.cli.commands import MOST_CLIENTS
-from sifu.cli.options import Answer
-from sifu.cli.output import level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 import sifu
-from sifu.cli.options import (
-    AllOption,
-    Answer,
-    DataOption,
-    PublicKeyOption,
-    RequestArgument,
-    RunArgument,
-    note_run,
-)
+from sifu.cli.options import AllOption, DataOption, PublicKeyOption, RequestArgument, RunArgument, note_run
+from sifu.cli.output import Answer, out
 from sifu.errors import InputError, VerificationError
 
 SHORT_NOTES = 3
@@ -73,10 +67,6 @@ def verify(
     values = asdict(result) | {"holds": result.holds}
 
     def show() -> None:
-        from rich.markup import escape
-
-        from sifu.cli.output import out
-
         if not result.holds:
             problems = f"{len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
             raise VerificationError(f"{result.subject} does not verify, {problems}")

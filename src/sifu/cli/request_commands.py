@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 import sifu
 from sifu.choices import Decision
-from sifu.cli.options import ActorOption, AllOption, Answer, Commands, RequestArgument, RunArgument
+from sifu.cli.options import ActorOption, AllOption, Commands, RequestArgument, RunArgument
+from sifu.cli.output import Answer, names_text, out, print_json, table
 from sifu.errors import InputError
 
 requests = Commands("requests", "The record of requests: list them, show one, decide on one.")
@@ -40,10 +42,6 @@ def list_requests(
 
 
 def _show_pending(waiting: list[sifu.PendingRequest]) -> Answer:
-    from rich.markup import escape
-
-    from sifu.cli.output import names_text, table
-
     shown = table("until", "-days", "request", "status", "clients", "run")
     for request in waiting:
         shown.add_row(
@@ -59,8 +57,6 @@ def _show_pending(waiting: list[sifu.PendingRequest]) -> Answer:
 
 
 def _show_public(record: list[sifu.PublicRequest]) -> Answer:
-    from sifu.cli.output import table
-
     shown = table("-number", "status", "-clients", "received", "until", "finished", "level")
     for request in record:
         shown.add_row(
@@ -113,9 +109,6 @@ def decide(
 
 
 def _show(records: dict[sifu.Run, list[sifu.RequestRecord]]) -> Answer:
-    from rich.markup import escape
-
-    from sifu.cli.output import names_text, out
     from sifu.core.request_terms import terms_words
     from sifu.core.wording import forgotten_words
 
@@ -162,8 +155,6 @@ def show_certificate(
     opened = sifu.Run(run)
 
     def show() -> None:
-        from sifu.cli.output import out
-
         body = opened.certificate(request).body
         lines = plain_answer(body) if public or everything else in_short(body)
         if everything and not public:
@@ -177,6 +168,4 @@ def show_certificate(
 @certificate.command("attest")
 def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
     """The public certificate as an in-toto statement in a DSSE envelope, for other people's tools; needs the key."""
-    from sifu.cli.output import print_json
-
     print_json(sifu.Run(run).attestation(request))

@@ -9,16 +9,8 @@ from typing import Annotated, Any
 import typer
 
 import sifu
-from sifu.cli.options import (
-    AllOption,
-    Answer,
-    DataOption,
-    DeviceOption,
-    PrecisionOption,
-    RunArgument,
-    SetOption,
-    note_run,
-)
+from sifu.cli.options import AllOption, DataOption, DeviceOption, PrecisionOption, RunArgument, SetOption, note_run
+from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
 from sifu.errors import InputError
 
 TARGETS = "FILE.csv, FILE.jsonl, FILE.tfevents (TensorBoard) or mlflow:EXPERIMENT"
@@ -65,8 +57,6 @@ def metrics(
 
 def warn(sentence: str) -> None:
     """Warn on stderr that metrics could not be written."""
-    from sifu.cli.output import err
-
     err.print(f"sifu: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -144,7 +134,6 @@ def train(
     go back to are kept. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.commands import download_progress, show_status
-    from sifu.cli.output import RoundsProgress
     from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
@@ -174,8 +163,6 @@ def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
 
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.cli.output import RoundsProgress
-
     with RoundsProgress() as progress:
         count = sifu.open_run(run, data_folder=data, device=device).rebuild(progress)
     words = "1 group was built again" if count == 1 else f"{count} groups were built again"
@@ -197,8 +184,6 @@ def join(
     join under another name; records that it lost go with sifu forget --records. Run the same command again after an
     interruption.
     """
-    from sifu.cli.output import RoundsProgress, names_text
-
     with RoundsProgress() as progress:
         joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
     who = names_text(joined, escaped=False) if joined else "No new client"
@@ -247,7 +232,6 @@ def export(
 
 def methods() -> Answer:
     """The unlearning methods that --method takes, one line each."""
-    from sifu.cli.output import table
     from sifu.core.method_info import METHOD_INFOS
 
     fields = ("name", "summary", "certifies", "protection")

@@ -12,7 +12,6 @@ from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
     AllOption,
-    Answer,
     DataOption,
     DeviceOption,
     PrecisionOption,
@@ -24,6 +23,7 @@ from sifu.cli.options import (
     read_records,
     takes_terms,
 )
+from sifu.cli.output import Answer, RoundsProgress, names_text
 from sifu.cli.runs import MetricsOption, warn
 from sifu.errors import InputError
 
@@ -42,7 +42,6 @@ def advise(
 
     For another budget: --set privacy.epsilon=5.
     """
-    from sifu.cli.output import RoundsProgress
     from sifu.cli.plans import show_advice
 
     if spec.is_dir():
@@ -107,7 +106,6 @@ def request(
     plan shows what a request would do. While a command trains, it waits in the run's inbox.
     """
     from sifu.cli.clients import read_statement
-    from sifu.cli.output import names_text
     from sifu.core.wording import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
 
@@ -161,7 +159,6 @@ def forget(
     what it has left, in the same command.
     """
     from sifu.cli.commands import show_outcomes
-    from sifu.cli.output import RoundsProgress
     from sifu.report.metrics_log import MetricsLog
 
     _add_records(terms, clients, records, run)

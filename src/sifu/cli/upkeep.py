@@ -13,7 +13,8 @@ import typer
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import Answer, Commands, RunArgument
+from sifu.cli.options import Commands, RunArgument
+from sifu.cli.output import Answer, out, table
 
 PACKAGES = (
     "sifu", "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
@@ -24,7 +25,6 @@ def show_doctor() -> Answer:
     """`sifu doctor`."""
     import torch
 
-    from sifu.cli.output import table
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
@@ -99,8 +99,6 @@ def purge(
     done = sifu.Run(run).purge(figures=figures)
 
     def show() -> None:
-        from sifu.cli.output import out
-
         out.print(
             f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
             "the database was rewritten."

@@ -1,8 +1,8 @@
 """Options, output and exit codes of `sifu`, for commands of other packages."""
 
 from sifu.cli.main import run_app
-from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, tell
-from sifu.cli.output import ShownBar, duration, err, out, print_json, table
+from sifu.cli.options import DataOption, DeviceOption, FormatOption, PrecisionOption
+from sifu.cli.output import Format, ShownBar, duration, err, out, print_json, table, tell
 
 __all__ = [
     "DataOption",
