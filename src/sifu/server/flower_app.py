@@ -25,9 +25,8 @@ from sifu.core.identity import Admitted, plain
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
-from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Roster
+from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.messenger import Patience
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import (

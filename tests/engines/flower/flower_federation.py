@@ -10,9 +10,8 @@ from memory_grid import MemoryGrid
 
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.exchange import ClaimedRoster
+from sifu.engines.flower.exchange import ClaimedRoster, Patience
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.messenger import Patience
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile

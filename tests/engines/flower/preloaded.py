@@ -30,7 +30,7 @@ ENTRY_POINTS = {
     "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
     "sifu": "sifu.cli.main:main",
 }
-ALSO = ("numpy", "torch", "sifu.engines.flower.messenger", "sifu.engines.flower.ready", "sifu.server.flower_app")
+ALSO = ("numpy", "torch", "sifu.engines.flower.exchange", "sifu.engines.flower.ready", "sifu.server.flower_app")
 STANDS_FOR = "for-"
 """A fork is named after the process of the script that it stands for; `deployment.descendants` reads that."""
 SCRIPT = """#!{python} -SE

@@ -16,7 +16,7 @@ from sifu.core.layout import ModelPieces
 from sifu.core.round_stream import RoundsWanted
 from sifu.engines import averaging
 from sifu.engines.averaging import average_replies
-from sifu.engines.flower.messenger import Patience
+from sifu.engines.flower.exchange import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
 from sifu.engines.sim.client_updates import average_models
 from sifu.errors import NoClientResponseError, RoundRejectedError

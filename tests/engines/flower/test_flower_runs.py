@@ -17,7 +17,7 @@ from memory_grid import MemoryGrid
 import sifu
 from sifu.choices import Level
 from sifu.core.spec import Spec, commented_toml
-from sifu.engines.flower.messenger import Patience
+from sifu.engines.flower.exchange import Patience
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NoClientResponseError

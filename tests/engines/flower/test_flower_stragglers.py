@@ -16,7 +16,7 @@ import sifu
 from sifu.core.engine import Position
 from sifu.core.replies import Wait
 from sifu.core.wording import words_of
-from sifu.engines.flower.messenger import Patience
+from sifu.engines.flower.exchange import Patience
 from sifu.engines.flower.wire import TRAIN
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.facts import CLOSED_EARLY

@@ -1,19 +1,40 @@
-"""Messages out, replies in: which node is which client, and each reply belongs to the client asked."""
+"""Messages out, replies in: which node is which client, each reply belongs to the client asked, who gave none is noted.
+
+A client that is offline, late or fails is recorded as an `Incident` and has no answer. Clients that are left out are
+never sent anything.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flwr.app import Message
 
+from sifu.core.engine import Position
 from sifu.core.identity import key_fingerprint
-from sifu.core.replies import LATE
+from sifu.core.layout import Vector
+from sifu.core.replies import LATE, Wait
+from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
+from sifu.engines.flower.wire import (
+    SEND_MASKED_STATISTICS,
+    SHOW_EVENT,
+    Instruction,
+    arrays_record,
+    model_message,
+    with_config,
+)
+from sifu.engines.remote import RemoteFederation
 from sifu.errors import InputError
+from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
+    from flwr.app import ArrayRecord
     from flwr.serverapp import Grid
 
 
@@ -166,3 +187,165 @@ class Exchange:
         """From now on an answer to one of these messages is late; its client is busy until the message expires."""
         if now < expires:
             self._overdue |= {number: _Overdue(client, now, expires) for number, client in waiting.items()}
+
+
+log = logging.getLogger(__name__)
+Answers = tuple[dict[int, Answer], dict[int, str]]
+"""Answers by client, and for everybody else why there is none."""
+NOWHERE = Position(0, 0)
+"""The position of what belongs to no round, such as an evaluation."""
+EVALUATION = "evaluation: "
+ATTEMPTS = 3
+"""How often clients are asked for what cannot be done without."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and how few answers are enough.
+
+    `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
+    couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
+    empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
+    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`). Where not a single
+    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute.
+    """
+
+    timeout: float = 600.0
+    min_replies: int = 1
+    rounds_without_answer: int = 5
+    pause: float = 5.0
+    poll: float = 0.5
+    wait: Wait = Wait()
+    absence: float = 0.0
+
+
+class Messenger:
+    """Messages to the clients of a federation by their indices, and the answers of those who give one."""
+
+    def __init__(self, federation: RemoteFederation, exchange: Exchange, roster: Roster, patience: Patience) -> None:
+        self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
+        self.shown: ShownCheckpoint | None = None
+        """What every message shows of the run's ledger."""
+        self.networks: Mapping[int, ArrayRecord] = {}
+        """What groups tuned, in every message of statistics or evaluation."""
+
+    def record(self, model: Vector) -> ArrayRecord:
+        """A model as it travels."""
+        return arrays_record(self._federation.layout, model, self._federation.blueprint.carried)
+
+    def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
+        """The nodes of those of `clients` that may be asked and are there."""
+        names = {client: self._federation.clients[client].name for client in self._federation.may_ask(clients)}
+        nodes = self._roster.nodes(list(names.values()))
+        return {client: nodes[name] for client, name in names.items() if name in nodes}
+
+    def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
+        """As `nodes`; if there is none, one is waited for."""
+        nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
+        if clients and not nodes and self.patience.absence:
+            log.warning("no client's node is there: waiting up to %g s for one", self.patience.absence)
+        while clients and not nodes and time.monotonic() < end:
+            time.sleep(min(self.patience.pause, max(0.0, end - time.monotonic())))
+            nodes = self.nodes(clients)
+        return nodes
+
+    def online(
+        self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
+    ) -> dict[int, int]:
+        """As `nodes`, sorted by client; who is not there, busy with an earlier round, or late with one, is noted.
+
+        With `everybody` the busy are asked, too.
+        """
+        note = self._federation.note
+        for client, seconds in self._exchange.late():
+            note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
+        reachable, busy = self._federation.may_ask(clients), frozenset() if everybody else self._exchange.busy()
+        nodes = self._nodes_if_any_come(reachable)
+        for client in reachable:
+            if client not in nodes:
+                note(position, client, "its node is not there")
+            elif client in busy:
+                note(position, client, f"{LATE}still busy with an earlier round, not asked")
+        return {client: node for client, node in sorted(nodes.items()) if client not in busy}
+
+    def messages(
+        self,
+        nodes: Mapping[int, int],
+        record: ArrayRecord | Sequence[ArrayRecord] | None,
+        position: Position,
+        kind: str,
+        steps: int | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[int, Message]:
+        """A message of a kind to each client, mostly with a model; `more` goes into its configuration."""
+        blueprint, shown = self._federation.blueprint, self.shown
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
+        messages = {}
+        for client, node in nodes.items():
+            instruction = Instruction(position, client, steps or blueprint.clients[client].local_steps, blueprint.plan)
+            config = {**blueprint.config, **(shown(shown.kept.get(client)) if shown else {}), **more}
+            timeout = self.patience.timeout
+            messages[client] = model_message(record, instruction, node, kind, timeout, config, networks)
+        return messages
+
+    def _exchange_links(
+        self, messages: Mapping[int, Message], send: Callable[[Mapping[int, Message]], Answers[Answer]]
+    ) -> Answers[Answer]:
+        """Send messages; a client that kept an event the server did not know of is sent the links from it, once."""
+        answers, failed = send(messages)
+        if self.shown is None:
+            return answers, failed
+        again: dict[int, Message] = {}
+        for client, why in failed.items():
+            wanted = SHOW_EVENT.search(why)
+            if wanted:
+                again[client] = with_config(messages[client], self.shown(int(wanted[1])), self.patience.timeout)
+        if again:
+            more, failed_again = send(again)
+            answers = {**answers, **more}
+            failed = {client: why for client, why in failed.items() if client not in again} | failed_again
+        self.shown.kept |= dict.fromkeys(answers, self.shown.seq)
+        return answers, failed
+
+    def ask(
+        self,
+        messages: Mapping[int, Message],
+        read: Callable[[Message], Answer],
+        position: Position = NOWHERE,
+        doing: str = "",
+        closing: bool = False,
+        groups: Sequence[Collection[int]] | None = None,
+    ) -> dict[int, Answer]:
+        """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`.
+
+        With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for. Each
+        of `groups` closes independently, so that no group decides whose answers count in another.
+        """
+        if closing:
+            patience = self.patience
+            together = [list(messages)] if groups is None else [[*group] for group in groups]
+            answers, failed = self._exchange_links(
+                messages,
+                lambda sent: self._exchange.ask(
+                    sent,
+                    min(patience.timeout, math.inf if patience.wait.seconds is None else patience.wait.seconds),
+                    read,
+                    expires=patience.timeout,
+                    enough=[
+                        (group, patience.wait.enough(len(group)))
+                        for group in ([client for client in clients if client in sent] for clients in together)
+                        if group
+                    ],
+                ),
+            )
+        else:
+            answers, failed = self.try_to_ask(messages, read)
+        for client, why in sorted(failed.items()):
+            self._federation.note(position, client, f"{doing}{why}")
+        return answers
+
+    def try_to_ask(
+        self, messages: Mapping[int, Message], read: Callable[[Message], Answer]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """As `ask`; why a client gave no answer is handed back instead of noted."""
+        return self._exchange_links(messages, lambda sent: self._exchange.ask(sent, self.patience.timeout, read))

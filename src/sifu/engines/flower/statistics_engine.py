@@ -20,9 +20,8 @@ from sifu.core.closed_form_engine import MaskedSum, Trunk
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.round_stream import StreamedRound
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
-from sifu.engines.flower.exchange import Roster
+from sifu.engines.flower.exchange import ATTEMPTS, Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.messenger import ATTEMPTS, Patience
 from sifu.engines.flower.wire import (
     PREPARE_STATISTICS,
     SEND_MASKED_STATISTICS,

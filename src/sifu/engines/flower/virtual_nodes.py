@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.exchange import ClaimedRoster, Exchange
-from sifu.engines.flower.messenger import Patience
+from sifu.engines.flower.exchange import ClaimedRoster, Exchange, Patience
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
