@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +187,7 @@ class ReleaseAttack:
         samples: dict[str, Samples],
         data: Any,
     ) -> MembershipAudit:
-        options, engine = self.options, self.engine
-        held_out = samples.get("held out")
-        loss = None
+        options, held_out, loss = self.options, samples.get("held out"), None
         if held_out is None:
             self.notes.append("the data have no held-out samples: the loss-threshold attack was left out")
         else:
@@ -205,38 +203,33 @@ class ReleaseAttack:
             and subject.request.request == row.request
             and (subject.subject, source) in evidence.sources
         ]
-        certified = self.options.claims(row.level)
-        bound = bound_rates(row.multiplier) if row.multiplier and certified else None
-        rates, client, rounds = None, "", self._rounds_of(row)[: options.shadow_rounds]
-        shares: list[float] | list[None] = [None, None]
-        if candidates and noise_std > 0.0 and options.shadows >= 4 and method_info(row.method).protection == "noise":
-            target = max(candidates, key=lambda subject: evidence.distances[subject.subject, source])  # type: ignore[index]
-            client = ", ".join(target.names)
-            own = stacked(data, list(target.clients))
-            scores = shadow_scores(
-                engine,
-                scorer,
-                evidence.sources[target.subject, source],  # type: ignore[index]
-                noise_std,
-                rounds,
-                own,
-                options.shadows,
-                self._audited.normals,
-                lambda done, total: self._audited.progress("shadow federations", done, total),
-            )
-            targets = [scorer.confidences(models[name], own) for name in ("released", "scratch")]
-            rates, shares = lira(scores, targets)
-        return MembershipAudit(
-            samples["forgotten"].count,
-            held_out.count if held_out is not None else 0,
-            loss,
-            client,
-            rates,
-            shares[0],
-            shares[1],
-            options.shadows if rates is not None else 0,
-            len(rounds),
-            bound,
+        bound = bound_rates(row.multiplier) if row.multiplier and options.claims(row.level) else None
+        rounds, count = self._rounds_of(row)[: options.shadow_rounds], 0 if held_out is None else held_out.count
+        audit = MembershipAudit(samples["forgotten"].count, count, loss, bound, len(rounds))
+        noised = noise_std > 0.0 and method_info(row.method).protection == "noise"
+        if not candidates or not noised or options.shadows < 4:
+            return audit
+        target = max(candidates, key=lambda subject: evidence.distances[subject.subject, source])  # type: ignore[index]
+        own = stacked(data, list(target.clients))
+        scores = shadow_scores(
+            self.engine,
+            scorer,
+            evidence.sources[target.subject, source],  # type: ignore[index]
+            noise_std,
+            rounds,
+            own,
+            options.shadows,
+            self._audited.normals,
+            lambda done, total: self._audited.progress("shadow federations", done, total),
+        )
+        rates, shares = lira(scores, [scorer.confidences(models[name], own) for name in ("released", "scratch")])
+        return replace(
+            audit,
+            lira_client=", ".join(target.names),
+            lira=rates,
+            lira_released=shares[0],
+            lira_scratch=shares[1],
+            shadows=options.shadows,
         )
 
     def _rounds_of(self, row: RequestRow) -> RecordedRounds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class ModelOnOwnData:
     loss: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientAudit:
     """What the client found. `problems` are what is wrong; `statements` say in words what the rest means."""
 
@@ -52,14 +52,14 @@ class ClientAudit:
     epsilon: float
     delta: float
     public_key: str
-    samples: int
-    before: ModelOnOwnData | None
-    after: ModelOnOwnData | None
-    distance: float | None
-    sigma: float
-    committed: bool | None
-    statements: tuple[str, ...]
-    problems: tuple[str, ...]
+    samples: int = 0
+    before: ModelOnOwnData | None = None
+    after: ModelOnOwnData | None = None
+    distance: float | None = None
+    sigma: float = 0.0
+    committed: bool | None = None
+    statements: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
@@ -93,13 +93,14 @@ def audit_client(
     """
     checked = verify_certificate(certificate, public_key)
     body = checked.content["body"]
-    problems = [f"certificate: {problem}" for problem in checked.problems]
+    audit = ClientAudit(client, public_key=checked.public_key, **_figures(body, Path(certificate)))
+    problems, statements = audit.problems, audit.statements
+    problems += [f"certificate: {problem}" for problem in checked.problems]
     named = body.get("clients")
     # A text would hold every part of it as a name.
     if not isinstance(named, list) or client not in named:
         problems.append(f"certificate: it does not name {client!r}, it names {str(named)[:200]}")
-    request, level, epsilon, delta, sigma = _figures(body, Path(certificate))
-    statements = [_promise(body) if checked.holds else "The certificate does not hold: it promises nothing."]
+    statements.append(_promise(body) if checked.holds else "The certificate does not hold: it promises nothing.")
     if body.get("form") == "auditor":
         statements.append(
             "This is the auditor's copy: it holds figures that depend on the clients' data and is not meant for you."
@@ -123,12 +124,11 @@ def audit_client(
             f"{len(heads)} signed heads of the ledger that were kept elsewhere were compared with the certificate."
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
-    committed = None
     if nonce is not None:
         if after is None:
             raise InputError("the nonce opens the commitment to the model after: give that model too")
-        committed = _opens(Path(after), nonce, body["commitments"]["final_model"])
-        if not committed:
+        audit.committed = _opens(Path(after), nonce, body["commitments"]["final_model"])
+        if not audit.committed:
             problems.append("model after: it is not the one the certificate commits to")
     elif after is not None:
         statements.append(
@@ -137,44 +137,30 @@ def audit_client(
         )
     if before is not None:
         _check_is_from_before(Path(before), body, nonce, problems, statements)
-    distance = None
     if len(arrays) == 2:
-        distance = _distance(arrays["before"], arrays["after"])
-        if distance == 0.0 and body["level"] != "none":
+        audit.distance = _distance(arrays["before"], arrays["after"])
+        if audit.distance == 0.0 and body["level"] != "none":
             problems.append("models: before and after are the same model, so nothing was carried out between them")
-    on_models, samples = _on_own_data(arrays, data, model, kind) if data is not None else ({}, 0)
-    if {"before", "after"} <= set(on_models):
-        statements.append(_change(on_models["before"], on_models["after"]))
+    if data is not None:
+        on_models, audit.samples = _on_own_data(arrays, data, model, kind)
+        audit.before, audit.after = on_models.get("before"), on_models.get("after")
+    if audit.before and audit.after:
+        statements.append(_change(audit.before, audit.after))
     statements += CANNOT_SHOW
-    return ClientAudit(
-        client,
-        request,
-        level,
-        epsilon,
-        delta,
-        checked.public_key,
-        samples,
-        on_models.get("before"),
-        on_models.get("after"),
-        distance,
-        sigma,
-        committed,
-        tuple(statements),
-        tuple(problems),
-    )
+    return audit
 
 
-def _figures(body: dict[str, Any], certificate: Path) -> tuple[str, str, float, float, float]:
+def _figures(body: dict[str, Any], certificate: Path) -> dict[str, Any]:
     """Request, level, epsilon, delta and sigma, where the file has them at all."""
     try:
-        epsilon, delta, sigma = (float(body[name]) for name in ("epsilon", "delta", "sigma"))
-        final = body["commitments"]["final_model"]
-        if not all(isinstance(part, str) for part in (body["request"], body["level"], final)):
+        figures = {name: float(body[name]) for name in ("epsilon", "delta", "sigma")}
+        texts = {name: body[name] for name in ("request", "level")}
+        if not all(isinstance(text, str) for text in (*texts.values(), body["commitments"]["final_model"])):
             raise TypeError("a text is missing")
         float(body.get("attacker_true_positive_rate_at_1_percent") or 0.0)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{certificate} is not a sifu certificate: {type(error).__name__} {error}") from error
-    return body["request"], body["level"], epsilon, delta, sigma
+    return texts | figures
 
 
 def _promise(body: dict[str, Any]) -> str:

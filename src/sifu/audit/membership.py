@@ -39,13 +39,13 @@ class MembershipAudit:
     samples: int
     held_out: int
     loss: dict[str, AttackRates] | None
-    lira_client: str
-    lira: AttackRates | None
-    lira_released: float | None
-    lira_scratch: float | None
-    shadows: int
-    shadow_rounds: int
     bound: AttackRates | None
+    shadow_rounds: int
+    lira_client: str = ""
+    lira: AttackRates | None = None
+    lira_released: float | None = None
+    lira_scratch: float | None = None
+    shadows: int = 0
 
 
 def attack_rates(members: Floats, others: Floats) -> AttackRates:

@@ -12,9 +12,8 @@ from typing import Annotated, TextIO
 
 import typer
 
-from sifu.cli.clients import clients
 from sifu.cli.console_commands import serve, token
-from sifu.cli.flower_app_files import flower
+from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, runs_at_work
 from sifu.cli.output import Answer, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify

@@ -101,59 +101,43 @@ def seconds_text(seconds: float) -> str:
 
 
 MOST_OPTIONS = 16
-BUDGET_VALUES = ("budget", "used", "cost", "left", "covered")
+OF_TERMS = ("method", "unit", "scope", "epsilon", "delta")
+OF_PLAN = ("level", "delta_at_most", "delta_reached", "psi_star", "wanted_node")
+OF_PREDICTION = ("predicted_rounds", "predicted_accuracy", "predicted_interval", "scratch_rounds", "notes")
+OF_BUDGET = ("budget", "used", "cost", "left", "covered")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """A plan as plain values."""
+    terms, auto = plan.terms, plan.auto
     return {
-        "clients": list(plan.terms.clients),
-        "records": len(plan.terms.records) or None,
-        "method": plan.terms.method,
-        "unit": plan.terms.unit,
-        "scope": plan.terms.scope,
-        "level": plan.level,
-        "epsilon": plan.terms.epsilon,
-        "delta": plan.terms.delta,
-        "delta_at_most": plan.delta_at_most,
-        "delta_reached": plan.delta_reached,
+        "clients": list(terms.clients),
+        "records": len(terms.records) or None,
+        **{name: getattr(terms, name) for name in OF_TERMS},
+        **{name: getattr(plan, name) for name in (*OF_PLAN, *OF_PREDICTION)},
         "sigma": plan.noise_std,
         "psi": finite_or_text(plan.psi),
-        "psi_star": plan.psi_star,
         "training_noise": asdict(plan.training_noise) if plan.training_noise else None,
         "rollback_to": plan.source_rounds,
         "node": plan.source_node,
-        "wanted_node": plan.wanted_node,
         "rounds_so_far": plan.tip_rounds,
-        "predicted_rounds": plan.predicted_rounds,
-        "predicted_accuracy": plan.predicted_accuracy,
-        "scratch_rounds": plan.scratch_rounds,
         "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
         "charges": [
-            {
-                "subject": charge.subject.subject,
-                "clients": list(charge.subject.clients),
-                "psi": finite_or_text(charge.psi),
-                "charge": charge.charge,
-                "budget": charge.subject.budget,
-                "used": charge.subject.used,
-            }
+            {"psi": finite_or_text(charge.psi), "charge": charge.charge}
+            | {name: getattr(charge.subject, name) for name in ("subject", "clients", "budget", "used")}
             for charge in plan.charges
         ],
         "premises": [premise.in_words() for premise in plan.premises],
-        "predicted_interval": list(plan.predicted_interval) if plan.predicted_interval else None,
         "options": [asdict(option) for option in plan.options],
         "units": [asdict(unit) | {"psi_now": finite_or_text(unit.psi_now)} for unit in plan.units],
         "budgets": [
-            {"clients": list(line.names)} | {name: getattr(line, name) for name in BUDGET_VALUES}
-            for line in plan.budgets
+            {"clients": line.names} | {name: getattr(line, name) for name in OF_BUDGET} for line in plan.budgets
         ],
         "outlook": asdict(plan.outlook) if plan.outlook else None,
-        "notes": list(plan.notes),
         "ways": [asdict(way) | {"allowed": not way.refused} for way in plan.ways],
-        "chosen": plan.terms.method,
-        "least_level": plan.auto.least_level if plan.auto else None,
-        "why": plan.auto.reason if plan.auto else None,
+        "chosen": terms.method,
+        "least_level": auto.least_level if auto else None,
+        "why": auto.reason if auto else None,
     }
 
 

@@ -105,7 +105,7 @@ def request(
     Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
     plan shows what a request would do. While a command trains, it waits in the run's inbox.
     """
-    from sifu.cli.clients import read_statement
+    from sifu.cli.federation_commands import read_statement
     from sifu.core.wording import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
 

@@ -112,7 +112,7 @@ def test_own_models_must_say_what_is_assumed() -> None:
 
 
 def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sifu.cli.flower_app_files import default_run, write_app
+    from sifu.cli.federation_commands import default_run, write_app
     from sifu.core.spec import Spec
 
     write_app(tmp_path / "app", tmp_path / "run", insecure=True)
