@@ -1,21 +1,17 @@
-"""Features of a client's samples, computed once and cached in a folder per client.
+"""Ready-made models on Flower: what a client computes of its data, and what the server knows of it.
 
-A node starts a process for every message, and features of images take far longer than a local step on them. What is
-kept is named by the map, the samples and the number format, so other samples never get these features.
-
-Heads in closed form on Flower: what a ready-made client computes of its data, and what the server knows of it.
+A node starts a process for every message, and features of images take far longer than a local step on them: they are
+kept in a folder per client (`CachedFeatures`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,48 +20,22 @@ from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
-from sifu.data.feature_maps import FeatureMap, fixed_point
+from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.client_updates import Clipping
-from sifu.engines.sim.embedded_clients import OBJECTIVES, ClientData, count_outputs, input_shape
+from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.simulator import training_facts
 from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
-from sifu.store.files import write_atomically
-from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, ClientProfile, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
-
-
-def cached_features(features: FeatureMap, x: Array, dtype: str, cache: str | Path | None) -> Array:
-    """The features of `x`, from the folder `cache` if they are there; without a folder they are computed."""
-    if cache is None:
-        return _computed(features, x, dtype)
-    named = f"{features.digest()} {dtype} {x.dtype} {x.shape}\n".encode()
-    name = hashlib.sha256(named + hashlib.sha256(np.ascontiguousarray(x).data).digest()).hexdigest()
-    path = Path(cache) / f"features-{name[:32]}.npy"
-    if not path.exists():
-        rows, content = _computed(features, x, dtype), io.BytesIO()
-        np.save(content, rows)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getvalue())
-        return rows
-    return np.asarray(np.load(path, allow_pickle=False))
-
-
-def _computed(features: FeatureMap, x: Array, dtype: str) -> Array:
-    return np.concatenate([phi for _, phi in features.chunks(x)]).astype(dtype)
-
-
-class NodeData(ClientData, Hashable, Protocol):
-    """A node's client: its name and its data, the same object for as long as the process lives."""
 
 
 def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
@@ -86,7 +56,7 @@ def _section(text: str) -> FeaturesSpec:
     return FeaturesSpec(**json.loads(text))
 
 
-def head_wire_profile(client: NodeData, plan: WirePlan) -> WireProfile:
+def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
     """A client's data in figures: the shape, the counts, and nothing else."""
     ridge = RidgeSpec(**json.loads(plan.ridge))
     labels = np.asarray(client.y)
@@ -101,7 +71,7 @@ def head_wire_profile(client: NodeData, plan: WirePlan) -> WireProfile:
 
 
 @lru_cache(maxsize=32)
-def head_of(client: NodeData, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
+def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
     """A federation of this client alone, which computes its statistics and evaluates a head on its data.
 
     Where groups tune the network under the head, it also tunes it, with batches drawn for the client's `number`.
@@ -116,7 +86,7 @@ def head_of(client: NodeData, plan: WirePlan, outputs: int, number: int = 0) -> 
     return ClosedFormFederation([client], features, targets, fixed, None)
 
 
-def _asked_head(client: NodeData, instruction: Instruction) -> ClosedFormFederation:
+def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
     """As `head_of`, its features through the networks that a message brings."""
     plan = WirePlan.of_text(instruction.plan)
     head = head_of(client, plan, plan.outputs, instruction.client)
@@ -276,7 +246,10 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
     """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
     if plan.features:
         features = travelled_map(plan.features, input_shape([client]))
-        client = replace(client, x=cached_features(features, np.asarray(client.x), plan.dtype, client.cache))
+        if client.cache is not None:
+            features = CachedFeatures(features, Path(client.cache))
+        rows = np.concatenate([phi for _, phi in features.chunks(np.asarray(client.x))])
+        client = replace(client, x=rows.astype(plan.dtype))
     model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
     return SimulatedFederation(
         [client],
