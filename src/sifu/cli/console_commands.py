@@ -6,41 +6,37 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
-from sifu.cli.options import Commands
+from sifu.cli.options import Commands, argument, option
 from sifu.cli.output import Answer, out, table
 from sifu.errors import InputError
 
 
 def serve(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders with runs, or run folders.")],
-    port: Annotated[int, typer.Option("--port", help="Where to listen.")] = 8765,
-    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    folders: Annotated[list[Path], argument("FOLDER...", "Folders with runs, or run folders.")],
+    port: Annotated[int, option("Where to listen.")] = 8765,
+    host: Annotated[str, option("The address to listen at.")] = "127.0.0.1",
     names: Annotated[
-        list[str] | None,
-        typer.Option("--name", help="A host name people use for it; may be given again.", metavar="HOST"),
+        list[str] | None, option("A host name people use for it; may be given again.", "--name", metavar="HOST")
     ] = None,
-    certificate: Annotated[Path | None, typer.Option("--tls-cert", help="Its certificate (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option("--tls-key", help="The key of the certificate (PEM).")] = None,
+    certificate: Annotated[Path | None, option("Its certificate (PEM).", "--tls-cert")] = None,
+    key: Annotated[Path | None, option("The key of the certificate (PEM).", "--tls-key")] = None,
     without_tls: Annotated[
-        bool, typer.Option("--without-tls", help="Listen beyond this machine though nothing here encrypts.")
+        bool, option("Listen beyond this machine though nothing here encrypts.", "--without-tls")
     ] = False,
     proxies: Annotated[
         list[str] | None,
-        typer.Option("--proxy", help="Believe X-Forwarded-For of this address; may be given again.", metavar="ADDRESS"),
+        option("Believe X-Forwarded-For of this address; may be given again.", "--proxy", metavar="ADDRESS"),
     ] = None,
     issuer: Annotated[
-        str | None, typer.Option("--sign-in", help="Let people sign in with this OpenID Connect issuer.", metavar="URL")
+        str | None, option("Let people sign in with this OpenID Connect issuer.", "--sign-in", metavar="URL")
     ] = None,
     client: Annotated[
-        str, typer.Option("--sign-in-client", help="Our id there; its secret is SIFU_SIGN_IN_SECRET.", metavar="ID")
+        str, option("Our id there; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
-    webhooks: Annotated[
-        list[str] | None, typer.Option("--webhook", help="Tell this URL of requests; may be given again.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")] = None,
+    webhooks: Annotated[list[str] | None, option("Tell this URL of requests; may be given again.", "--webhook")] = None,
+    data: Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
     """The console: all runs in the browser, requests with approval, a JSON API, metrics. Needs sifu\\[console].
 
@@ -84,20 +80,19 @@ def serve(
 
 
 token = Commands("token", "Tokens of the console: make one for each person or system, list them, revoke one.")
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The first folder that sifu serve is given.")]
+FolderArgument = Annotated[Path, argument("FOLDER", "The first folder that sifu serve is given.")]
 
 
 @token.command("create")
 def create_token(
     folder: FolderArgument,
-    name: Annotated[str, typer.Option("--name", help="Whose it is; decisions are recorded under this name.")],
+    name: Annotated[str, option("Whose it is; decisions are recorded under this name.")],
     roles: Annotated[
-        list[str],
-        typer.Option("--role", help="requester, approver, auditor or operator; may be given again.", metavar="ROLE"),
+        list[str], option("requester, approver, auditor or operator; may be given again.", "--role", metavar="ROLE")
     ],
-    days: Annotated[int | None, typer.Option("--days", help="How long it works.", show_default="for ever")] = None,
+    days: Annotated[int | None, option("How long it works.", show_default="for ever")] = None,
     sign_in: Annotated[
-        bool, typer.Option("--sign-in", help="They sign in elsewhere (sifu serve --sign-in) as this e-mail address.")
+        bool, option("They sign in elsewhere (sifu serve --sign-in) as this e-mail address.", "--sign-in")
     ] = False,
 ) -> Answer:
     """Make a token and show it once; only a hash of it is stored.
@@ -135,7 +130,7 @@ def list_tokens(folder: FolderArgument) -> Answer:
 @token.command("revoke")
 def revoke_token(
     folder: FolderArgument,
-    who: Annotated[str, typer.Argument(metavar="NAME|ID", help="Whose token, or which.")],
+    who: Annotated[str, argument("NAME|ID", "Whose token, or which.")],
 ) -> Answer:
     """Let a token open nothing from now on; a running console notices at once."""
     from sifu.console.tokens import TokenFile, state_folder

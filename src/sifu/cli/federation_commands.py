@@ -11,9 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from sifu.cli.options import Commands, note_run
+from sifu.cli.options import Commands, argument, note_run, option
 from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
@@ -21,18 +19,16 @@ clients = Commands(
     "clients", "The operator's list of clients of a federation on Flower: names and the public keys of their nodes."
 )
 
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The run folder, also before there is a run.", callback=note_run)
-]
-NameOption = Annotated[str, typer.Option("--name", help="The client's name.")]
+RunArgument = Annotated[Path, argument("DIR", "The run folder, also before there is a run.", callback=note_run)]
+NameOption = Annotated[str, option("The client's name.", "--name")]
 
 
 @clients.command("add")
 def add_client(
     run: RunArgument,
     name: NameOption,
-    key: Annotated[Path, typer.Option("--key", help="Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
-    other_key: Annotated[bool, typer.Option("--replace", help="Give a known client another key.")] = False,
+    key: Annotated[Path, option("Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
+    other_key: Annotated[bool, option("Give a known client another key.", "--replace")] = False,
 ) -> Answer:
     """Put a client on the list, or give it another key."""
     from sifu.core.identity import check_names
@@ -63,11 +59,11 @@ def block_client(run: RunArgument, name: NameOption) -> Answer:
 
 @clients.command("sign")
 def sign_own_request(
-    key: Annotated[Path, typer.Option("--key", help="The node's private key.", metavar="KEY")],
+    key: Annotated[Path, option("The node's private key.", metavar="KEY")],
     name: NameOption,
-    run_id: Annotated[str, typer.Option("--run-id", help="The run's id, as sifu clients list shows it.")],
-    id: Annotated[str, typer.Option("--id", help="The request's id.")],
-    output: Annotated[Path, typer.Option("--output", help="The file to send to the operator.", metavar="FILE")],
+    run_id: Annotated[str, option("The run's id, as sifu clients list shows it.")],
+    id: Annotated[str, option("The request's id.")],
+    output: Annotated[Path, option("The file to send to the operator.", metavar="FILE")],
 ) -> Answer:
     """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
     from sifu.requests.letters import sign_request
@@ -103,15 +99,11 @@ flower = Commands("flower", "Federations on Flower, see docs/flower.md.")
 
 @flower.command("new")
 def new_app(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write the app into.")],
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Its run folder.", show_default="DIR-run, next to the app")
-    ] = None,
+    folder: Annotated[Path, argument("DIR", "The folder to write the app into.")],
+    run: Annotated[Path | None, option("Its run folder.", show_default="DIR-run, next to the app")] = None,
     insecure: Annotated[
         bool,
-        typer.Option(
-            "--insecure-identity", help="For a demo: nodes are believed to be who they say; caps every certificate."
-        ),
+        option("For a demo: nodes are believed to be who they say; caps every certificate.", "--insecure-identity"),
     ] = False,
 ) -> Answer:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""

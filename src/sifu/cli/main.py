@@ -14,7 +14,7 @@ import typer
 
 from sifu.cli.console_commands import serve, token
 from sifu.cli.federation_commands import clients, flower
-from sifu.cli.options import answering, runs_at_work
+from sifu.cli.options import answering, option, runs_at_work
 from sifu.cli.output import Answer, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
@@ -60,38 +60,36 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool, option("Show the version and exit.", "--version", callback=_show_version, is_eager=True)
     ] = False,
     witness: Annotated[
         list[str] | None,
-        typer.Option(
-            "--witness",
-            help="Give signed checkpoints of the run to file:PATH, command:PROGRAM or a URL, while it is written to.",
+        option(
+            "Give signed checkpoints of the run to file:PATH, command:PROGRAM or a URL, while it is written to.",
             metavar="TARGET",
         ),
     ] = None,
     known_keys: Annotated[
         str | None,
-        typer.Option(
-            "--known-keys",
-            help="The file in which the operators' keys are remembered (or set SIFU_KNOWN_KEYS).",
+        option(
+            "The file in which the operators' keys are remembered (or set SIFU_KNOWN_KEYS).",
             metavar="FILE",
             show_default="known_keys in ~/.config/sifu",
         ),
     ] = None,
     timestamp_by: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Have heads and certificates timestamped (RFC 3161) by this authority when something was written.",
             "--timestamp",
-            help="Have heads and certificates timestamped (RFC 3161) by this authority when something was written.",
             metavar="URL",
         ),
     ] = None,
     code: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Let a spec run this function of yours (features.module), which would be refused otherwise.",
             "--allow-code",
-            help="Let a spec run this function of yours (features.module), which would be refused otherwise.",
             metavar="FILE:FUNCTION",
         ),
     ] = None,

@@ -57,6 +57,16 @@ class Commands(typer.Typer):
         return lambda command: register(answering(command))
 
 
+def option(help: str, *flags: str, **more: Any) -> Any:
+    """An option; its flag is the parameter's name unless others are given."""
+    return typer.Option(*flags, help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """An argument without a flag."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 runs_at_work: list[Path] = []
 """The run folders that this command was given; when it ends, it says what is overdue in them."""
 
@@ -68,22 +78,20 @@ def note_run(folder: Path | None) -> Path | None:
     return folder
 
 
-AllOption = Annotated[bool, typer.Option("--all", help="Everything, not only what fits on one screen.")]
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
-]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.", callback=note_run)]
-RequestArgument = Annotated[str, typer.Argument(metavar="ID", help="The request.")]
-ActorOption = Annotated[str | None, typer.Option("--actor", help="Who acts; or set SIFU_ACTOR.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key of the spec.", metavar="KEY=VALUE")]
+AllOption = Annotated[bool, option("Everything, not only what fits on one screen.", "--all")]
+FormatOption = Annotated[Format, option("text for people; json prints one JSON object on stdout.", "--format")]
+DataOption = Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).", "--data")]
+RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=note_run)]
+RequestArgument = Annotated[str, argument("ID", "The request.")]
+ActorOption = Annotated[str | None, option("Who acts; or set SIFU_ACTOR.", "--actor")]
+SetOption = Annotated[list[str] | None, option("Override a key of the spec.", "--set", metavar="KEY=VALUE")]
 PublicKeyOption = Annotated[
-    str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
+    str | None, option("The operator's public key (hex), known from elsewhere.", "--public-key")
 ]
 DeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where to compute; auto takes a GPU if there is one and it is faster.")
+    Device, option("Where to compute; auto takes a GPU if there is one and it is faster.", "--device")
 ]
-PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precision of networks on a GPU.")]
+PrecisionOption = Annotated[Precision, option("Precision of networks on a GPU.", "--precision")]
 
 
 def _parse_sigma(text: str) -> Any:
@@ -101,12 +109,12 @@ def _complete_method(start: str) -> list[str]:
 def _option(name: str, kind: Any, about: Term) -> Any:
     flag = f"--{name.replace('_', '-')}"
     if kind is SigmaChoice:
-        return Annotated[str | None, typer.Option(flag, help=about.help, metavar="auto|X", parser=_parse_sigma)]
+        return Annotated[str | None, option(about.help, flag, metavar="auto|X", parser=_parse_sigma)]
     return Annotated[
         kind | None,
-        typer.Option(
+        option(
+            about.help,
             flag,
-            help=about.help,
             show_default=about.default or True,
             autocompletion=_complete_method if name == "method" else None,
         ),
@@ -155,10 +163,10 @@ def client_names(clients: str) -> list[str]:
 
 RecordsOption = Annotated[
     str | None,
-    typer.Option(
-        "--records",
-        help="Only these records of the one client, which stays: A,B,... or a text file with one per line. Each is an "
+    option(
+        "Only these records of the one client, which stays: A,B,... or a text file with one per line. Each is an "
         "identity where the spec has data.id, else a row number counted from 0 in the data of this client.",
+        "--records",
         metavar="FILE|A,B",
     ),
 ]

@@ -6,11 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import AllOption, DataOption, PublicKeyOption, RequestArgument, RunArgument, note_run
+from sifu.cli.options import (
+    AllOption,
+    DataOption,
+    PublicKeyOption,
+    RequestArgument,
+    RunArgument,
+    argument,
+    note_run,
+    option,
+)
 from sifu.cli.output import Answer, out
 from sifu.errors import InputError, VerificationError
 
@@ -21,24 +29,21 @@ SHORT_NOTES = 3
 def verify(
     target: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR|CERTIFICATE|EVIDENCE",
-            help="A run folder, a certificate (plain, or in a DSSE envelope), or a bundle of evidence.",
+        argument(
+            "DIR|CERTIFICATE|EVIDENCE",
+            "A run folder, a certificate (plain, or in a DSSE envelope), or a bundle of evidence.",
             callback=note_run,
         ),
     ],
     public_key: PublicKeyOption = None,
     anchor: Annotated[
-        str | None,
-        typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
+        str | None, option("A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH")
     ] = None,
     witness: Annotated[
-        list[Path] | None,
-        typer.Option("--witness", help="A file of checkpoints kept elsewhere, or a certificate; may be given again."),
+        list[Path] | None, option("A file of checkpoints kept elsewhere, or a certificate; may be given again.")
     ] = None,
     authority: Annotated[
-        Path | None,
-        typer.Option("--authority", help="Certificates of the timestamp authority (PEM): timestamps must be its."),
+        Path | None, option("Certificates of the timestamp authority (PEM): timestamps must be its.")
     ] = None,
     everything: AllOption = False,
 ) -> Answer:
@@ -90,26 +95,17 @@ def verify(
 
 
 def audit(
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run folder.", callback=note_run)] = None,
-    request: Annotated[
-        str | None, typer.Option("--request", help="Attack the release of this request.", show_default="the last")
-    ] = None,
-    attacks: Annotated[
-        bool, typer.Option(help="Membership inference, Scratch and relearning too; they retrain.")
-    ] = True,
-    subjects: Annotated[int, typer.Option("--subjects", help="Replay at most this many of the forgotten.", min=1)] = 16,
-    replays: Annotated[int, typer.Option("--replays", help="Replays of a release in each world.", min=20)] = 100_000,
-    shadows: Annotated[
-        int, typer.Option("--shadows", help="Shadow federations in each world, 0 for none.", min=0)
-    ] = 16,
-    seed: Annotated[int | None, typer.Option("--seed", help="Make the audit's own draws repeatable.")] = None,
+    folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=note_run)] = None,
+    request: Annotated[str | None, option("Attack the release of this request.", show_default="the last")] = None,
+    attacks: Annotated[bool, option("Membership inference, Scratch and relearning too; they retrain.")] = True,
+    subjects: Annotated[int, option("Replay at most this many of the forgotten.", min=1)] = 16,
+    replays: Annotated[int, option("Replays of a release in each world.", min=20)] = 100_000,
+    shadows: Annotated[int, option("Shadow federations in each world, 0 for none.", min=0)] = 16,
+    seed: Annotated[int | None, option("Make the audit's own draws repeatable.")] = None,
     controls: Annotated[
-        bool,
-        typer.Option("--controls", help="Also run the negative controls: operators who cheat, each must be caught."),
+        bool, option("Also run the negative controls: operators who cheat, each must be caught.", "--controls")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
-    ] = None,
+    output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
     data: DataOption = None,
 ) -> Answer:
     """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
@@ -135,19 +131,16 @@ def audit(
 
 
 def client_audit(
-    client: Annotated[str, typer.Option("--client", help="The name of the client that left.", metavar="NAME")],
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="A folder with what the client holds, by the usual names.")
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option("--certificate", help="Its public certificate.")] = None,
-    before: Annotated[Path | None, typer.Option("--before", help="Released model before, safetensors.")] = None,
-    after: Annotated[Path | None, typer.Option("--after", help="Released model after, safetensors.")] = None,
-    own_data: Annotated[Path | None, typer.Option("--own-data", help="Its data, an npz with x and y.")] = None,
+    client: Annotated[str, option("The name of the client that left.", metavar="NAME")],
+    folder: Annotated[Path | None, argument("DIR", "A folder with what the client holds, by the usual names.")] = None,
+    certificate: Annotated[Path | None, option("Its public certificate.")] = None,
+    before: Annotated[Path | None, option("Released model before, safetensors.")] = None,
+    after: Annotated[Path | None, option("Released model after, safetensors.")] = None,
+    own_data: Annotated[Path | None, option("Its data, an npz with x and y.")] = None,
     public_key: PublicKeyOption = None,
-    nonce: Annotated[str | None, typer.Option("--nonce", help="Opens the commitment to the model after.")] = None,
+    nonce: Annotated[str | None, option("Opens the commitment to the model after.")] = None,
     witness: Annotated[
-        list[Path] | None,
-        typer.Option("--witness", help="Checkpoints that this node or another one kept; may be given again."),
+        list[Path] | None, option("Checkpoints that this node or another one kept; may be given again.")
     ] = None,
 ) -> Answer:
     """What a leaving client can check without the run. Exit code 3 if something is wrong.
@@ -191,7 +184,7 @@ def client_audit(
 def evidence(
     run: RunArgument,
     request: RequestArgument,
-    output: Annotated[Path, typer.Option("--out", "--output", help="The zip file to write.", metavar="FILE.zip")],
+    output: Annotated[Path, option("The zip file to write.", "--out", "--output", metavar="FILE.zip")],
 ) -> Answer:
     """Write the evidence of a finished request into one file to hand over; needs the key. Exit code 3 if it is wrong.
 

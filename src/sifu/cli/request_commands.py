@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import sifu
 from sifu.choices import Decision
-from sifu.cli.options import ActorOption, AllOption, Commands, RequestArgument, RunArgument
+from sifu.cli.options import ActorOption, AllOption, Commands, RequestArgument, RunArgument, argument, option
 from sifu.cli.output import Answer, names_text, out, print_json, table
 from sifu.errors import InputError
 
@@ -20,10 +20,10 @@ requests = Commands("requests", "The record of requests: list them, show one, de
 
 @requests.command("list")
 def list_requests(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
-    public: Annotated[bool, typer.Option("--public", help="Without personal data: no names, ids or actors.")] = False,
-    pending: Annotated[bool, typer.Option("--pending", help="Only what is still to be done, by deadline.")] = False,
-    overdue: Annotated[bool, typer.Option("--overdue", help="Only what should be done by now.")] = False,
+    folders: Annotated[list[Path], argument("DIR...", "Run folders, or folders that hold some.")],
+    public: Annotated[bool, option("Without personal data: no names, ids or actors.", "--public")] = False,
+    pending: Annotated[bool, option("Only what is still to be done, by deadline.", "--pending")] = False,
+    overdue: Annotated[bool, option("Only what should be done by now.", "--overdue")] = False,
 ) -> Answer:
     """Every request with its steps, times, actors and deadline; --public for publication.
 
@@ -83,12 +83,9 @@ def decide(
     run: RunArgument,
     request: RequestArgument,
     decision: Annotated[Decision, typer.Argument(help="What was decided.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; a refusal needs one.")] = "",
+    reason: Annotated[str, option("Why; a refusal needs one.")] = "",
     actor: ActorOption = None,
-    terms: Annotated[
-        str | None,
-        typer.Option("--terms", help="Digest of the terms decided on (requests show).", metavar="HEX"),
-    ] = None,
+    terms: Annotated[str | None, option("Digest of the terms decided on (requests show).", metavar="HEX")] = None,
 ) -> Answer:
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
@@ -143,7 +140,7 @@ certificate = Commands("certificate", "Show a certificate, or put it into plain 
 def show_certificate(
     run: RunArgument,
     request: RequestArgument,
-    public: Annotated[bool, typer.Option("--public", help="The answer to the client, in plain words.")] = False,
+    public: Annotated[bool, option("The answer to the client, in plain words.", "--public")] = False,
     everything: AllOption = False,
 ) -> Answer:
     """A certificate in short, with --all in full; with --public what the client is told, in full.

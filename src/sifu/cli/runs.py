@@ -6,28 +6,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import sifu
-from sifu.cli.options import AllOption, DataOption, DeviceOption, PrecisionOption, RunArgument, SetOption, note_run
+from sifu.cli.options import (
+    AllOption,
+    DataOption,
+    DeviceOption,
+    PrecisionOption,
+    RunArgument,
+    SetOption,
+    argument,
+    note_run,
+    option,
+)
 from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
 from sifu.errors import InputError
 
 TARGETS = "FILE.csv, FILE.jsonl, FILE.tfevents (TensorBoard) or mlflow:EXPERIMENT"
 MetricsOption = Annotated[
-    str | None,
-    typer.Option("--metrics", help=f"Also write training accuracy and loss as they come: {TARGETS}.", metavar="TARGET"),
+    str | None, option(f"Also write training accuracy and loss as they come: {TARGETS}.", "--metrics", metavar="TARGET")
 ]
 
 
 def metrics(
     run: RunArgument,
-    output: Annotated[
-        str | None, typer.Option("--out", "--output", help=f"{TARGETS}; lines that are missing are added.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until nothing is at work on the run any more.")
-    ] = False,
+    output: Annotated[str | None, option(f"{TARGETS}; lines that are missing are added.", "--out", "--output")] = None,
+    follow: Annotated[bool, option("Go on until nothing is at work on the run any more.", "--follow")] = False,
 ) -> Answer:
     """Accuracy and loss of every evaluation, for a spreadsheet, TensorBoard or MLflow.
 
@@ -61,7 +64,7 @@ def warn(sentence: str) -> None:
 
 
 def demo(
-    run: Annotated[Path | None, typer.Option("--run", help="Folder for the run.", show_default="sifu-demo")] = None,
+    run: Annotated[Path | None, option("Folder for the run.", show_default="sifu-demo")] = None,
 ) -> Answer:
     """The whole story on embedded data, in less than a minute.
 
@@ -75,17 +78,14 @@ def demo(
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The spec to write.")],
+    file: Annotated[Path, argument("FILE.toml", "The spec to write.")],
     table: Annotated[
-        Path | None,
-        typer.Option("--from", help="Propose it for this CSV or Parquet file, or a folder of them.", metavar="TABLE"),
+        Path | None, option("Propose it for this CSV or Parquet file, or a folder of them.", "--from", metavar="TABLE")
     ] = None,
-    label: Annotated[str, typer.Option("--label", help="With --from: the column of the label.")] = "",
-    client: Annotated[str, typer.Option("--client", help="With --from: the column that says whose a row is.")] = "",
-    identity: Annotated[str, typer.Option("--id", help="With --from: the column that identifies a row.")] = "",
-    columns: Annotated[
-        str, typer.Option("--columns", help="With --from: names of all columns of a file without a header line.")
-    ] = "",
+    label: Annotated[str, option("With --from: the column of the label.")] = "",
+    client: Annotated[str, option("With --from: the column that says whose a row is.")] = "",
+    identity: Annotated[str, option("With --from: the column that identifies a row.", "--id")] = "",
+    columns: Annotated[str, option("With --from: names of all columns of a file without a header line.")] = "",
 ) -> Answer:
     """Write a commented spec to start from.
 
@@ -117,13 +117,11 @@ def init(
 
 
 def train(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train, see sifu init.")],
-    run: Annotated[
-        Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.", callback=note_run)
-    ],
+    spec: Annotated[Path, argument("SPEC.toml", "What to train, see sifu init.")],
+    run: Annotated[Path, option("Folder for the run; an unfinished one is continued.", callback=note_run)],
     settings: SetOption = None,
     data: DataOption = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
+    download: Annotated[bool, option("Fetch missing data files.", "--download")] = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
@@ -171,11 +169,8 @@ def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
 
 def join(
     run: RunArgument,
-    file: Annotated[
-        Path,
-        typer.Option("--file", help="A file as the run was trained from: CSV, Parquet or .npz.", metavar="FILE"),
-    ],
-    client: Annotated[str | None, typer.Option("--client", help="Who joins, unless the file says it.")] = None,
+    file: Annotated[Path, option("A file as the run was trained from: CSV, Parquet or .npz.", metavar="FILE")],
+    client: Annotated[str | None, option("Who joins, unless the file says it.")] = None,
     data: DataOption = None,
 ) -> Answer:
     """Let clients join a head in closed form: each sends its statistics once, and the head is solved again.
@@ -204,9 +199,7 @@ def status(run: RunArgument, everything: AllOption = False) -> Answer:
 
 def report(
     run: RunArgument,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Where to write the page.", show_default="DIR/report")
-    ] = None,
+    output: Annotated[Path | None, option("Where to write the page.", show_default="DIR/report")] = None,
 ) -> Answer:
     """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
     from sifu.report import write_report
@@ -217,9 +210,7 @@ def report(
 
 def export(
     run: RunArgument,
-    model: Annotated[
-        Path, typer.Option("--model", "--output", help="The file to write: .safetensors, or .onnx.", metavar="FILE")
-    ],
+    model: Annotated[Path, option("The file to write: .safetensors, or .onnx.", "--model", "--output", metavar="FILE")],
 ) -> Answer:
     """Write the current released model, and what it is: kind, classes, features, normalisation.
 
@@ -251,18 +242,14 @@ def doctor() -> Answer:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A safetensors file that sifu export wrote.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="An npz file with x, or a CSV or Parquet file.")],
+    model: Annotated[Path, argument("MODEL", "A safetensors file that sifu export wrote.")],
+    data: Annotated[Path, argument("DATA", "An npz file with x, or a CSV or Parquet file.")],
     output: Annotated[
-        Path | None, typer.Option("--out", "--output", help="Write a CSV file instead of printing.", metavar="FILE.csv")
+        Path | None, option("Write a CSV file instead of printing.", "--out", "--output", metavar="FILE.csv")
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(
-            "--module",
-            help="Run this module of yours, which is the model or makes its features.",
-            metavar="PACKAGE.FILE:FUNCTION",
-        ),
+        option("Run this module of yours, which is the model or makes its features.", metavar="PACKAGE.FILE:FUNCTION"),
     ] = None,
 ) -> Answer:
     """What a released model says of new rows or images, made into inputs and features as its description says.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import sifu
 from sifu.choices import TermsGiven
 from sifu.cli.options import (
@@ -18,8 +16,10 @@ from sifu.cli.options import (
     RecordsOption,
     RunArgument,
     SetOption,
+    argument,
     client_names,
     flags,
+    option,
     read_records,
     takes_terms,
 )
@@ -27,13 +27,11 @@ from sifu.cli.output import Answer, RoundsProgress, names_text
 from sifu.cli.runs import MetricsOption, warn
 from sifu.errors import InputError
 
-ClientsOption = Annotated[
-    str | None, typer.Option("--clients", "--client", help="Names of the clients to forget.", metavar="A,B")
-]
+ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
 
 
 def advise(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What would be trained, see sifu init.")],
+    spec: Annotated[Path, argument("SPEC.toml", "What would be trained, see sifu init.")],
     settings: SetOption = None,
     data: DataOption = None,
     everything: AllOption = False,
@@ -57,11 +55,9 @@ def plan(
     clients: ClientsOption = None,
     records: RecordsOption = None,
     most_expensive: Annotated[
-        bool, typer.Option("--most-expensive", help="Plan for the active client that is most expensive to forget.")
+        bool, option("Plan for the active client that is most expensive to forget.", "--most-expensive")
     ] = False,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw sigma against predicted rounds.", metavar="FILE.png")
-    ] = None,
+    picture: Annotated[Path | None, option("Also draw sigma against predicted rounds.", metavar="FILE.png")] = None,
     *,
     terms: TermsGiven,
     everything: AllOption = False,
@@ -88,16 +84,13 @@ def request(
     run: RunArgument,
     clients: ClientsOption = None,
     records: RecordsOption = None,
-    signed: Annotated[
-        Path | None, typer.Option("--signed", help="A request signed by the client, see sifu clients sign.")
-    ] = None,
+    signed: Annotated[Path | None, option("A request signed by the client, see sifu clients sign.")] = None,
     id: Annotated[
-        str | None,
-        typer.Option("--id", help="Your own id; the same id again changes nothing.", show_default="r1, r2, ..."),
+        str | None, option("Your own id; the same id again changes nothing.", show_default="r1, r2, ...")
     ] = None,
     *,
     terms: TermsGiven,
-    deadline: Annotated[int, typer.Option("--deadline", help="Days until it must be done.", metavar="DAYS")] = 30,
+    deadline: Annotated[int, option("Days until it must be done.", metavar="DAYS")] = 30,
     actor: ActorOption = None,
 ) -> Answer:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out.
@@ -140,13 +133,13 @@ def request(
 def forget(
     run: RunArgument,
     clients: Annotated[
-        str | None, typer.Option("--clients", "--client", help="A new request for these clients.", metavar="A,B")
+        str | None, option("A new request for these clients.", "--clients", "--client", metavar="A,B")
     ] = None,
     records: RecordsOption = None,
-    request: Annotated[str | None, typer.Option("--request", help="Only this queued request.", metavar="ID")] = None,
+    request: Annotated[str | None, option("Only this queued request.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
-    compare: Annotated[bool, typer.Option("--compare-scratch", help="Also train Scratch, for its rounds.")] = False,
+    compare: Annotated[bool, option("Also train Scratch, for its rounds.", "--compare-scratch")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",

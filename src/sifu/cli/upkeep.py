@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import Commands, RunArgument
+from sifu.cli.options import Commands, RunArgument, argument, option
 from sifu.cli.output import Answer, out, table
 
 PACKAGES = (
@@ -78,9 +78,9 @@ NO_NOISE = "No certificate here rests on noise: this erases what sifu purge eras
 def purge(
     run: RunArgument,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Erase what certificates by noise rest on, too; cannot be undone.")
+        bool, option("Erase what certificates by noise rest on, too; cannot be undone.", "--figures")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --figures, do not ask first.")] = False,
+    yes: Annotated[bool, option("With --figures, do not ask first.", "--yes")] = False,
 ) -> Answer:
     """Permanently erase what still holds a part of the forgotten; says what remains and why.
 
@@ -125,7 +125,7 @@ def anchor(run: RunArgument) -> Answer:
 def sign(
     run: RunArgument,
     clock: Annotated[
-        bool, typer.Option("--clock", help="Say that the clock is right now although it contradicts the last event.")
+        bool, option("Say that the clock is right now although it contradicts the last event.", "--clock")
     ] = False,
 ) -> Answer:
     """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
@@ -151,7 +151,7 @@ def timestamp(run: RunArgument) -> Answer:
     return Answer({"timestamps": came}, said)
 
 
-BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]
+BackupArgument = Annotated[Path, argument("FILE", "The backup file.")]
 
 
 def backup(run: RunArgument, file: BackupArgument) -> Answer:
@@ -166,16 +166,14 @@ def backup(run: RunArgument, file: BackupArgument) -> Answer:
 
 def restore(
     file: BackupArgument,
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the run.")],
-    anchor: Annotated[
-        str | None, typer.Option("--anchor", help="The latest head that was kept elsewhere.", metavar="SEQ:HASH")
-    ] = None,
+    run: Annotated[Path, argument("DIR", "A new folder for the run.")],
+    anchor: Annotated[str | None, option("The latest head that was kept elsewhere.", metavar="SEQ:HASH")] = None,
     certificates: Annotated[
         list[Path] | None,
-        typer.Option("--certificate", help="A certificate issued since the backup: its request is brought back."),
+        option("A certificate issued since the backup: its request is brought back.", "--certificate"),
     ] = None,
     accept_older: Annotated[
-        bool, typer.Option("--accept-older", help="Restore it although the anchor says that it is not the latest.")
+        bool, option("Restore it although the anchor says that it is not the latest.", "--accept-older")
     ] = False,
 ) -> Answer:
     """Make a run folder from a backup; the ledger records this permanently.
@@ -208,7 +206,7 @@ key = Commands("key", "The operator's key.")
 def rotate(
     run: RunArgument,
     brought: Annotated[
-        Path | None, typer.Option("--key", help="Your own Ed25519 key (PEM); by default a new one is made.")
+        Path | None, option("Your own Ed25519 key (PEM); by default a new one is made.", "--key")
     ] = None,
 ) -> Answer:
     """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
@@ -219,7 +217,7 @@ def rotate(
 @key.command("accept")
 def accept(
     run: RunArgument,
-    public_key: Annotated[str, typer.Argument(metavar="KEY", help="The run's public key (hex), as published.")],
+    public_key: Annotated[str, argument("KEY", "The run's public key (hex), as published.")],
 ) -> Answer:
     """Take this key for the operator's although another one is known here for the run or the folder.
 
