@@ -47,32 +47,23 @@ class Roster(Protocol):
 
 
 class KeyRoster:
-    """Clients by the fingerprint of their node's public key; strangers are remembered and never spoken to."""
+    """Clients by the fingerprint of their node's public key; strangers are never spoken to."""
 
     def __init__(self, grid: Grid, keys: Mapping[str, str]) -> None:
         self._grid = grid
         self.names: dict[str, str] = {fingerprint: name for name, fingerprint in keys.items()}
-        self.strangers: set[str] = set()
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
         """The node of each of `names` that is online; a key that two nodes hold is not trusted."""
         nodes_of: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
-            fingerprint = _fingerprint(bytes(node.public_key or b""))
-            name = self.names.get(fingerprint)
-            if name is None:
-                self.strangers.add(fingerprint)
-            else:
+            try:
+                name = self.names.get(key_fingerprint(bytes(node.public_key or b"")))
+            except InputError:  # SuperLink lets nodes register whatever it can read as a key
+                name = None
+            if name is not None:
                 nodes_of.setdefault(name, []).append(int(node.node_id))
         return {name: nodes_of[name][0] for name in names if len(nodes_of.get(name, ())) == 1}
-
-
-def _fingerprint(public_key: bytes) -> str:
-    """The fingerprint of a node's key; SuperLink lets nodes register whatever it can read as one."""
-    try:
-        return key_fingerprint(public_key)
-    except InputError:
-        return f"not a key: {public_key[:30]!r}"
 
 
 class ClaimedRoster:

@@ -142,27 +142,26 @@ def head_blueprint(
     return blueprint, solved_once(spec, "sum")
 
 
+STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
+"""What a plan says of local training under the names of the spec's section `[local]`."""
+
+
 def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
     """What clients must know of a spec; before the profiles are in, without rate and outputs."""
-    local = spec.local
-    rate = 1.0 if local.rate == "auto" else local.rate  # no bound of a profile depends on the rate
+    model, is_head = spec.model, spec.model.kind == RIDGE
+    rate = 1.0 if spec.local.rate == "auto" else spec.local.rate  # no bound of a profile depends on the rate
     return WirePlan(
-        spec.model.kind,
+        model.kind,
         outputs,
-        spec.model.init,
-        spec.model.dtype,
+        model.init,
+        model.dtype,
         spec.seed,
-        0.0 if spec.model.kind == RIDGE and not spec.is_tuned else rate,
-        local.steps,
-        local.batch,
-        local.momentum,
-        local.nesterov,
-        local.weight_decay,
-        local.clip,
-        _text(spec.features) if spec.features.kind != "none" or spec.model.kind == RIDGE else "",
-        _text(spec.ridge) if spec.model.kind == RIDGE else "",
-        spec.groups.count if spec.is_tuned else 0,
-        spec.groups.stretch if spec.is_tuned else 1.0,
+        0.0 if is_head and not spec.is_tuned else rate,
+        **{name: getattr(spec.local, name) for name in STEPS},
+        features=_text(spec.features) if spec.features.kind != "none" or is_head else "",
+        ridge=_text(spec.ridge) if is_head else "",
+        groups=spec.groups.count if spec.is_tuned else 0,
+        stretch=spec.groups.stretch if spec.is_tuned else 1.0,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from types import MappingProxyType
@@ -273,6 +273,7 @@ def in_place(array: Array) -> NDArray[Any]:
 
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
+NUMBER = (int, float)
 KINDS = {ArrayRecord: "array", MetricRecord: "metric", ConfigRecord: "configuration"}
 
 
@@ -293,27 +294,20 @@ def _value(record: MetricRecord | ConfigRecord, key: str, *kinds: type) -> Any:
     return value
 
 
-def _number(metrics: MetricRecord, key: str) -> float:
-    number: float = _value(metrics, key, int, float)
-    return number
-
-
-def _decoded(
-    reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy, only: str = ""
-) -> dict[str, NDArray[Any]]:
-    """The named arrays of a reply; with `only`, of that name alone."""
+def _decoded(reply: Message, only: str = "") -> dict[str, NDArray[Any]]:
+    """The named arrays of a reply, read where they lie in it; with `only`, of that name alone."""
     record = _only(reply, ArrayRecord)
     if only and set(record) != {only}:
         raise InputError(f"the answer holds {sorted(record)[:3]}, {only!r} was expected")
     try:
-        return {name: decode(array) for name, array in record.items()}
+        return {name: in_place(array) for name, array in record.items()}
     except (ValueError, TypeError) as error:
         raise InputError(f"the answer's arrays cannot be read ({error})") from error
 
 
-def read_arrays(reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy) -> tuple[Arrays, int]:
+def read_arrays(reply: Message) -> tuple[Arrays, int]:
     """The named arrays and the number of samples in a reply to `TRAIN`."""
-    return _decoded(reply, decode), int(_number(_only(reply, MetricRecord), SAMPLES))
+    return _decoded(reply), int(_value(_only(reply, MetricRecord), SAMPLES, *NUMBER))
 
 
 def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
@@ -322,7 +316,7 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
     It is read where it lies in the message. Nothing is cast: an array of another type gives a model of that type,
     which is then refused for it.
     """
-    arrays, samples = read_arrays(reply, decode=in_place)
+    arrays, samples = read_arrays(reply)
     return model_pieces(arrays, layout), samples
 
 
@@ -338,7 +332,7 @@ class Ready:
 def read_ready(reply: Message) -> Ready:
     """The answer to `PREPARE`."""
     metrics = _only(reply, MetricRecord)
-    return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), read_key(reply))
+    return Ready(int(_value(metrics, SAMPLES, *NUMBER)), bool(_value(metrics, "fits", *NUMBER)), read_key(reply))
 
 
 def read_key(reply: Message) -> bytes:
@@ -360,8 +354,8 @@ def read_masked(reply: Message, size: int) -> Words:
 def read_drift(reply: Message, position: Position) -> float:
     """The answer to `DRIFT_QUERY`: a number for this very round."""
     metrics = _only(reply, MetricRecord)
-    place = Position(int(_number(metrics, "branch")), int(_number(metrics, "round")))
-    drift = float(_number(metrics, DRIFT))
+    place = Position(int(_value(metrics, "branch", *NUMBER)), int(_value(metrics, "round", *NUMBER)))
+    drift = float(_value(metrics, DRIFT, *NUMBER))
     if place != position:
         raise InputError(f"the drift is that of round {place.branch}.{place.round}")
     if not 0.0 <= drift < math.inf:
@@ -375,20 +369,20 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
     Without any loss it is the number of wrong predictions.
     """
     metrics = _only(reply, MetricRecord)
-    samples = int(_number(metrics, SAMPLES))
+    samples = int(_value(metrics, SAMPLES, *NUMBER))
     like_a_loss = sorted(key for key in metrics if "loss" in key.lower())
     loss = names.loss or next((key for key in (*LOSS_KEYS, *like_a_loss) if key in metrics), None)
     accuracy = names.accuracy or next((key for key in ACCURACY_KEYS if key in metrics), None)
     if "correct" in metrics:
-        correct = int(_number(metrics, "correct"))
+        correct = int(_value(metrics, "correct", *NUMBER))
     else:
-        correct = round(samples * _number(metrics, accuracy)) if accuracy else 0
+        correct = round(samples * _value(metrics, accuracy, *NUMBER)) if accuracy else 0
     if "loss-sum" in metrics:
-        loss_sum = _number(metrics, "loss-sum")
+        loss_sum = _value(metrics, "loss-sum", *NUMBER)
     elif loss is None and accuracy is not None:
         loss_sum = float(samples - correct)
     else:
-        loss_sum = samples * _number(metrics, loss or "loss")
+        loss_sum = samples * _value(metrics, loss or "loss", *NUMBER)
     if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
         raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
     return samples, correct, loss_sum
