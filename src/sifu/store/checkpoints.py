@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -98,20 +98,34 @@ def keys_of(reader: RunReader) -> list[tuple[int, str]]:
     return [(seq, str(json.loads(text)["run"]["public_key"])) for seq, text in reader.query(sql, (ROTATED,))]
 
 
+def rotations(reader: RunReader) -> list[dict[str, str]]:
+    """Every change of keys: the old key and the new, and the signatures of both."""
+    rows = reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,))
+    return [
+        {"old": content["old_key"], "new": content["run"]["public_key"]}
+        | {name: content[name] for name in ("signature_by_old", "signature_by_new")}
+        for content in (json.loads(payload) for (payload,) in rows)
+    ]
+
+
+def rotation_holds(run: str, rotation: Mapping[str, Any]) -> bool:
+    """Whether a change of keys is signed by the old key and by the new one."""
+    named = {whose: str(rotation.get(whose)) for whose in ("old", "new")}
+    body = keys.rotation_statement(run, **named)
+    return all(
+        keys.signature_holds({"body": body, "public_key": key, "signature": rotation.get(f"signature_by_{whose}")})
+        for whose, key in named.items()
+    )
+
+
 def check_keys(reader: RunReader) -> Iterator[str]:
     """Every change of keys must be signed by the old key and by the new one."""
     named = keys_of(reader)
-    run = reader.value("run")
-    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,)):
-        content = json.loads(payload)
-        old, new = content["old_key"], content["run"]["public_key"]
-        place = [key for _, key in named].index(new)
-        body = keys.rotation_statement(run, old, new)
-        signed = [(old, content["signature_by_old"]), (new, content["signature_by_new"])]
-        if place == 0 or named[place - 1][1] != old:
+    for rotation in rotations(reader):
+        new, place = rotation["new"], [key for _, key in named].index(rotation["new"])
+        if place == 0 or named[place - 1][1] != rotation["old"]:
             yield f"keys: the key {new[:16]}... does not follow the one before it"
-        statements = [{"body": body, "public_key": key, "signature": signature} for key, signature in signed]
-        if not all(keys.signature_holds(statement) for statement in statements):
+        if not rotation_holds(reader.value("run"), rotation):
             yield f"keys: the change to key {new[:16]}... is not signed by both keys"
     if not named or reader.value("public_key") != named[-1][1]:
         yield "keys: the run's public key is not the last one the ledger names"

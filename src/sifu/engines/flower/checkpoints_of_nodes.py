@@ -16,8 +16,7 @@ from flwr.clientapp import ClientApp
 from sifu.core.ledger import canonical_json, chain
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError
-from sifu.store import keys
-from sifu.store.checkpoints import HEAD_FILE, ROTATED, Checkpoint, latest_checkpoint
+from sifu.store.checkpoints import HEAD_FILE, Checkpoint, latest_checkpoint, rotation_holds, rotations
 from sifu.store.clock import CLOCK_SET
 from sifu.store.files import append_line
 from sifu.store.reader import RunReader
@@ -44,24 +43,15 @@ class ShownCheckpoint:
         if stamp != self._stamp:
             with RunReader(self._folder) as reader:
                 checkpoint = latest_checkpoint(reader)
-                payloads = reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,))
+                changes = rotations(reader)
                 events = reader.query("SELECT time, kind, commitment FROM events ORDER BY seq")
-            rotations = [
-                {
-                    "old": content["old_key"],
-                    "new": content["run"]["public_key"],
-                    "signature_by_old": content["signature_by_old"],
-                    "signature_by_new": content["signature_by_new"],
-                }
-                for content in (json.loads(payload) for (payload,) in payloads)
-            ]
             self._shown, self._links = {}, []
             if checkpoint is not None:
                 self._links = [[time, kind, bytes(commitment).hex()] for time, kind, commitment in events]
                 self._links = self._links[: checkpoint.seq]
                 self._shown = {CHECKPOINT: canonical_json(checkpoint.to_mapping()).decode()}
-                if rotations:
-                    self._shown[ROTATIONS] = canonical_json(rotations).decode()
+                if changes:
+                    self._shown[ROTATIONS] = canonical_json(changes).decode()
             self._stamp = stamp
         shown: dict[str, str | int] = dict(self._shown)
         if since is not None and 1 <= since < len(self._links):
@@ -128,7 +118,7 @@ def look_at_checkpoint(message: Message, context: Context) -> None:
 
 
 def follow(
-    kept: Checkpoint | None, shown: Checkpoint, rotations: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
+    kept: Checkpoint | None, shown: Checkpoint, changes: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
 ) -> None:
     """Refuse a checkpoint that is not signed, or that does not follow from the one that was kept.
 
@@ -142,8 +132,8 @@ def follow(
     if shown.run != kept.run:
         raise InputError(f"this node takes part in run {kept.run[:40]}, the message is of run {shown.run[:40]}")
     trusted = {kept.public_key}
-    for rotation in rotations:
-        if rotation.get("old") in trusted and _signed_by_both(kept.run, rotation):
+    for rotation in changes:
+        if rotation.get("old") in trusted and rotation_holds(kept.run, rotation):
             trusted.add(str(rotation["new"]))
     if shown.public_key not in trusted:
         raise InputError(
@@ -180,10 +170,10 @@ def follow(
 
 def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
     try:
-        rotations = json.loads(str(config.get(ROTATIONS, "[]"))[:LARGEST_TEXT])
+        changes = json.loads(str(config.get(ROTATIONS, "[]"))[:LARGEST_TEXT])
     except (ValueError, RecursionError) as error:
         raise InputError(f"the message's changes of keys cannot be read: {error}") from error
-    return [rotation for rotation in rotations if isinstance(rotation, dict)] if isinstance(rotations, list) else []
+    return [rotation for rotation in changes if isinstance(rotation, dict)] if isinstance(changes, list) else []
 
 
 def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
@@ -200,13 +190,6 @@ def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"the message's links of the ledger cannot be read: {error}") from error
     return (first, links) if sound else (0, [])
-
-
-def _signed_by_both(run: str, rotation: dict[str, Any]) -> bool:
-    old, new = str(rotation.get("old")), str(rotation.get("new"))
-    body = keys.rotation_statement(run, old, new)
-    signed = ((old, rotation.get("signature_by_old")), (new, rotation.get("signature_by_new")))
-    return all(keys.signature_holds({"body": body, "public_key": key, "signature": text}) for key, text in signed)
 
 
 def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:

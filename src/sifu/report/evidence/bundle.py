@@ -31,7 +31,7 @@ from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
-from sifu.store.checkpoints import Checkpoint, keys_of, signed_events
+from sifu.store.checkpoints import Checkpoint, keys_of, rotations, signed_events
 from sifu.store.clock import timestamp_path, utc_now
 from sifu.store.files import certificate_path, read_plain, write_atomically
 from sifu.store.projection import RequestRow
@@ -172,17 +172,7 @@ def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]
 
 def _keys(reader: RunReader) -> dict[str, Any]:
     """The operator's public keys, and the statements, signed by both, with which one took another's place."""
-    changes = [
-        {
-            "old": event.content["old_key"],
-            "new": event.content["run"]["public_key"],
-            "signature_by_old": event.content["signature_by_old"],
-            "signature_by_new": event.content["signature_by_new"],
-        }
-        for event in reader.events()
-        if event.kind == "key rotated"
-    ]
-    return {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": changes}
+    return {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": rotations(reader)}
 
 
 def _json(value: Any) -> bytes:
