@@ -15,7 +15,7 @@ import typer
 from sifu.cli.console_commands import serve, token
 from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_at_work
-from sifu.cli.output import Answer, harmless, print_json
+from sifu.cli.output import Answer, Format, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
@@ -114,23 +114,23 @@ def run_app(app: typer.Typer) -> None:
     """Run the command line of `app` and exit: errors become sentences with a stable exit code."""
     # It must be known even if the rest of the command line is not understood.
     separate = any(pair == ("--format", "json") for pair in itertools.pairwise(sys.argv[1:]))
-    as_json = separate or "--format=json" in sys.argv[1:]
+    Answer.format = Format.json if separate or "--format=json" in sys.argv[1:] else Format.text
     runs_at_work.clear()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code = app(standalone_mode=False)
     except SifuError as error:
-        _fail(str(error), error.exit_code, as_json)
+        _fail(str(error), error.exit_code)
     except typer.Exit as exit_error:
-        _leave(exit_error.exit_code, as_json)
+        _leave(exit_error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _leave(INTERRUPTED, as_json)
+        _leave(INTERRUPTED)
     except Exception as error:
         # Typer's parser refused the command line; its exception class moved between its releases.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
-            if as_json:
-                _fail(error.format_message(), 2, as_json)  # type: ignore[attr-defined]
+            if Answer.format is Format.json:
+                _fail(error.format_message(), 2)  # type: ignore[attr-defined]
             error.show()
             sys.exit(2)
         if os.environ.get("SIFU_DEBUG"):
@@ -140,7 +140,6 @@ def run_app(app: typer.Typer) -> None:
                 f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. See that the path is right and that this "
                 "account may write there",
                 2,
-                as_json,
             )
         if isinstance(error, OSError) and error.errno == errno.EIO:
             what = os.fsdecode(error.filename) if error.filename else "a file"
@@ -148,11 +147,10 @@ def run_app(app: typer.Typer) -> None:
                 f"the disk failed to read or write {what} (Input/output error): see to it and run the command again; "
                 "what was recorded before is there",
                 5,
-                as_json,
             )
-        _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)
+        _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1)
     else:
-        _leave(code if isinstance(code, int) else 0, as_json)
+        _leave(code if isinstance(code, int) else 0)
 
 
 def _show_warning(
@@ -174,12 +172,12 @@ WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISD
 """The system's error codes for a given path that cannot be used."""
 
 
-def _leave(code: int, as_json: bool) -> None:
+def _leave(code: int) -> None:
     """Exit; Typer turns Ctrl-C into this code silently, so print a message here."""
     if code == 0:
         _say_what_is_overdue()
     if code == INTERRUPTED:
-        _fail("interrupted: every finished round is saved; run the same command again to go on", code, as_json)
+        _fail("interrupted: every finished round is saved; run the same command again to go on", code)
     sys.exit(code)
 
 
@@ -200,8 +198,8 @@ def _say_what_is_overdue() -> None:
             sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests list --overdue\n"))
 
 
-def _fail(sentence: str, code: int, as_json: bool) -> None:
-    if as_json:
+def _fail(sentence: str, code: int) -> None:
+    if Answer.format is Format.json:
         print_json({"error": sentence, "exit_code": code})
     sys.stderr.write(f"sifu: {harmless(sentence)}\n")
     sys.exit(code)
