@@ -17,9 +17,8 @@ from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_at_work
 from sifu.cli.output import Answer, Format, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
-from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
-from sifu.cli.unlearning import advise, forget, plan, request
+from sifu.cli.unlearning import advise, certificate, forget, plan, request, requests
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning

@@ -20,7 +20,7 @@ from test_flower_runs import SPEC, Federation, psi_of
 
 import sifu
 from sifu.core.engine import Position
-from sifu.engines.flower import masked_client
+from sifu.engines.flower import masking
 from sifu.engines.flower.client import add_profile, client_app
 from sifu.engines.flower.exchange import ClaimedRoster
 from sifu.engines.flower.flower_engine import FlowerFederation
@@ -182,7 +182,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
         assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
 
     # The negative control: without masks the same look finds every single update.
-    monkeypatch.setattr(masked_client, "mask", lambda words, *rest: words)
+    monkeypatch.setattr(masking, "mask", lambda words, *rest: words)
     grid.received.clear()
     masked.run_round(model, Position(0, 1), everyone(masked))
     assert readable_subsets(grid, fixed, samples).count(1) == 8

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from sifu.engines.flower.checkpoints_of_nodes import guard
-from sifu.engines.flower.masked_client import add_masking, add_statistics
+from sifu.engines.flower.masking import add_masking, add_statistics
 from sifu.engines.flower.wire import (
     ARRAYS,
     EVALUATE_SEVERAL,

@@ -1,16 +1,31 @@
-"""Updates that only their sum can be read from: pairwise masks modulo 2^64 over fixed-point numbers.
+"""Updates and statistics that only their sum can be read from: pairwise masks modulo 2^64 over whole numbers.
 
 docs/theory.md, section 11. Every two participants of a round share a secret (X25519, keys made for this round alone)
 and stretch it to a vector (HKDF-SHA256, then ChaCha20), which one adds to its numbers and the other subtracts. If a
 participant is missing, nothing can be read and the round is dropped. An update that does not fit the range is refused
 by its client before anything is sent; nothing is clipped.
+
+On the client an update takes three messages, and the local model never leaves:
+
+1. `train.sifu_prepare`: train, keep theta_c and its update, answer with a key made for this round.
+2. `train.sifu_masked`: answer with the masked update, given the keys of everyone who is ready.
+3. `query.sifu_drift`: given the mean, answer with drift_c = ||theta_c - mean||; for one mean a round, since distances
+   to many points would tell theta_c itself.
+
+Statistics of a closed-form head are computed where the data are, and take the first two alone. A round that is repeated
+because another client went missing finds them where they were kept and makes a new key.
+
+What lies between two messages is in `Context.state`, which a node keeps in memory for the run. A node that is started
+anew has lost it and says so; its drift is then unknown, and the server counts its Psi as unbounded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -18,11 +33,36 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from sifu.core.layout import Vector
+from sifu.engines.flower.wire import (
+    ARRAYS,
+    CONFIG,
+    DRIFT,
+    DRIFT_QUERY,
+    KEY,
+    MASKED,
+    MASKED_TRAIN,
+    METRICS,
+    PREPARE,
+    PREPARE_STATISTICS,
+    SAMPLES,
+    SEND_MASKED_STATISTICS,
+    STATISTICS,
+    WORDS,
+    Arrays,
+    Instruction,
+    Origin,
+    arrays_of,
+    in_order,
+    origin_records,
+)
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats, Words
+from sifu.theory.arrays import Floats, Integers, Words
 from sifu.theory.facts import LEAST_MASKED
+from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 HEADROOM_BITS = 10
 """An update may be this many doublings larger than the largest parameter of the model it started from."""
@@ -118,3 +158,145 @@ def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
             piece += noise
         else:
             piece -= noise
+
+
+Train = Callable[[Message, Context], tuple[Arrays, int]]
+UPDATE, HEAD = "sifu-round", "sifu-statistics"
+"""What is kept of a round of either kind in `Context.state`; its arrays are in a record of their own."""
+
+
+def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any) -> bytes:
+    """Keep what a round needs later, and make its key; returns the part of it that others get."""
+    secret = new_secret()
+    context.state[name] = ConfigRecord({**values, "secret": secret})
+    context.state[f"{name}-{ARRAYS}"] = ArrayRecord({key: Array(array) for key, array in arrays.items()})
+    return public_part(secret)
+
+
+def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, Arrays]:
+    """What was kept for the round that is asked about."""
+    kept, arrays = context.state.get(name), context.state.get(f"{name}-{ARRAYS}")
+    position = Instruction.of(message).position
+    same = isinstance(kept, ConfigRecord) and kept.get("place") == _place(message)
+    if not same or not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise InputError(
+            f"nothing of round {position.branch}.{position.round} is kept here: this node was started anew"
+        )
+    return kept, arrays_of(arrays)
+
+
+def _place(message: Message) -> str:
+    """The round and the plan that something is kept for: others have other updates and statistics."""
+    instruction = Instruction.of(message)
+    plan = hashlib.sha256(instruction.plan.encode()).hexdigest()
+    return f"{instruction.position.branch}.{instruction.position.round} {plan}"
+
+
+def _send_masked(message: Message, context: Context, name: str) -> Message:
+    """The words that were kept, masked with everybody's keys."""
+    instruction, (kept, arrays) = Instruction.of(message), _kept(message, context, name)
+    position, config = instruction.position, message.content[CONFIG]
+    if "secret" not in kept:
+        raise InputError(f"what is masked in round {position.branch}.{position.round} was sent already")
+    if WORDS not in arrays:
+        raise InputError("the update does not fit the range: it was not sent")
+    keys: dict[int, bytes] = dict(zip(config["clients"], config["keys"], strict=True))  # type: ignore[arg-type]
+    label = (b"statistics " if name == HEAD else b"") + b"%d.%d" % (position.branch, position.round)
+    sent = mask(arrays[WORDS].view(np.uint64), bytes(kept["secret"]), instruction.client, keys, label)  # type: ignore[arg-type]
+    # Delete the key, so that no message can make this client mask the same round twice with it.
+    context.state[name] = ConfigRecord({key: value for key, value in kept.items() if key != "secret"})
+    return Message(RecordDict({ARRAYS: ArrayRecord({MASKED: Array(sent)})}), reply_to=message)
+
+
+def add_masking(app: ClientApp, train: Train) -> ClientApp:
+    """Let an app take part in masked rounds; `train` is its usual training, as arrays and a number of samples."""
+
+    @app.train(PREPARE.partition(".")[2])
+    def prepare(message: Message, context: Context) -> Message:
+        start, config = in_order(arrays_of(message.content[ARRAYS])), message.content[CONFIG]  # type: ignore[arg-type]
+        fixed = FixedPoint(int(config["reach-bits"]), int(config["scale-bits"]))  # type: ignore[arg-type]
+        trained, samples = train(message, context)
+        local = in_order(trained)
+        if local.shape != start.shape:
+            raise InputError(f"training made {local.size} parameters of {start.size}")
+        update = local.astype(np.float64) - start.astype(np.float64)
+        fits = fixed.fits(update)
+        arrays = {"local": local} | ({WORDS: fixed.words(update, samples)} if fits else {})
+        key = _keep(context, UPDATE, arrays, place=_place(message))
+        metrics = MetricRecord({SAMPLES: samples, "fits": int(fits)})
+        return Message(RecordDict({METRICS: metrics, CONFIG: ConfigRecord({KEY: key})}), reply_to=message)
+
+    @app.train(MASKED_TRAIN.partition(".")[2])
+    def masked(message: Message, context: Context) -> Message:
+        reply = _send_masked(message, context, UPDATE)
+        local = context.state[f"{UPDATE}-{ARRAYS}"]["local"]
+        context.state[f"{UPDATE}-{ARRAYS}"] = ArrayRecord({"local": local})  # type: ignore[dict-item]
+        return reply
+
+    @app.query(DRIFT_QUERY.partition(".")[2])
+    def tell_drift(message: Message, context: Context) -> Message:
+        (kept, arrays), position = _kept(message, context, UPDATE), Instruction.of(message).position
+        mean = in_order(arrays_of(message.content[ARRAYS]))  # type: ignore[arg-type]
+        if mean.shape != arrays["local"].shape:
+            raise InputError(f"the mean has {mean.size} parameters, the model {arrays['local'].size}")
+        exact = arrays["local"].astype(np.float64)
+        # The mean came as float64, each entry off by at most u |entry|.
+        drift = up(norm_up(exact - mean) + 4.0 * UNIT_ROUNDOFF * (norm_up(mean) + norm_up(exact)))
+        digest = hashlib.sha256(np.ascontiguousarray(mean).data).hexdigest()
+        if kept.get("mean", digest) != digest:
+            raise InputError("this client already told its distance to another mean of the round")
+        context.state[UPDATE] = ConfigRecord({**kept, "mean": digest})
+        metrics = MetricRecord({DRIFT: drift, "branch": position.branch, "round": position.round})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+    return app
+
+
+def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, masked_only: bool) -> ClientApp:
+    """Let an app take part in heads in closed form, if its clients compute statistics."""
+
+    def computed(message: Message, context: Context) -> tuple[Integers, Origin]:
+        client: Any = make_client(context)
+        if not hasattr(client, "statistics"):
+            raise InputError("this client computes no statistics: a head in closed form needs a ReadyClient")
+        statistics, features = client.statistics(Instruction.of(message))
+        return statistics.words(), Origin(statistics.samples, features, statistics.fixed.describe())
+
+    @app.train(STATISTICS.partition(".")[2])
+    def in_the_clear(message: Message, context: Context) -> Message:
+        if masked_only:
+            raise InputError(
+                "this client sends masked statistics only: the server must run with masked-statistics = true"
+            )
+        words, origin = computed(message, context)
+        content = RecordDict({ARRAYS: ArrayRecord({WORDS: Array(words)}), **origin_records(origin)})
+        return Message(content, reply_to=message)
+
+    @app.train(PREPARE_STATISTICS.partition(".")[2])
+    def prepare(message: Message, context: Context) -> Message:
+        place, networks = _place(message), _networks_digest(message)
+        kept, arrays = context.state.get(HEAD), context.state.get(f"{HEAD}-{ARRAYS}")
+        same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
+        if same and isinstance(kept, ConfigRecord) and isinstance(arrays, ArrayRecord):
+            counted = arrays[WORDS].numpy()
+            origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
+        else:
+            words, origin = computed(message, context)
+            # A one at the end counts who is in a sum.
+            counted = np.append(words.view(np.uint64), np.uint64(1))
+        key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))
+        return Message(RecordDict({**origin_records(origin, key)}), reply_to=message)
+
+    @app.train(SEND_MASKED_STATISTICS.partition(".")[2])
+    def masked(message: Message, context: Context) -> Message:
+        return _send_masked(message, context, HEAD)
+
+    return app
+
+
+def _networks_digest(message: Message) -> str:
+    """Of what groups tuned of the network: other networks have other statistics."""
+    hashed = hashlib.sha256()
+    for group, arrays in sorted(Instruction.of(message).networks.items()):
+        hashed.update(b"%d" % group + in_order(arrays).tobytes())
+    return hashed.hexdigest()
