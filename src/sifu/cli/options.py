@@ -62,7 +62,7 @@ def option(help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
+def argument(metavar: str | None, help: str, **more: Any) -> Any:
     """An argument without a flag."""
     return typer.Argument(metavar=metavar, help=help, **more)
 

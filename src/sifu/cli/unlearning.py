@@ -258,7 +258,7 @@ def show_request(run: RunArgument, request: RequestArgument) -> Answer:
 def decide(
     run: RunArgument,
     request: RequestArgument,
-    decision: Annotated[Decision, typer.Argument(help="What was decided.")],
+    decision: Annotated[Decision, argument(None, "What was decided.")],
     reason: Annotated[str, option("Why; a refusal needs one.")] = "",
     actor: ActorOption = None,
     terms: Annotated[str | None, option("Digest of the terms decided on (requests show).", metavar="HEX")] = None,
