@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sifu.core.closed_form_engine import MaskedSum, Trunk
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
-from sifu.core.round_stream import StreamedRound
+from sifu.core.round import RoundSetup
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import ATTEMPTS, Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
@@ -115,12 +115,8 @@ class FlowerStatistics(FlowerFederation):
         nodes = self._messenger.online(position, clients, everybody=True)
         return self._messenger.messages(nodes, None, position, kind, more=more or {})
 
-    def run_round(self, *arguments: Any, **wanted: Any) -> RoundResult:
-        """There are none: a head is solved from statistics."""
-        raise InputError("a head in closed form is solved from statistics, not trained in rounds")
-
-    def run_rounds(self, *arguments: Any) -> Iterator[StreamedRound]:
-        """There are none."""
+    def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
+        """There are no rounds: a head is solved from statistics."""
         raise InputError("a head in closed form is solved from statistics, not trained in rounds")
 
     def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
