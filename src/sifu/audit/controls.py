@@ -33,7 +33,7 @@ from sifu.run.run_view import RunView
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.rollback import Subject
 
-LEAVING = "the-one-who-leaves"
+LEAVING, HONEST = "the-one-who-leaves", "honest"
 DELTA = 0.01
 
 
@@ -145,50 +145,30 @@ def run_controls(
     epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Control]:
     """Every control, in folders that are thrown away."""
-    cases: list[tuple[str, str, bool, Callable[[Path], Run]]] = [
-        ("honest", "nothing is wrong", False, lambda place: designed_run(place, epsilon)),
-        ("half the noise", "sigma is recorded, sigma/2 is added", True, _cheating(HalfNoise, epsilon)),
-        (
-            "later node",
-            "the noise of the allowed node is added to the current model",
-            True,
-            _cheating(LaterNode, epsilon),
-        ),
+    a_fifth: dict[str, Any] = {"clients": 40, "participation": "poisson(0.2)", "accounting": "population"}
+    cases: list[tuple[str, str, type[Method], dict[str, Any]]] = [
+        (HONEST, "nothing is wrong", Sifu, {}),
+        ("half the noise", "sigma is recorded, sigma/2 is added", HalfNoise, {}),
+        ("later node", "the noise of the allowed node is added to the current model", LaterNode, {}),
         (
             "population accounting",
             "sensitivities by shares of the whole federation, a fifth of which takes part",
-            True,
-            lambda place: designed_run(
-                place, epsilon, clients=40, participation="poisson(0.2)", accounting="population"
-            ),
+            Sifu,
+            a_fifth,
         ),
     ]
     controls = []
     options = AuditOptions(attacks=False, replays=Replays(losses=0), seed=seed, as_if_certified=True)
-    for number, (name, what, wrong, make) in enumerate(cases):
+    for number, (name, what, method, task) in enumerate(cases):
         with tempfile.TemporaryDirectory(prefix="sifu-control-") as folder:
-            report = audit_run(make(Path(folder) / "run"), options)
+            with carried_out_by(method):
+                run = designed_run(Path(folder) / "run", epsilon, **task)
+            report = audit_run(run, options)
         releases = report.subjects[0].releases
+        true, shown = (0.0, 0.0) if releases is None else (releases.epsilon_true, releases.epsilon_shown)
         controls.append(
-            Control(
-                name,
-                what,
-                wrong,
-                epsilon,
-                0.0 if releases is None else releases.epsilon_true,
-                0.0 if releases is None else releases.epsilon_shown,
-                not report.holds,
-                report.contradictions,
-            )
+            Control(name, what, name != HONEST, epsilon, true, shown, not report.holds, report.contradictions)
         )
         if progress:
             progress("controls", number + 1, len(cases))
     return controls
-
-
-def _cheating(method: type[Method], epsilon: float) -> Callable[[Path], Run]:
-    def make(place: Path) -> Run:
-        with carried_out_by(method):
-            return designed_run(place, epsilon)
-
-    return make
