@@ -7,7 +7,6 @@ never sent anything.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -279,23 +278,42 @@ class Messenger:
             messages[client] = model_message(record, instruction, node, kind, timeout, config, networks)
         return messages
 
-    def _exchange_links(
-        self, messages: Mapping[int, Message], send: Callable[[Mapping[int, Message]], Answers[Answer]]
+    def try_to_ask(
+        self,
+        messages: Mapping[int, Message],
+        read: Callable[[Message], Answer],
+        together: Sequence[Collection[int]] = (),
     ) -> Answers[Answer]:
-        """Send messages; a client that kept an event the server did not know of is sent the links from it, once."""
+        """The answers by client, as `read` makes them out, and why the others gave none.
+
+        Everybody is waited for, unless they are in one of the groups `together`: the spec's `server.wait` says when
+        enough of a group have answered, and no group decides whose answers count in another. A client that kept an
+        event the server did not know of is sent the links from it, once.
+        """
+        patience, shown = self.patience, self.shown
+        seconds = patience.wait.seconds if together else None
+        timeout = patience.timeout if seconds is None else min(patience.timeout, seconds)
+
+        def send(sent: Mapping[int, Message]) -> Answers[Answer]:
+            groups = [[client for client in group if client in sent] for group in together]
+            enough = [(group, patience.wait.enough(len(group))) for group in groups if group]
+            expires = patience.timeout if together else 0.0
+            return self._exchange.ask(sent, timeout, read, expires=expires, enough=enough)
+
         answers, failed = send(messages)
-        if self.shown is None:
+        if shown is None:
             return answers, failed
-        again: dict[int, Message] = {}
-        for client, why in failed.items():
-            wanted = SHOW_EVENT.search(why)
-            if wanted:
-                again[client] = with_config(messages[client], self.shown(int(wanted[1])), self.patience.timeout)
+        events = {client: SHOW_EVENT.search(why) for client, why in failed.items()}
+        again = {
+            client: with_config(messages[client], shown(int(event[1])), patience.timeout)
+            for client, event in events.items()
+            if event
+        }
         if again:
             more, failed_again = send(again)
-            answers = {**answers, **more}
+            answers |= more
             failed = {client: why for client, why in failed.items() if client not in again} | failed_again
-        self.shown.kept |= dict.fromkeys(answers, self.shown.seq)
+        shown.kept |= dict.fromkeys(answers, shown.seq)
         return answers, failed
 
     def ask(
@@ -304,39 +322,10 @@ class Messenger:
         read: Callable[[Message], Answer],
         position: Position = NOWHERE,
         doing: str = "",
-        closing: bool = False,
-        groups: Sequence[Collection[int]] | None = None,
+        together: Sequence[Collection[int]] = (),
     ) -> dict[int, Answer]:
-        """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`.
-
-        With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for. Each
-        of `groups` closes independently, so that no group decides whose answers count in another.
-        """
-        if closing:
-            patience = self.patience
-            together = [list(messages)] if groups is None else [[*group] for group in groups]
-            answers, failed = self._exchange_links(
-                messages,
-                lambda sent: self._exchange.ask(
-                    sent,
-                    min(patience.timeout, math.inf if patience.wait.seconds is None else patience.wait.seconds),
-                    read,
-                    expires=patience.timeout,
-                    enough=[
-                        (group, patience.wait.enough(len(group)))
-                        for group in ([client for client in clients if client in sent] for clients in together)
-                        if group
-                    ],
-                ),
-            )
-        else:
-            answers, failed = self.try_to_ask(messages, read)
+        """As `try_to_ask`; a client without an answer is noted, with what it was `doing`."""
+        answers, failed = self.try_to_ask(messages, read, together)
         for client, why in sorted(failed.items()):
             self._federation.note(position, client, f"{doing}{why}")
         return answers
-
-    def try_to_ask(
-        self, messages: Mapping[int, Message], read: Callable[[Message], Answer]
-    ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """As `ask`; why a client gave no answer is handed back instead of noted."""
-        return self._exchange_links(messages, lambda sent: self._exchange.ask(sent, self.patience.timeout, read))

@@ -138,7 +138,7 @@ class FlowerFederation(RemoteFederation):
             ]
             for masked_round in rounds:
                 messages |= masked_round.preparation()
-            ready = self._messenger.ask(messages, read_ready, position, closing=True, groups=there)
+            ready = self._messenger.ask(messages, read_ready, position, together=there)
             messages = {}
             for masked_round, members in zip(rounds, drawn, strict=True):
                 if members.size:
@@ -152,9 +152,7 @@ class FlowerFederation(RemoteFederation):
             return results
         for setup, nodes in zip(setups, there, strict=True):
             messages |= self._messenger.messages(nodes, self._messenger.record(setup.start), position, TRAIN)
-        answers = self._messenger.ask(
-            messages, lambda reply: read_model(reply, self.layout), position, closing=True, groups=there
-        )
+        answers = self._messenger.ask(messages, lambda reply: read_model(reply, self.layout), position, together=there)
         results = []
         for setup, members, nodes in zip(setups, drawn, there, strict=True):
             answered = [(client, *answers.pop(client)) for client in nodes if client in answers]
@@ -274,7 +272,7 @@ class FlowerFederation(RemoteFederation):
         busy = self._exchange.busy()  # with a round: a node answers one message after another
         nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
         messages = self._messenger.messages(nodes, record, NOWHERE, kind)
-        return self._messenger.ask(messages, read, doing=EVALUATION, closing=True)
+        return self._messenger.ask(messages, read, doing=EVALUATION, together=[list(messages)])
 
 
 class MaskedRound(RemoteRound):
