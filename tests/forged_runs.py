@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from run_tools import connect
-from sifu.core.certificate import public_form
 from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
-from sifu.requests.certification import RecordedRequest
+from sifu.requests.certification import RecordedRequest, public_form
 from sifu.store.checkpoints import Signer
 from sifu.store.files import certificate_path
 from sifu.store.history_tables import clients_digest, rows_digest

@@ -18,7 +18,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sifu.core.spec.group_rule import rounds_apart
+from sifu.core.spec.run_spec import rounds_apart
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.plots.style import BLUE, GREEN, GREY, INK, ORANGE, figure_bytes, new_figure, styled
 from sifu.theory.calibration import exact_multiplier

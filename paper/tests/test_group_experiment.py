@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sifu.core.spec.group_rule import COSTS, REACHED, TRIED, USUAL_COST
+from sifu.core.spec.run_spec import COSTS, REACHED, TRIED, USUAL_COST
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel, make_model
 from sifu.errors import InputError
 from sifu.theory.participation import Participation

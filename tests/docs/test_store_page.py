@@ -12,8 +12,8 @@ from string import Formatter
 import pytest
 
 from run_tools import query
-from sifu.core.certificate import COMMON_FIELDS, FIELDS
 from sifu.core.premise_sentences import SENTENCES
+from sifu.requests.certification import COMMON_FIELDS, FIELDS
 from sifu.store.events_check import EFFECTS, KINDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import sifu
 from run_tools import spec_for
-from sifu.core.certificate import FORMAT
+from sifu.requests.certification import FORMAT
 
 KEPT = Path(__file__).with_name("kept_certificates")
 SHORT = {"stop": {"max_rounds": 5}}

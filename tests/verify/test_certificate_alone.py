@@ -18,9 +18,9 @@ import sifu
 from run_tools import Command, query, sigma_for, spec_for
 from sifu.api import verify_certificate
 from sifu.audit import audit_client
-from sifu.core.certificate import FIELDS
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS
+from sifu.requests.certification import FIELDS
 from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sifu.api import verify_certificate
-from sifu.core.certificate import FORMAT
 from sifu.core.wording import words_of
+from sifu.requests.certification import FORMAT
 from sifu.requests.request_record import auditor_lines, plain_answer
 
 KEPT = Path(__file__).with_name("kept_certificates")

@@ -33,7 +33,7 @@ from sifu.core.closed_form_engine import TunedEngine, solved_once
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
-from sifu.core.spec.group_rule import with_groups_by_rule
+from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.dataset import sample_digest
 from sifu.data.table import is_frame
 from sifu.errors import InputError, SifuError, SifuWarning

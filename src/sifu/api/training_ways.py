@@ -24,7 +24,7 @@ from sifu.choices import Level
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.spec.group_rule import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, rounds_apart
+from sifu.core.spec.run_spec import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, rounds_apart
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
 from sifu.core.wording import HeldOutFigures
 from sifu.data import ClientData

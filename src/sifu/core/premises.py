@@ -21,24 +21,9 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.premise_sentences import sentence
 from sifu.core.randomness import NoiseSource
 from sifu.core.spec import Spec
+from sifu.theory import facts as fact
 from sifu.theory.calibration import TrainingNoise
-from sifu.theory.facts import (
-    AUTHENTICATED,
-    BY_LARGEST_CLIENT,
-    BY_PARTICIPANTS,
-    CLAIMED,
-    DECLARED_FIXED,
-    DRAWN_FROM_SEED,
-    FIXED_CONSTANTS,
-    IN_PROCESS,
-    MADE_BY_OPERATOR,
-    MASKED_STATISTICS,
-    ON_A_GPU,
-    ON_NODES,
-    ROUNDING_HOLDS_UP_TO,
-    TrainingFacts,
-    decides_rounds,
-)
+from sifu.theory.facts import TrainingFacts, decides_rounds
 from sifu.theory.history import Accounting
 from sifu.theory.regularity import RegularityClass
 
@@ -122,21 +107,21 @@ RateSource = Literal["given", "others", "forgotten", "anew", "fixed"]
 """Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it; or was
 found anew from those who stay, for training that begins afresh. A head in closed form has no rate (`fixed`)."""
 
-INITIAL_MODELS: Mapping[str, Status] = {DRAWN_FROM_SEED: "met", MADE_BY_OPERATOR: "trusted"}
-PREPROCESSING: Mapping[str, Status] = {FIXED_CONSTANTS: "met", DECLARED_FIXED: "trusted"}
+INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_BY_OPERATOR: "trusted"}
+PREPROCESSING: Mapping[str, Status] = {fact.FIXED_CONSTANTS: "met", fact.DECLARED_FIXED: "trusted"}
 """Where clients' data cannot have shaped the model that training starts from, or the preprocessing, which no rollback
 undoes; otherwise it is assumed."""
 IDENTITIES = {
-    IN_PROCESS: (),
-    AUTHENTICATED: (Premise("identity", "trusted"),),
-    CLAIMED: (Premise("identity", "assumed", "claimed"),),
+    fact.IN_PROCESS: (),
+    fact.AUTHENTICATED: (Premise("identity", "trusted"),),
+    fact.CLAIMED: (Premise("identity", "assumed", "claimed"),),
 }
 """How clients on other machines are known; in one process there is nothing to say."""
 ENGINES = {
-    BY_PARTICIPANTS: (),
-    BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
-    ON_A_GPU: (Premise("layout", "assumed", "device"),),
-    ON_NODES: (Premise("engine", "trusted"),),
+    fact.BY_PARTICIPANTS: (),
+    fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
+    fact.ON_A_GPU: (Premise("layout", "assumed", "device"),),
+    fact.ON_NODES: (Premise("engine", "trusted"),),
 }
 """Whether a round follows from its participants' data alone; said only where it is not so by construction."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
@@ -292,7 +277,7 @@ def collect_premises(
         regularity_premise(facts, measured),
         *outside_premises(facts),
         accounting_premise(accounting),
-        counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
+        counterfactual_premise(facts.participation.independent, apart=facts.identity != fact.IN_PROCESS),
         *replies_premise(left_out),
         *record_premises(history),
         calibration_premise(calibration, epsilon),
@@ -327,7 +312,7 @@ def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
 
 
 def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
-    if not largest_psi <= ROUNDING_HOLDS_UP_TO:
+    if not largest_psi <= fact.ROUNDING_HOLDS_UP_TO:
         return Premise("arithmetic", "assumed", "beyond")
     if facts.dtype == "float64" and facts.rounding_bounded:
         return Premise("arithmetic", "met")
@@ -358,7 +343,7 @@ def training_noise_premises(
         Premise("training noise", "failed" if promised.counted_rounds else "met"),
         Premise("history", "failed" if replayed else "met"),
         Premise("budget", "met" if within else "failed", values=reached if within else reached | {"epsilon": epsilon}),
-        counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
+        counterfactual_premise(facts.participation.independent, apart=facts.identity != fact.IN_PROCESS),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
         *record_premises(history),
@@ -370,7 +355,7 @@ def training_noise_premises(
 
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
-    masked = "masked" if MASKED_STATISTICS in facts.outside else ""
+    masked = "masked" if fact.MASKED_STATISTICS in facts.outside else ""
     return (*before_training_premises(facts, "fixed"), Premise("statistics", "trusted", masked))
 
 

@@ -20,16 +20,7 @@ from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.run.group_state import (
-    REBUILT,
-    are_apart,
-    has_groups,
-    is_hit,
-    members_now,
-    merged_model,
-    models_at_hand,
-    parts_without,
-)
+from sifu.run import group_state
 from sifu.run.run_view import RunView
 from sifu.theory.merging import expected_groups_left
 
@@ -41,7 +32,7 @@ class Groups(Method):
 
     def check_run(self, view: RunView) -> None:
         """Refuse a run whose clients did not train in groups."""
-        if not has_groups(view):
+        if not group_state.has_groups(view):
             raise InputError(
                 "method groups merges the models of groups that trained apart, and this run has none: set groups.count "
                 "and groups.rounds in the spec and train again, or use scratch"
@@ -54,7 +45,7 @@ class Groups(Method):
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
         if merged:
             expected, predicted = predict_healing(view, forecast, len(merged))
-        merged_before = not are_apart(view)
+        merged_before = not group_state.are_apart(view)
         return replace(
             plan_from(self, view, terms, 0 if merged else None),
             predicted_rounds=predicted.rounds if predicted and merged_before else None,
@@ -67,15 +58,15 @@ class Groups(Method):
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
         """The groups that are merged, and those that held someone who is leaving now."""
         leaving = set(view.leaving(terms.clients))
-        models = models_at_hand(view.reader)
-        if are_apart(view):  # they are finished before the request is carried out
-            members = {group: set(clients) for group, clients in enumerate(members_now(view)) if clients}
+        models = group_state.models_at_hand(view.reader)
+        if group_state.are_apart(view):  # they are finished before the request is carried out
+            members = {group: set(clients) for group, clients in enumerate(group_state.members_now(view)) if clients}
             for group, row in models.items():
                 members.setdefault(group, set()).update(row.members)
             hit = [group for group, clients in sorted(members.items()) if not leaving.isdisjoint(clients)]
             return [group for group in sorted(members) if group not in hit], hit
-        merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
-        return merged, [group for group, row in sorted(models.items()) if is_hit(row, leaving)]
+        merged = [part.grp for part in group_state.parts_without(models, view.spec.groups.rounds, leaving)]
+        return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
@@ -89,22 +80,22 @@ class Groups(Method):
     def bytes_kept(self, view: RunView) -> int:
         """The size of the groups' models on disk."""
         on_disk = view.reader.models()
-        return sum(on_disk[row.node].bytes for row in models_at_hand(view.reader).values())
+        return sum(on_disk[row.node].bytes for row in group_state.models_at_hand(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The merge of the groups that were not hit; a fresh model where every one was."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
-        parts = parts_without(models_at_hand(view.reader), view.spec.groups.rounds, leaving)
+        parts = group_state.parts_without(group_state.models_at_hand(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
             return Start(engine.initial_model(plan.order))
-        merged = merged_model(view.reader, parts)
+        merged = group_state.merged_model(view.reader, parts)
         return Start(merged.model, merged=merged)
 
 
 def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str]:
     count, rebuild, stretch = view.spec.groups.count, view.spec.groups.rebuild, view.spec.groups.stretch
     notes = []
-    if are_apart(view):
+    if group_state.are_apart(view):
         notes.append("the groups still train apart: the request is carried out when they are done")
     if merged:
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
@@ -112,7 +103,7 @@ def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str
     else:
         notes.append("every group held a forgotten client: nothing is left to merge, this is Scratch")
     if hit:
-        notes.append(f"the model of {_listed(hit)} is erased, and {REBUILT[rebuild]}")
+        notes.append(f"the model of {_listed(hit)} is erased, and {group_state.REBUILT[rebuild]}")
     if rebuild == "never" and len(merged) > 1:
         left = expected_groups_left(len(merged), 1)
         notes.append(f"the next request of one client would find {left:.3g} groups, in expectation")

@@ -13,14 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sifu.core.identity import (
-    Admitted,
-    admitted_of,
-    check_key,
-    check_names,
-    key_fingerprint,
-    plain,
-)
+from sifu.core import identity
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
 from sifu.store.database import CLIENTS_FILE, DATABASE
@@ -53,15 +46,15 @@ def fingerprint_of_file(path: Path) -> str:
     except (ValueError, UnsupportedAlgorithm) as error:
         hint = "it is a private key, which stays at its client" if b"PRIVATE KEY" in content else str(error)
         raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({hint})") from error
-    return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return identity.key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
-def recorded_clients(reader: RunReader) -> tuple[Admitted, ...]:
+def recorded_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
     """The list as the ledger has it."""
-    return admitted_of(json.loads(reader.value(ADMITTED, "[]")))
+    return identity.admitted_of(json.loads(reader.value(ADMITTED, "[]")))
 
 
-def listed_clients(folder: Path) -> tuple[Admitted, ...]:
+def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
     """The list of a run, or of a folder that will become one."""
     if (folder / DATABASE).exists():
         with RunReader(folder) as reader:
@@ -69,17 +62,17 @@ def listed_clients(folder: Path) -> tuple[Admitted, ...]:
     return _clients_of_file(folder)
 
 
-def _known_clients(reader: RunReader) -> tuple[Admitted, ...]:
+def _known_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
     """The list of the ledger; of the file as long as the ledger has none, between a run's first event and its next."""
     return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
 
 
-def _clients_of_file(folder: Path) -> tuple[Admitted, ...]:
+def _clients_of_file(folder: Path) -> tuple[identity.Admitted, ...]:
     path = folder / CLIENTS_FILE
     if not path.exists():
         return ()
     try:
-        return admitted_of(json.loads(path.read_bytes()))
+        return identity.admitted_of(json.loads(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path} is not a list of clients: {error}") from error
 
@@ -101,7 +94,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
         with WriterLock(folder / LOCK_FILE):
             if not (folder / DATABASE).exists():
                 changed = _changed(listed_clients(folder), change)
-                write_atomically(folder / CLIENTS_FILE, json.dumps(plain(changed), indent=1).encode() + b"\n")
+                write_atomically(folder / CLIENTS_FILE, json.dumps(identity.plain(changed), indent=1).encode() + b"\n")
                 return True
     try:
         writer = RunWriter.open(folder)
@@ -120,10 +113,10 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
     before = _known_clients(writer)
     after = _check(writer, change)
     if after != before:
-        writer.record(NewEvent("clients changed", {"run": {ADMITTED: plain(after)}, "change": change}))
+        writer.record(NewEvent("clients changed", {"run": {ADMITTED: identity.plain(after)}, "change": change}))
 
 
-def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
+def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
     """The list after a change to a run's, or a sentence about why it cannot be."""
     before = _known_clients(reader)
     view = RunView(reader)
@@ -145,13 +138,13 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     return after
 
 
-def joining(reader: RunReader) -> tuple[Admitted, ...]:
+def joining(reader: RunReader) -> tuple[identity.Admitted, ...]:
     """Who is on the list and not yet a client of the run: each joins when its node is there to say what it has."""
     names = {client.name for client in reader.clients()}
     return tuple(entry for entry in recorded_clients(reader) if entry.status == "allowed" and entry.name not in names)
 
 
-def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:
+def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
     """The list after a change; a new client again changes nothing, and a key or name that is taken is refused."""
     try:
         do, name = change["do"], str(change["name"])
@@ -164,10 +157,10 @@ def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Adm
     if do != "add" and name not in listed:
         raise InputError(f"{name} is not on the list; it has {', '.join(listed) or 'no entries'}")
     if do == "block":
-        return tuple((listed | {name: Admitted(name, listed[name].key, "blocked")}).values())
+        return tuple((listed | {name: identity.Admitted(name, listed[name].key, "blocked")}).values())
     if do == "add":
-        check_names([name])
-    entry = Admitted(name, check_key(key))
+        identity.check_names([name])
+    entry = identity.Admitted(name, identity.check_key(key))
     if do == "add" and listed.get(name) == entry:
         return entries
     owner = next((owner for owner in entries if owner.key == key), None)

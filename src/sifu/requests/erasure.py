@@ -16,25 +16,12 @@ from sifu.errors import InputError
 from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figures
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
+from sifu.store import sealed
 from sifu.store.clock import actor_name
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
-from sifu.store.sealed import (
-    ALL_FIGURES,
-    FIGURES_ERASED,
-    PURGED,
-    erased_by_next_purge,
-    erased_certificates,
-    erasure_of_all,
-    figures_that_came_back,
-    kept_nodes,
-    last_erased,
-    not_recomputed,
-    rest_of,
-    why_figures_stay,
-)
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
@@ -201,17 +188,17 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
     recorded = gone
     payload: dict[str, Any] = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
-    if verified is not None and why_figures_stay(writer):
-        wish = payload[ALL_FIGURES] = _all_figures(writer, view, verified)
+    if verified is not None and sealed.why_figures_stay(writer):
+        wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
         # Earlier events will not say any more which models and files there were: it drops what they still name.
-        named = ReplayedLedger(rest_of(writer.events(), wish["models"])).tables
+        named = ReplayedLedger(sealed.rest_of(writer.events(), wish["models"])).tables
         named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
         recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
-    payload[FIGURES_ERASED] = ALL_FIGURES in payload or not why_figures_stay(writer)
+    payload[sealed.FIGURES_ERASED] = sealed.ALL_FIGURES in payload or not sealed.why_figures_stay(writer)
     size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
     models, updates = recorded.models, recorded.updates
-    writer.record(NewEvent(PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
+    writer.record(NewEvent(sealed.PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
     figures = kept_figures(view.spec.model.kind, _what_is_erased(writer))
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
@@ -219,7 +206,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
 
 def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, Any]:
     """What the ledger says of an erasure of all figures; refused where it cannot be whole."""
-    why = why_figures_stay(writer, at_wish=True)
+    why = sealed.why_figures_stay(writer, at_wish=True)
     if not why and view.rate_source(sorted(view.forgotten)) == "forgotten":
         why = "the local rate follows from the data of a forgotten client; a request by scratch finds another"
     if not why and writer.signer().key is None:
@@ -229,24 +216,24 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
     if verified != writer.value("head"):
         raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
     carried_out = [row for row in writer.requests() if row.noise_node is not None]
-    stay = kept_nodes(writer, writer.tip, at_wish=True) | {writer.tip, writer.path()[0].node.node}
+    stay = sealed.kept_nodes(writer, writer.tip, at_wish=True) | {writer.tip, writer.path()[0].node.node}
     return {
         "models": sorted(stay & writer.models().keys()),
         "actor": actor_name(),
         "verified": verified,
         "requests": [row.request for row in carried_out],
-        "certificates": erased_certificates(carried_out),
+        "certificates": sealed.erased_certificates(carried_out),
     }
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
     """Whose figures are gone: no one's; all up to the last node, at the operator's wish; those of the forgotten."""
-    if why_figures_stay(reader):
+    if sealed.why_figures_stay(reader):
         return "nothing"
     path = reader.path()
-    if not not_recomputed(reader) or path[0].node.order == max(row.node.order for row in path):
+    if not sealed.not_recomputed(reader) or path[0].node.order == max(row.node.order for row in path):
         return "exact"
-    return "all" if last_erased(reader)[0] == reader.tip else "nothing"
+    return "all" if sealed.last_erased(reader)[0] == reader.tip else "nothing"
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
@@ -297,8 +284,10 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
-    elif why := why_figures_stay(reader):
-        at_wish = "" if why_figures_stay(reader, at_wish=True) else "; sifu purge --figures erases it at your wish"
+    elif why := sealed.why_figures_stay(reader):
+        at_wish = (
+            "" if sealed.why_figures_stay(reader, at_wish=True) else "; sifu purge --figures erases it at your wish"
+        )
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
             f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
@@ -309,7 +298,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             "numbers of samples, clients, rounds and kept models in run.db and certificates",
             "the history is made of them; a guess that would have led to other numbers can be ruled out",
         )
-    measured = len(erased_by_next_purge(reader.events()))
+    measured = len(sealed.erased_by_next_purge(reader.events()))
     if measured:
         yield (
             f"what {measured} events measured on clients' data while the forgotten were among them",
@@ -326,7 +315,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
     backups = [(int(seq), json.loads(payload)) for seq, payload in payloads]
     # A run made before there were statistics recorded none.
-    erased = erasure_of_all(reader.events())
+    erased = sealed.erasure_of_all(reader.events())
     old = [
         backup
         for seq, backup in backups
@@ -349,17 +338,17 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 def check_purges(reader: RunReader) -> Iterator[str]:
     """What every purge had to erase must be what it erased; those before an erasure of all figures do not say it."""
-    last = erasure_of_all(reader.events())
+    last = sealed.erasure_of_all(reader.events())
     for event, before in ReplayedLedger.of(reader).moments():
-        if event.kind != PURGED or (last is not None and event.seq < last.seq):
+        if event.kind != sealed.PURGED or (last is not None and event.seq < last.seq):
             continue
-        content, at_wish = event.content, ALL_FIGURES in event.content
+        content, at_wish = event.content, sealed.ALL_FIGURES in event.content
         subjects = {int(subject) for (subject,) in before.rows["subjects"]}
         purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
         if at_wish:
-            left, kept = before.model_nodes - set(purged.models), kept_nodes(reader, before.tip, at_wish=True)
+            left, kept = before.model_nodes - set(purged.models), sealed.kept_nodes(reader, before.tip, at_wish=True)
             too_much = left - kept - {before.tip, reader.path(before.tip)[0].node.node}
-            told = sorted(left) == content[ALL_FIGURES]["models"] and before.tip in left
+            told = sorted(left) == content[sealed.ALL_FIGURES]["models"] and before.tip in left
             if too_much or not told or len(purged.updates) < len(before.rows["updates"]):
                 yield f"purge at event {event.seq}: it left models {sorted(left)} or updates, against the rule"
             yield from _check_all_figures(reader, event, before)
@@ -370,25 +359,25 @@ def check_purges(reader: RunReader) -> Iterator[str]:
                 yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
         if content["subjects"] != sorted(subjects):
             yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
-        erased = content.get(FIGURES_ERASED, False)
-        if erased != (at_wish or not why_figures_stay(reader, before)) and "kept_rows" in content:
+        erased = content.get(sealed.FIGURES_ERASED, False)
+        if erased != (at_wish or not sealed.why_figures_stay(reader, before)) and "kept_rows" in content:
             yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
         if erased:
             forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
-            path = kept_nodes(reader, before.tip, at_wish=at_wish)
-            for figures in figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
+            path = sealed.kept_nodes(reader, before.tip, at_wish=at_wish)
+            for figures in sealed.figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
                 yield f"purge at event {event.seq}: it erased the figures of {figures}, and they are there again"
 
 
 def _check_all_figures(reader: RunReader, event: Event, before: ReplayedTables) -> Iterator[str]:
     """A signed event says what was verified and erased; of requests by noise after it nothing is missing."""
-    said, previous = event.content[ALL_FIGURES], reader.events()[event.seq - 2]
+    said, previous = event.content[sealed.ALL_FIGURES], reader.events()[event.seq - 2]
     carried_out = [row for row in reader.requests() if (row.request,) in before.rows["requests"]]
     carried_out = [row for row in carried_out if before.rows["requests"][row.request,].get("noise_node") is not None]
     expected = {
         "verified": f"{previous.seq}:{previous.hash.hex()}",
         "requests": [row.request for row in carried_out],
-        "certificates": erased_certificates(carried_out),
+        "certificates": sealed.erased_certificates(carried_out),
     }
     if {key: said.get(key) for key in expected} != expected or event.signature is None:
         yield f"purge at event {event.seq}: what it says of all figures is not signed, or not what the record says"

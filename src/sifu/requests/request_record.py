@@ -15,16 +15,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
+from sifu.core import wording
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import terms_words
-from sifu.core.wording import (
-    attacker_words,
-    exact_words,
-    forgotten_words,
-    what_was_done,
-    whom_words,
-    words_of,
-)
 from sifu.errors import InputError
 from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
 from sifu.store.clock import actor_name, same_person
@@ -215,7 +208,7 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
-    words, lines = words_of(body), _promise(body)
+    words, lines = wording.words_of(body), _promise(body)
     if body["level"] == "conditional":
         lines.append("The assumptions, which are not proven:")
         lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
@@ -228,7 +221,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
 
 def in_short(body: dict[str, Any]) -> list[str]:
     """The promise of a public certificate, and how much more there is to read."""
-    words = words_of(body)
+    words = wording.words_of(body)
     assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
     told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
     return [
@@ -241,11 +234,11 @@ def in_short(body: dict[str, Any]) -> list[str]:
 def _promise(body: dict[str, Any]) -> list[str]:
     """What was done, and what it is worth."""
     many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
-    whom = forgotten_words(body["clients"], records)
+    whom = wording.forgotten_words(body["clients"], records)
     lines = [
         f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, "
         f"was carried out on {body['carried_out'][:10]}.",
-        what_was_done(body),
+        wording.what_was_done(body),
     ]
     if records is not None:
         lines.append(
@@ -253,14 +246,14 @@ def _promise(body: dict[str, Any]) -> list[str]:
             "it has left."
         )
     if level == "exact":
-        lines.append(f"{exact_words(whom_words(len(body['clients']), None), body['method'], records)}.")
+        lines.append(f"{wording.exact_words(wording.whom_words(len(body['clients']), None), body['method'], records)}.")
     if level == "none":
         whose = "these participants'" if many else "this participant's"
         lines.append(
             f"Nothing is guaranteed ({body['method']}): it is unknown how much of {whose} data is still in the model."
         )
     else:
-        lines.append(attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
+        lines.append(wording.attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
     return lines
 
 
@@ -279,6 +272,6 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
         )
     if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
         lines.append(f"Rounds of retraining: {body['rounds']}.")
-    lines += [f"- {premise.status}: {premise.statement}" for premise in words_of(body).premises]
+    lines += [f"- {premise.status}: {premise.statement}" for premise in wording.words_of(body).premises]
     lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from sifu.core.ledger import LOCAL_RATES, finite_or_text
 from sifu.core.randomness import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
-from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
+from sifu.requests.certification import committed_model, nodes_to_erase, updates_to_erase
 from sifu.requests.erasure import statistics_to_erase, write_sum_left
 from sifu.run.group_state import merge_rows
 from sifu.run.group_training import LARGEST_PSI
@@ -20,42 +21,37 @@ from sifu.run.training import track_everyone
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
-from sifu.store.projection import EvaluationRow, ModelRow, NewEvent, NewModel, NewRows
+from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 
 
+@dataclass
 class RollBack:
-    """What one request's roll back writes and erases, worked out from its plan and its starting model."""
+    """What one request's roll back writes and erases, worked out from its plan and its starting model.
 
-    def __init__(
-        self,
-        writer: RunWriter,
-        engine: Engine,
-        view: RunView,
-        plan: Plan,
-        request: str,
-        start: Start,
-        local_rate: float | None = None,
-    ) -> None:
-        """Of an automatic `local_rate` that was found anew the ledger says which one it is."""
-        self.writer, self.engine, self.view, self.plan = writer, engine, view, plan
-        self.request, self.start, self.local_rate = request, start, local_rate
-        self.fresh, self.replayed = plan.source_node is None, start.replayed is not None
-        self.merged = start.merged
-        self.noise_node = 1 + max(writer.nodes_by_number())
-        on_disk, exposures = writer.models(), view.exposures(plan.subjects)
-        cut_after = -1 if self.fresh else plan.source_depth
-        retention = plan.terms.retention
-        self.source: ModelRow | None = on_disk.get(plan.source_node) if plan.source_node is not None else None
-        self.erased_models = nodes_to_erase(view, set(on_disk), exposures, cut_after, retention)
-        self.remaining_models = sorted(set(on_disk) - self.erased_models)
-        self.stored_updates = writer.updates()
-        self.erased_updates: UpdatesErased = updates_to_erase(
-            view, self.stored_updates.values(), exposures, cut_after, retention
-        )
+    Of an automatic `local_rate` that was found anew the ledger says which one it is.
+    """
+
+    writer: RunWriter
+    engine: Engine
+    view: RunView
+    plan: Plan
+    request: str
+    start: Start
+    local_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        plan, on_disk = self.plan, self.writer.models()
+        self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
+        self.noise_node = 1 + max(self.writer.nodes_by_number())
+        self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
+        self.stored_updates = self.writer.updates()
+        erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention
+        self.erased_models = nodes_to_erase(self.view, set(on_disk), *erased_by)
+        self.erased_updates = updates_to_erase(self.view, self.stored_updates.values(), *erased_by)
 
     def record(self) -> None:
         """Write the event."""
@@ -85,8 +81,10 @@ class RollBack:
         plan, model = self.plan, self.start.model
         root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
         distance = norm(model.astype(np.float64) - root.astype(np.float64))
-        if self.merged is not None:
-            row, members = merge_rows(self.view, self.merged, self.noise_node, plan.order, 0, plan.order, distance)
+        if self.start.merged is not None:
+            row, members = merge_rows(
+                self.view, self.start.merged, self.noise_node, plan.order, 0, plan.order, distance
+            )
             return NewRows(nodes=[row], participation=members)
         kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
         rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
@@ -104,7 +102,7 @@ class RollBack:
 
     def _models(self) -> list[NewModel]:
         """The new starting model; and the current one if the request stays there: later requests may go back to it."""
-        unknown = self.replayed or self.merged is not None
+        unknown = self.replayed or self.start.merged is not None
         psi_max = LARGEST_PSI if unknown else 0.0
         if not self.fresh and not unknown:
             at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
@@ -152,7 +150,7 @@ class RollBack:
 
     def _payload(self) -> dict[str, Any]:
         plan, source, start = self.plan, self.source, self.start
-        merges = {} if self.merged is None else {"merges": self.merged.rows(self.noise_node)}
+        merges = {} if self.start.merged is None else {"merges": self.start.merged.rows(self.noise_node)}
         auto = {} if plan.auto is None else {"auto": plan.auto.to_mapping()}
         rates: dict[str, Any] = {}
         if self.local_rate is not None:
@@ -183,7 +181,7 @@ class RollBack:
                     for cost in plan.charges
                 ],
                 "source_model": committed_model(source.node, source.digest) if source else None,
-                "remaining_models": self.remaining_models,
+                "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
                 "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
             }
         )

@@ -5,7 +5,7 @@ from sifu.core.method_info import METHOD_INFOS
 from sifu.core.randomness import keyed_generator
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import RIDGE, ModelSpec, StopSpec
-from sifu.core.spec.group_rule import number_of_groups, rounds_apart
+from sifu.core.spec.run_spec import number_of_groups, rounds_apart
 from sifu.core.spec.sections import GroupsSpec
 from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.embedded_heads import ClosedFormFederation

@@ -18,7 +18,7 @@ from sifu.core.method_info import Protection, method_info
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
-from sifu.core.spec.group_rule import number_of_groups
+from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.regularities import Regularities
 from sifu.store.history_tables import NodeRow, ParticipationRows

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
-from sifu.core.certificate import MODELS, SOLVE_FIELDS, STATED_TERMS, public_form
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
 from sifu.core.wording import WORDING, Start
-from sifu.requests.certification import RecordedRequest, payload_of_request
+from sifu.requests.certification import (
+    MODELS,
+    SOLVE_FIELDS,
+    STATED_TERMS,
+    RecordedRequest,
+    payload_of_request,
+    public_form,
+)
 from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.events_check import ReplayedLedger

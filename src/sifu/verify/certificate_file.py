@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from sifu.core.certificate import COMMON_FIELDS, FIELDS, FORMAT, LACKING
 from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import CLOSED_FORM, StartsFrom, attacker_rate, delta_of_budget, delta_of_charges, method_info
 from sifu.core.premises import (
@@ -24,6 +23,7 @@ from sifu.core.randomness import NoiseSource
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.wording import Start
 from sifu.errors import InputError
+from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import signature_holds

@@ -166,7 +166,7 @@ def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Cas
 
 
 def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None:
-    """Groups as the rule makes them (`sifu.core.spec.group_rule`): of the rounds apart that were tried the nearest.
+    """Groups as the rule makes them (`sifu.core.spec.run_spec`): of the rounds apart that were tried the nearest.
 
     Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
     """
