@@ -78,13 +78,11 @@ class RollBack:
 
     def _rows(self) -> NewRows:
         """The node of the new starting model, with its distance from the initial one; and who is in a merge."""
-        plan, model = self.plan, self.start.model
+        plan, model, merged = self.plan, self.start.model, self.start.merged
         root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
         distance = norm(model.astype(np.float64) - root.astype(np.float64))
-        if self.start.merged is not None:
-            row, members = merge_rows(
-                self.view, self.start.merged, self.noise_node, plan.order, 0, plan.order, distance
-            )
+        if merged is not None:
+            row, members = merge_rows(self.view, merged, self.noise_node, plan.order, 0, plan.order, distance)
             return NewRows(nodes=[row], participation=members)
         kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
         rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
@@ -150,38 +148,33 @@ class RollBack:
 
     def _payload(self) -> dict[str, Any]:
         plan, source, start = self.plan, self.source, self.start
-        merges = {} if self.start.merged is None else {"merges": self.start.merged.rows(self.noise_node)}
-        auto = {} if plan.auto is None else {"auto": plan.auto.to_mapping()}
-        rates: dict[str, Any] = {}
+        payload: dict[str, Any] = {
+            "request": self.request,
+            "actor": actor_name(),
+            "run": {"tip": str(self.noise_node), "phase": "retraining"},
+            "choice": {
+                "method": plan.terms.method,
+                "request_order": plan.order,
+                "multiplier": plan.multiplier,
+                "noise_std": plan.noise_std,
+                "source_node": plan.source_node,
+                "wanted_node": plan.wanted_node,
+                "noise_node": self.noise_node,
+            },
+            "subjects": [{"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects],
+            "charges": [
+                {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
+                for cost in plan.charges
+            ],
+            "source_model": committed_model(source.node, source.digest) if source else None,
+            "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
+            "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
+        }
+        if start.merged is not None:
+            payload["merges"] = start.merged.rows(self.noise_node)
+        if plan.auto is not None:
+            payload["auto"] = plan.auto.to_mapping()
         if self.local_rate is not None:
             found_so_far = self.writer.local_rates | {self.noise_node: self.local_rate}
-            rates[LOCAL_RATES] = {str(node): rate for node, rate in found_so_far.items()}
-        return (
-            merges
-            | auto
-            | rates
-            | {
-                "request": self.request,
-                "actor": actor_name(),
-                "run": {"tip": str(self.noise_node), "phase": "retraining"},
-                "choice": {
-                    "method": plan.terms.method,
-                    "request_order": plan.order,
-                    "multiplier": plan.multiplier,
-                    "noise_std": plan.noise_std,
-                    "source_node": plan.source_node,
-                    "wanted_node": plan.wanted_node,
-                    "noise_node": self.noise_node,
-                },
-                "subjects": [
-                    {"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects
-                ],
-                "charges": [
-                    {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
-                    for cost in plan.charges
-                ],
-                "source_model": committed_model(source.node, source.digest) if source else None,
-                "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
-                "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
-            }
-        )
+            payload[LOCAL_RATES] = {str(node): rate for node, rate in found_so_far.items()}
+        return payload
