@@ -253,7 +253,7 @@ def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: P
 
 def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator who signs for noise and adds none: the models on disk lie too close to each other."""
-    import sifu.methods.sifu as method
+    import sifu.methods.base as method
 
     assert hasattr(method, "noised_model")
     monkeypatch.setattr(method, "noised_model", lambda view, plan, model: model)

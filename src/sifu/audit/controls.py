@@ -25,7 +25,7 @@ from sifu.audit.releases import Replays
 from sifu.audit.run_audit import audit_run
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, noised_model
+from sifu.methods.base import Method, Start
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan
@@ -62,8 +62,7 @@ class HalfNoise(Sifu):
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The right node, half of the noise."""
-        cheap = replace(plan, noise_std=plan.noise_std / 2.0)
-        return Start(noised_model(view, cheap, view.reader.load_model(plan.source_node or 0)))
+        return super().starting_model(view, replace(plan, noise_std=plan.noise_std / 2.0), engine)
 
 
 class LaterNode(Sifu):

@@ -132,8 +132,13 @@ class Method(Protocol):
         return 0
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The model retraining starts from, noise included, and what clients did for it."""
-        ...
+        """The model retraining starts from, noise included, and what clients did for it.
+
+        That of the plan's source, or a fresh one of this branch, plus the plan's noise, unless a method makes another.
+        """
+        source = plan.source_node
+        model = engine.initial_model(plan.order) if source is None else view.reader.load_model(source)
+        return Start(noised_model(view, plan, model))
 
 
 def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:

@@ -37,7 +37,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import (
     Premise,
@@ -48,7 +47,7 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.base import Claim, Method, Start, noised_model, plan_from
+from sifu.methods.base import Claim, Method, plan_from
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan, on_ladder
 from sifu.run.run_view import RunView
@@ -75,10 +74,6 @@ class Scratch(Method):
         source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.clients)
         return (*record_premises(view.record_history), *before_training_premises(view.facts, source))
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """A fresh model of this branch."""
-        return Start(engine.initial_model(plan.order))
-
 
 class NoisyScratch(Scratch):
     """Scratch from a noised initial model."""
@@ -96,10 +91,6 @@ class NoisyScratch(Scratch):
         size = Premise("noise size", "assumed" if claim.terms.sigma == "auto" else "trusted")
         return (size, *super().premises(claim))
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """A fresh model of this branch plus N(0, sigma^2 I)."""
-        return Start(noised_model(view, plan, engine.initial_model(plan.order)))
-
 
 class FineTuning(Method):
     """The current model, trained on without the client."""
@@ -109,10 +100,6 @@ class FineTuning(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone, nothing is added."""
         return plan_from(self, view, terms, view.path.tip)
-
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The current model as it is."""
-        return Start(view.reader.load_model(view.reader.tip))
 
 
 NOT_ENOUGH = (
@@ -149,10 +136,6 @@ class Last(Method):
                     "changed. Use sigma auto or a larger one, or method sifu, which goes back to where it is enough"
                 )
         return plan_from(self, view, terms, tip, noise_std)
-
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The current model plus N(0, sigma^2 I)."""
-        return Start(noised_model(view, plan, view.reader.load_model(view.reader.tip)))
 
 
 class Dp(Method):
@@ -211,7 +194,3 @@ class Dp(Method):
             left_out=view.replies_left_out(claim.depth),
             history=view.record_history,
         )
-
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The current model as it is."""
-        return Start(view.reader.load_model(view.reader.tip))

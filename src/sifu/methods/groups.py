@@ -87,7 +87,7 @@ class Groups(Method):
         leaving = {client for subject in plan.subjects for client in subject.clients}
         parts = group_state.parts_without(group_state.models_at_hand(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
-            return Start(engine.initial_model(plan.order))
+            return super().starting_model(view, plan, engine)
         merged = group_state.merged_model(view.reader, parts)
         return Start(merged.model, merged=merged)
 

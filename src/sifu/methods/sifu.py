@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Claim, Method, Start, noised_model, plan_from
+from sifu.methods.base import Claim, Method, plan_from
 from sifu.planning.budgets import budget_lines, outlook
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, both_units, choose_noise, noise_options
@@ -54,10 +53,6 @@ class Sifu(Method):
     def bytes_kept(self, view: RunView) -> int:
         """The models a later request may go back to."""
         return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
-
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The source node's model plus N(0, sigma^2 I); nothing is added where nothing needs hiding."""
-        return Start(noised_model(view, plan, view.reader.load_model(plan.source_node or 0)))
 
 
 def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:

@@ -30,8 +30,24 @@ from typing import Any, Literal
 
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
-from sifu.core.spec import sections
-from sifu.core.spec.sections import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, key
+from sifu.core.spec.sections import (
+    IMAGE_FEATURES,
+    LINEAR_KINDS,
+    RIDGE,
+    DataSpec,
+    FeaturesSpec,
+    GroupsSpec,
+    KeepSpec,
+    LocalSpec,
+    ModelSpec,
+    PrivacySpec,
+    RegularitySpec,
+    RequestsSpec,
+    RidgeSpec,
+    ServerSpec,
+    StopSpec,
+    key,
+)
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation
@@ -250,18 +266,18 @@ class Spec:
     """A whole run."""
 
     seed: int = key(1, "seeds data, participation and batches; never the certified noise")
-    data: sections.DataSpec = field(default_factory=sections.DataSpec)
-    model: sections.ModelSpec = field(default_factory=sections.ModelSpec)
-    features: sections.FeaturesSpec = field(default_factory=sections.FeaturesSpec)
-    ridge: sections.RidgeSpec = field(default_factory=sections.RidgeSpec)
-    local: sections.LocalSpec = field(default_factory=sections.LocalSpec)
-    server: sections.ServerSpec = field(default_factory=sections.ServerSpec)
-    stop: sections.StopSpec = field(default_factory=sections.StopSpec)
-    groups: sections.GroupsSpec = field(default_factory=sections.GroupsSpec)
-    privacy: sections.PrivacySpec = field(default_factory=sections.PrivacySpec)
-    requests: sections.RequestsSpec = field(default_factory=sections.RequestsSpec)
-    regularity: sections.RegularitySpec = field(default_factory=sections.RegularitySpec)
-    keep: sections.KeepSpec = field(default_factory=sections.KeepSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    features: FeaturesSpec = field(default_factory=FeaturesSpec)
+    ridge: RidgeSpec = field(default_factory=RidgeSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    stop: StopSpec = field(default_factory=StopSpec)
+    groups: GroupsSpec = field(default_factory=GroupsSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    requests: RequestsSpec = field(default_factory=RequestsSpec)
+    regularity: RegularitySpec = field(default_factory=RegularitySpec)
+    keep: KeepSpec = field(default_factory=KeepSpec)
 
     @property
     def is_tuned(self) -> bool:
@@ -337,7 +353,7 @@ def rounds_apart(max_rounds: int, taking_part: float) -> int:
 
 def with_groups_by_rule(spec: Spec, clients: int) -> Spec:
     """The spec with the number of groups and their rounds apart filled in, where only one of them is given."""
-    groups: sections.GroupsSpec = spec.groups
+    groups: GroupsSpec = spec.groups
     if groups.count == 0 and groups.rounds == 0:
         return spec
     rate = Participation.parse(spec.server.participation).rate
