@@ -21,6 +21,7 @@ from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan
 from sifu.run import group_state
+from sifu.run.group_state import parts_without
 from sifu.run.run_view import RunView
 from sifu.theory.merging import expected_groups_left
 
@@ -65,7 +66,7 @@ class Groups(Method):
                 members.setdefault(group, set()).update(row.members)
             hit = [group for group, clients in sorted(members.items()) if not leaving.isdisjoint(clients)]
             return [group for group in sorted(members) if group not in hit], hit
-        merged = [part.grp for part in group_state.parts_without(models, view.spec.groups.rounds, leaving)]
+        merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
         return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
@@ -85,7 +86,7 @@ class Groups(Method):
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The merge of the groups that were not hit; a fresh model where every one was."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
-        parts = group_state.parts_without(group_state.models_at_hand(view.reader), view.spec.groups.rounds, leaving)
+        parts = parts_without(group_state.models_at_hand(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
             return super().starting_model(view, plan, engine)
         merged = group_state.merged_model(view.reader, parts)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -132,7 +131,18 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
     if terms.method != AUTO:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)
-    plans, ways = _plans_and_ways(view, terms, [name for name in METHODS if controls or name not in CONTROLS])
+    plans: dict[str, Plan] = {}
+    ways = []
+    for name in (name for name in METHODS if controls or name not in CONTROLS):
+        try:
+            method = method_for(view, name)
+            plans[name] = method.plan(view, replace(terms, method=name))
+        except (InputError, NotCertifiableError) as error:
+            ways.append(Way(name, METHOD_INFOS[name].summary, refused=str(error)))
+        else:
+            ways.append(_way(view, method, plans[name]))
+    # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
+    ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
     least = least_level(terms, floor)
     allowed = [way for way in ways if not way.refused]
     if not allowed:
@@ -142,24 +152,6 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
     chosen = choose_way(compared, least) or strongest_way(compared)
     choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
     return replace(plans[chosen], ways=tuple(ways), auto=choice)
-
-
-def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) -> tuple[dict[str, Plan], list[Way]]:
-    """The plan of every method that the run allows, and every method as a way; certified ones first."""
-    plans: dict[str, Plan] = {}
-    ways = []
-    for name in methods:
-        info = METHOD_INFOS[name]
-        try:
-            method = method_for(view, name)
-            plans[name] = method.plan(view, replace(terms, method=name))
-        except (InputError, NotCertifiableError) as error:
-            ways.append(Way(name, info.summary, refused=str(error)))
-            continue
-        ways.append(_way(view, method, plans[name]))
-    # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
-    ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
-    return plans, ways
 
 
 def _way(view: RunView, method: Method, plan: Plan) -> Way:

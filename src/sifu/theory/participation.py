@@ -188,16 +188,13 @@ class Participation:
         if text == "all":
             return Participation("all")
         match = re.fullmatch(r"(poisson|fixed)\(\s*([0-9.eE+-]+)\s*\)", text.strip())
-        if match:
-            try:
-                if match[1] == "poisson":
-                    rate = float(match[2])
-                    if 0.0 < rate <= 1.0:
-                        return Participation("poisson", rate=rate)
-                elif int(match[2]) >= 1:
-                    return Participation("fixed", count=int(match[2]))
-            except ValueError:
-                pass
+        try:
+            if match and match[1] == "poisson" and 0.0 < (rate := float(match[2])) <= 1.0:
+                return Participation("poisson", rate=rate)
+            if match and match[1] == "fixed" and (count := int(match[2])) >= 1:
+                return Participation("fixed", count=count)
+        except ValueError:
+            pass
         raise InputError(
             f"participation {text!r} is not understood: write all, poisson(RATE) with 0 < RATE <= 1, "
             "or fixed(COUNT) with COUNT >= 1"

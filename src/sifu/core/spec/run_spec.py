@@ -227,6 +227,14 @@ def _nearest_hint(prefix: str, key: str, kind: type[Any]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(here))}"
 
 
+KINDS: dict[Any, tuple[Any, str]] = {
+    float: ((int, float), "a number"),
+    int: (int, "a whole number"),
+    bool: (bool, "true or false"),
+    str: (str, "a text"),
+}
+
+
 def _cast(hint: Any, value: Any, name: str) -> Any:
     """`value` as the type `hint` says, or a sentence."""
     if typing.get_origin(hint) is Literal:
@@ -245,20 +253,14 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
                 return value
             raise InputError(f"{name} must be a number or {typing.get_args(words)[0]!r}, found {value!r}")
         return _cast(float, value, name)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) < 1e308:
-            raise InputError(f"{name} must be a finite number, found {str(value)[:40]}")
-        return float(value)
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > LARGEST_INTEGER:
-            raise InputError(f"{name} must be a whole number up to 2^53, which JSON in every language can hold")
-        return value
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is str and isinstance(value, str):
-        return value
-    words_for = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
-    raise InputError(f"{name} must be {words_for[hint]}, found {value!r} ({type(value).__name__})")
+    allowed, words_for = KINDS[hint]
+    if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
+        raise InputError(f"{name} must be {words_for}, found {value!r} ({type(value).__name__})")
+    if hint is float and not abs(value) < 1e308:
+        raise InputError(f"{name} must be a finite number, found {str(value)[:40]}")
+    if hint is int and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"{name} must be a whole number up to 2^53, which JSON in every language can hold")
+    return float(value) if hint is float else value
 
 
 @dataclass(frozen=True)
