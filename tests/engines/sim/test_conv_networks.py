@@ -15,8 +15,16 @@ from covering import covering
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.cpu_conv import conv_trainer
-from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare
-from sifu.engines.sim.cpu_conv.tiled_convolution import DenseTiles, WinogradTiles, tiles_kind
+from sifu.engines.sim.cpu_conv.conv_pass import (
+    ConvPass,
+    DenseTiles,
+    WinogradTiles,
+    padded_images,
+    parameter_views,
+    pass_order,
+    prepare,
+    tiles_kind,
+)
 from sifu.engines.sim.networks import CONV_NETS, KeyedDropout, kept_units
 from sifu.errors import InputError
 from sifu.theory.participation import base_key, fractions, place_key, scores

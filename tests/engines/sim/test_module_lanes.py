@@ -17,8 +17,8 @@ from sifu.core.spec import StopSpec
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.gpu import lane_group
+from sifu.engines.sim.gpu.module_program import refuse_other_gradients
 from sifu.engines.sim.lanes import lane_engines
-from sifu.engines.sim.module_pass import refuse_other_gradients
 from sifu.errors import InputError
 from sifu.theory.participation import Participation
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation, linear, whole_batches
+from sifu.engines.sim import LocalTraining, SimulatedFederation, linear
 from sifu.theory.participation import Participation
 
 HERE = Position(0, 3)
@@ -66,7 +66,7 @@ def test_threads_and_compiling_change_no_bit(monkeypatch: pytest.MonkeyPatch, th
         threads(count)
         assert np.array_equal(step_and_drifts(federation(dtype=dtype)), expected)
         assert torch.get_num_threads() == count
-    monkeypatch.setattr(whole_batches, "SCRIPT_AFTER", 1)
+    monkeypatch.setattr(linear, "SCRIPT_AFTER", 1)
     assert np.array_equal(step_and_drifts(federation(dtype=dtype)), expected)
     assert not np.array_equal(step_and_drifts(federation(rate=0.05 * (1 + 2e-7), dtype=dtype)), expected)
 
@@ -89,15 +89,15 @@ def test_gram_matrices_are_products_of_one_thread(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("gathered", [True, False])
 def test_it_is_what_the_other_ways_compute(monkeypatch: pytest.MonkeyPatch, threads: Any, gathered: bool) -> None:
     threads(2)
-    monkeypatch.setattr(whole_batches, "GATHERED", gathered)
+    monkeypatch.setattr(linear, "GATHERED", gathered)
     used: list[int] = []
-    updates = whole_batches.WholeBatches.updates
+    updates = linear.WholeBatches.updates
 
     def counted(self: Any, *arguments: Any) -> Any:
         used.append(1)
         return updates(self, *arguments)
 
-    monkeypatch.setattr(whole_batches.WholeBatches, "updates", counted)
+    monkeypatch.setattr(linear.WholeBatches, "updates", counted)
     step = step_and_drifts(federation())
     assert used
     monkeypatch.setattr(linear.VectorisedTrainer, "_in_one_call", lambda *_: None)
@@ -108,13 +108,13 @@ def test_it_is_what_the_other_ways_compute(monkeypatch: pytest.MonkeyPatch, thre
 
 def test_what_goes_wrong_in_another_thread_is_said(monkeypatch: pytest.MonkeyPatch, threads: Any) -> None:
     threads(2)
-    train = whole_batches.WholeBatches._train
+    train = linear.WholeBatches._train
 
     def fails(self: Any, block: Any, model: Any, rows: list[int], into: Any) -> None:
         if rows[0] > 2:
             raise RuntimeError("no memory")
         train(self, block, model, rows, into)
 
-    monkeypatch.setattr(whole_batches.WholeBatches, "_train", fails)
+    monkeypatch.setattr(linear.WholeBatches, "_train", fails)
     with pytest.raises(RuntimeError, match="no memory"):
         step_and_drifts(federation())

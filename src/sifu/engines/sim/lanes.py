@@ -22,9 +22,9 @@ from sifu.engines.sim.embedded_clients import ClientData, Objective, count_outpu
 from sifu.engines.sim.gpu.lane_engine import LaneEngine
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import LaneSource, ProgramPlan
+from sifu.engines.sim.gpu.module_program import ModulePass, refuse_other_gradients
 from sifu.engines.sim.gpu.schedule import Drawing, slots_for
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, ModuleModel
-from sifu.engines.sim.module_pass import ModulePass, refuse_other_gradients
 from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError

@@ -96,8 +96,12 @@ class Scorer:
 
     def squared_error(self, vector: Vector, samples: Samples) -> float:
         """The mean squared error of real targets, in squares of their unit."""
-        predicted = self.outputs(vector, samples.x)
+        predicted = self._values(vector, samples.x)
         return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
+
+    def _values(self, vector: Vector, x: Array) -> Floats:
+        """The predicted real targets of each sample, in their unit."""
+        return self.outputs(vector, x)
 
     def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
         scores = torch.from_numpy(self.outputs(vector, samples.x))
@@ -149,10 +153,8 @@ class HeadScorer(Scorer):
         """A ridge head has none."""
         return None
 
-    def squared_error(self, vector: Vector, samples: Samples) -> float:
-        """The mean squared error of real targets, in squares of their unit."""
-        predicted = np.asarray(self._engine.targets.decode(self.outputs(vector, samples.x)), dtype=np.float64)
-        return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
+    def _values(self, vector: Vector, x: Array) -> Floats:
+        return np.asarray(self._engine.targets.decode(self.outputs(vector, x)), dtype=np.float64)
 
 
 def scorer_of(engine: Engine) -> Scorer | None:

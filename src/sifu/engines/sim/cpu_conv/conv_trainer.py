@@ -26,13 +26,13 @@ from sifu.core.round import Average
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.cpu_conv.conv_pass import (
     ConvPass,
+    bytes_a_sample,
     padded_images,
     parameter_views,
     pass_order,
     prepare,
     room_to_prepare,
 )
-from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
 from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
 from sifu.engines.sim.local_training import TrainingPlan
 from sifu.engines.sim.networks import ConvNet, dropout_key, kept_units

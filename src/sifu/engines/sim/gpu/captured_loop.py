@@ -24,9 +24,9 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, capture
+from sifu.engines.sim.gpu.module_program import products_in
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import ModuleModel
-from sifu.engines.sim.module_pass import products_in
 from sifu.engines.sim.plain_loop import PROBED_APART, LoopTrainer, refuse_other_outputs
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
@@ -90,12 +90,10 @@ class CapturedLoop(LoopTrainer):
     ) -> Iterator[tuple[slice, Tensor]]:
         """The local models after `steps` steps, client by client."""
         vector = self.on_device(start)
-        for first in range(0, len(participants), len(self._results)):
-            chosen = participants[first : first + len(self._results)]
-            rows = self._train_together([(vector, int(client)) for client in chosen], position, steps)
+        for places in self._train_together([(vector, int(client)) for client in participants], position, steps):
             self._queue.synchronize()
-            for place in range(len(chosen)):
-                yield slice(first + place, first + place + 1), rows[place : place + 1].cpu()
+            for row, place in enumerate(places):
+                yield slice(place, place + 1), self._results[row : row + 1].cpu()
         self._check_memory()
 
     @property
@@ -121,40 +119,38 @@ class CapturedLoop(LoopTrainer):
         jobs = [(group, int(client)) for group, members in enumerate(groups) for client in members]
         with self._queue.here():
             sums = [torch.zeros(start.numel(), dtype=torch.float64, device=self._device) for start in starts]
-        for first in range(0, len(jobs), len(self._results)):
-            some = jobs[first : first + len(self._results)]
-            rows = self._train_together(
-                [(starts[group], client) for group, client in some], position, self._training.steps
-            )
+        begun = [(starts[group], client) for group, client in jobs]
+        for places in self._train_together(begun, position, self._training.steps):
             with self._queue.here():
-                for place, (group, client) in enumerate(some):
+                for row, place in enumerate(places):
+                    group, client = jobs[place]
                     share = self._sizes[client] / self._sizes[groups[group]].sum()
-                    sums[group].add_(rows[place], alpha=float(share))
+                    sums[group].add_(self._results[row], alpha=float(share))
         with self._queue.here():
             means = [total.to(start.dtype) for total, start in zip(sums, starts, strict=True)]
             finite = bool(torch.stack([torch.isfinite(mean).all() for mean in means]).all())
         self._check_memory()
         return means, finite
 
-    def _train_together(self, jobs: Sequence[tuple[Tensor, int]], position: Position, steps: int) -> Tensor:
-        """A row for each of `jobs`, the model to begin with and the client; there once the queue has got so far."""
-        self._make_lanes(len(jobs))
-        for lane in self._lanes:
-            lane.queue.after(self._queue)
-        for place, (start, client) in enumerate(jobs):
-            lane = self._lanes[place % len(self._lanes)]
-            chosen, shares = self._filled(client, self._plan.batches(position, client, steps))
-            with self._keyed(position, client), lane.queue.here(), self._settings():
-                lane.train(
-                    start,
-                    lane.queue.upload(chosen),
-                    lane.queue.upload(shares),
-                    self._results[place],
-                    captured=not self.why_uncaptured,
-                )
-        for lane in self._lanes:
-            self._queue.after(lane.queue)
-        return self._results
+    def _train_together(self, jobs: Sequence[tuple[Tensor, int]], position: Position, steps: int) -> Iterator[range]:
+        """Places of `jobs`, each the model to begin with and the client, as many as there is room for.
+
+        Their models are rows of `_results` once the queue has got so far.
+        """
+        for first in range(0, len(jobs), len(self._results)):
+            places = range(first, min(first + len(self._results), len(jobs)))
+            self._make_lanes(len(places))
+            for lane in self._lanes:
+                lane.queue.after(self._queue)
+            for row, place in enumerate(places):
+                lane, (start, client) = self._lanes[row % len(self._lanes)], jobs[place]
+                batches = self._filled(client, self._plan.batches(position, client, steps))
+                with self._keyed(position, client), lane.queue.here(), self._settings():
+                    chosen, shares = map(lane.queue.upload, batches)
+                    lane.train(start, chosen, shares, self._results[row], captured=not self.why_uncaptured)
+            for lane in self._lanes:
+                self._queue.after(lane.queue)
+            yield places
 
     def _filled(self, client: int, batches: Sequence[Integers]) -> tuple[Integers, Array]:
         """Rows of all samples for each step, and what each counts for: the last ones are the client's first, for 0."""

@@ -3,21 +3,363 @@
 A lane is one run, or one group of a run: its own model, clients, schedule and origin. All lanes of a program share the
 network, the data and the local training. `run` takes every lane `rounds` rounds ahead; the models after each of them
 stay on the device.
+
+A local step is a row of launches that take images through the network of every slot, take gradients back, and step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sifu.engines.sim.gpu import round_kernels
-from sifu.engines.sim.gpu.conv_backward import Activations, ConvBackward, ConvForward
-from sifu.engines.sim.gpu.conv_plan import ConvPlan, stored_channels
+from sifu.engines.sim.gpu import convolution_kernels, round_kernels, weight_gradient_kernels
+from sifu.engines.sim.gpu.conv_plan import (
+    ENOUGH_PROGRAMS,
+    ConvolutionPlace,
+    ConvPlan,
+    LinearPlace,
+    in_flight,
+    power_of_two,
+    stored_channels,
+)
 from sifu.engines.sim.gpu.lane_stream import BLOCK, PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
+from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
+
+EVALUATED_AT_ONCE = 2**27
+"""Bytes of the largest activation tensor in evaluation."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What the layers made of a batch of every slot: `winners` are the positions that max-pooling chose."""
+
+    outputs: tuple[Tensor, ...]
+    winners: tuple[Tensor, ...]
+    hidden: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(plan: ConvPlan, samples: int, device: torch.device) -> Activations:
+        """Room for `samples` of all slots together; borders are zero and stay so."""
+        convolutions = plan.layout.convolutions
+        shapes = [(samples, layer.height_out, layer.width_out, layer.channels_out) for layer in convolutions]
+        return Activations(
+            tuple(torch.zeros(plan.output_shape(number, samples), device=device) for number in range(len(shapes))),
+            tuple(torch.zeros(shape, dtype=torch.int8, device=device) for shape in shapes),
+            tuple(torch.zeros((samples, layer.features_out), device=device) for layer in plan.layout.hidden),
+        )
+
+    def before_hidden(self, number: int) -> Tensor:
+        """The input of a hidden layer; of the last layer behind the last of them."""
+        return self.hidden[number - 1] if number else self.outputs[-1]
+
+
+class ConvForward:
+    """The way forward through a network, for any number of slots.
+
+    `images` lie in a border of zeros as wide as the first convolution's padding; a batch is given as `rows` of them,
+    (slots, samples), of which negative ones are none.
+    """
+
+    def __init__(self, plan: ConvPlan, images: Tensor, labels: Tensor) -> None:
+        self._plan, self._layout = plan, plan.layout
+        self._images, self._labels = images, labels
+
+    def train(self, rows: Tensor, params: Tensor, into: Activations, dropout_keys: Tensor | None) -> None:
+        """The activations of a batch of every slot; `dropout_keys` are (hidden layers, slots)."""
+        self._through(rows, params, into.outputs, into.hidden, into.winners, dropout_keys)
+
+    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
+        lanes, samples = rows.shape
+        correct = torch.zeros((lanes, samples), dtype=torch.int32, device=rows.device)
+        losses = torch.zeros((lanes, samples), dtype=torch.float32, device=rows.device)
+        places: list[ConvolutionPlace | LinearPlace] = [*self._layout.convolutions, *self._layout.hidden]
+        widest = max(place.features_out for place in places)
+        at_once = max(1, EVALUATED_AT_ONCE // (4 * widest * lanes))
+        for start in range(0, samples, at_once):
+            part = slice(start, start + at_once)
+            correct[:, part], losses[:, part] = self._score(models, rows[:, part])
+        return correct, losses
+
+    def _score(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        (lanes, batch), last, device = rows.shape, self._layout.last, rows.device
+        samples = lanes * batch
+        # Made one by one as they are needed, so that only two of them take memory at a time.
+        outputs = (self._output(number, samples, device) for number in range(len(self._layout.convolutions)))
+        hidden = (torch.empty((samples, place.features_out), device=device) for place in self._layout.hidden)
+        source = self._through(rows, models, outputs, hidden)
+        correct = torch.empty((lanes, batch), dtype=torch.int32, device=device)
+        losses = torch.empty((lanes, batch), device=device)
+        round_kernels.score[(-(-batch // 32), lanes)](
+            source, self._labels, rows, models, correct, losses,
+            rows.stride(0), self._layout.size, batch, last.weight_at, last.bias_at,
+            IN=last.features_in, OUT=last.features_out, BM=32, BN=power_of_two(last.features_out), BK=32,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, last.features_in, 32),
+        )  # fmt: skip
+        return correct, losses
+
+    def _output(self, number: int, samples: int, device: torch.device) -> Tensor:
+        make = torch.zeros if self._plan.border(number) else torch.empty
+        return make(self._plan.output_shape(number, samples), device=device)
+
+    def _through(
+        self,
+        rows: Tensor,
+        params: Tensor,
+        outputs: Iterable[Tensor],
+        hidden: Iterable[Tensor],
+        winners: Sequence[Tensor] | None = None,
+        dropout_keys: Tensor | None = None,
+    ) -> Tensor:
+        """All layers but the last; returns what goes into that one."""
+        source = self._images
+        for number, out in enumerate(outputs):
+            self._convolve(number, source, rows, params, out, winners[number] if winners else None)
+            source = out
+        for number, out in enumerate(hidden):
+            self._hidden(number, source, rows, params, out, None if dropout_keys is None else dropout_keys[number])
+            source = out
+        return source
+
+    def _convolve(
+        self, number: int, source: Tensor, rows: Tensor, params: Tensor, out: Tensor, winner: Tensor | None
+    ) -> None:
+        layer = self._layout.convolutions[number]
+        groups, batch = rows.shape
+        pixels = batch * layer.height_out * layer.width_out
+        arguments = (
+            source, rows, params, out, winner if winner is not None else out,
+            rows.stride(0), self._layout.size, batch, layer.weight_at, layer.bias_at,
+        )  # fmt: skip
+        flags = self._plan.shape(number) | {
+            "BORDER": self._plan.border(number), "RELU": layer.relu, "KEEP_WINNER": winner is not None
+        }  # fmt: skip
+        if self._plan.forms[number].kind == "block":
+            tall = 64
+            several = 4 if -(-pixels // tall) * groups > ENOUGH_PROGRAMS else 1
+            convolution_kernels.convolve_block[(-(-pixels // (tall * several)), groups)](
+                *arguments, BM=tall, TILES=several, num_warps=4, num_stages=1, **flags
+            )
+            return
+        tiles = self._plan.tiles("convolve", number)
+        convolution_kernels.convolve[(-(-pixels // tiles.rows), groups)](
+            *arguments, POOL=layer.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps,
+            num_stages=in_flight(tiles.stages, 9 * layer.channels_in, tiles.inner), **flags,
+        )  # fmt: skip
+
+    def _hidden(
+        self, number: int, source: Tensor, rows: Tensor, params: Tensor, out: Tensor, dropout_keys: Tensor | None
+    ) -> None:
+        place, plan = self._layout.hidden[number], self._plan
+        groups, batch = rows.shape
+        tall = min(power_of_two(batch), 64)
+        # How wide a tile is changes no sum: every output has its own.
+        wide = 16 if groups * place.features_out < 2 * ENOUGH_PROGRAMS else 32
+        round_kernels.hidden_layer[(-(-place.features_out // wide), -(-batch // tall), groups)](
+            source, params, out, dropout_keys if dropout_keys is not None else out,
+            self._layout.size, batch, place.weight_at, place.bias_at, plan.keep_scale, plan.dropped_below,
+            IN=place.features_in, OUT=place.features_out, DROPOUT=dropout_keys is not None, BM=tall, BN=wide, BK=64,
+            PRECISION=plan.precision, num_warps=4, num_stages=in_flight(3, place.features_in, 64),
+        )  # fmt: skip
+
+
+class ConvBackward:
+    """The way back from a batch's `activations`; `params` (slots, size) are changed in place."""
+
+    def __init__(
+        self,
+        plan: ConvPlan,
+        training: LocalTraining,
+        images: Tensor,
+        labels: Tensor,
+        params: Tensor,
+        activations: Activations,
+        batch: int,
+    ) -> None:
+        self._plan, self._layout, self._training = plan, plan.layout, training
+        self._images, self._labels = images, labels
+        self._params, self._velocities = params, torch.zeros_like(params)
+        self._activations, self._groups, self._batch = activations, params.shape[0], batch
+        self._device = params.device
+        convolutions, samples = plan.layout.convolutions, self._groups * batch
+        self._gradients = [torch.zeros(winners.shape, device=self._device) for winners in activations.winners]
+        self._hidden_gradients = [torch.zeros_like(values) for values in activations.hidden]
+        # Nothing flows back behind the first convolution.
+        self._spread = [
+            self._zeros(samples, layer.height_in + 2, layer.width_in + 2, layer.channels_out) if number else None
+            for number, layer in enumerate(convolutions)
+        ]
+        self._partials = [
+            self._zeros(form.stored, self._groups, _length(layer)) if form.stored else None
+            for form, layer in zip(plan.forms, convolutions, strict=True)
+        ]
+        # Where kernels store what they make of a gradient: the velocity of the step they take, or the gradient itself.
+        self._stored = torch.zeros_like(params) if training.clip else self._velocities
+        blocks = -(-params.shape[1] // BLOCK)
+        self._squares = torch.zeros((self._groups, blocks), dtype=torch.float64, device=self._device)
+        self._factors = self._zeros(self._groups)
+        self._clip = torch.tensor(training.clip, dtype=torch.float64, device=self._device)
+        on_gpu = self._device.type == "cuda"
+        self._side = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self._device)
+
+    def step(self, rows: Tensor, first: bool) -> None:
+        """One step by the batch of `rows` (slots, samples); the `first` of a round begins without velocity."""
+        clipped = bool(self._training.clip)
+        flags = {"FIRST": first or clipped, "NESTEROV": self._training.nesterov, "CLIPPED": clipped}
+        self._classify(rows, flags)
+        for number in reversed(range(len(self._layout.hidden))):
+            self._hidden(number, flags)
+        for number in reversed(range(len(self._layout.convolutions))):
+            source = self._activations.outputs[number - 1] if number else self._images
+            # Sums of one layer's weights run next to what flows back to the layer before it.
+            with self._beside():
+                self._sum_weight_gradient(number, source, rows)
+            if number:
+                self._input_gradient(number)
+            # The step changes weights that the input's gradient is made with.
+            with self._beside():
+                self._weight_step(number, source, rows, flags)
+        self._together()
+        if clipped:
+            self._clipped_step(first)
+
+    @property
+    def _sgd(self) -> tuple[float, float, float]:
+        return self._training.rate, self._training.momentum, self._training.weight_decay
+
+    def _before_hidden(self, number: int) -> Tensor:
+        """Where the gradient of a hidden layer's input goes; of the last layer's behind the last of them."""
+        return self._hidden_gradients[number - 1] if number else self._gradients[-1]
+
+    # -- linear layers -------------------------------------------------------------------------------------------
+
+    def _classify(self, rows: Tensor, flags: dict[str, Any]) -> None:
+        last, batch, behind = self._layout.last, self._batch, len(self._layout.hidden)
+        round_kernels.classify[(self._groups,)](
+            self._activations.before_hidden(behind), self._labels, rows, self._params, self._stored,
+            self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
+            IN=last.features_in, OUT=last.features_out, BM=power_of_two(batch), BN=power_of_two(last.features_out),
+            BK=min(128, power_of_two(last.features_in)) if last.features_out <= 64 else 32,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=1, **flags,
+        )  # fmt: skip
+
+    def _hidden(self, number: int, flags: dict[str, Any]) -> None:
+        place, activations = self._layout.hidden[number], self._activations
+        wide = min(64, power_of_two(place.features_out))
+        round_kernels.hidden_layer_backward[(-(-place.features_in // 32), self._groups)](
+            activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
+            self._params, self._stored, self._before_hidden(number),
+            self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
+            IN=place.features_in, OUT=place.features_out, BM=power_of_two(self._batch), BF=32, BO=wide,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, place.features_out, wide), **flags,
+        )  # fmt: skip
+
+    # -- convolutions --------------------------------------------------------------------------------------------
+
+    def _input_gradient(self, number: int) -> None:
+        layer, gradient, spread = self._layout.convolutions[number], self._gradients[number], self._spread[number]
+        convolution_kernels.spread_gradient[(-(-gradient.numel() // 1024),)](
+            gradient, self._activations.winners[number], spread, gradient.numel(),
+            CO=layer.channels_out, POOL=layer.pool, PH=layer.height_out, PW=layer.width_out,
+            SH=layer.height_in + 2, SW=layer.width_in + 2, LEAD=2 - layer.padding, BLOCK=1024,
+        )  # fmt: skip
+        pixels = self._batch * layer.height_in * layer.width_in
+        tiles = self._plan.tiles("input", number)
+        convolution_kernels.convolution_input_gradient[(-(-pixels // tiles.rows), self._groups)](
+            spread, self._params, self._gradients[number - 1],
+            self._layout.size, self._batch, layer.weight_at,
+            H=layer.height_in, W=layer.width_in, CI=layer.channels_in, CO=layer.channels_out,
+            BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
+            num_warps=tiles.warps, num_stages=in_flight(tiles.stages, 9 * layer.channels_out, tiles.inner),
+        )  # fmt: skip
+
+    def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
+        """The partial sums of a convolution's weight gradient, if it has any."""
+        layer, form, partial = self._layout.convolutions[number], self._plan.forms[number], self._partials[number]
+        if partial is None:
+            return
+        arguments = (
+            source, rows, self._gradients[number], self._activations.winners[number], partial,
+            rows.stride(0), self._groups, _length(layer), layer.bias_at - layer.weight_at,
+        )  # fmt: skip
+        flags = {"PARTS": form.parts, "BATCH": self._batch, **self._plan.shape(number)}
+        outputs = -(-self._batch * layer.height_out * layer.width_out // form.parts)
+        if form.kind == "block":
+            weight_gradient_kernels.block_weight_gradient[(form.parts, self._groups)](
+                *arguments, BR=32, num_warps=2, num_stages=in_flight(2, outputs, 32), **flags
+            )
+        elif form.kind == "row":
+            wide = min(layer.channels_in, 32)
+            weight_gradient_kernels.row_weight_gradient[(3 * layer.channels_in // wide, form.parts, self._groups)](
+                *arguments, BC=wide, BR=16, num_warps=2, num_stages=in_flight(2, outputs, 16), **flags
+            )
+        else:
+            tiles = self._plan.tiles("weight", number)
+            grid = (-(-9 * layer.channels_in // tiles.rows), form.parts, self._groups)
+            weight_gradient_kernels.convolution_weight_gradient[grid](
+                *arguments, POOL=layer.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
+                num_stages=in_flight(tiles.stages, outputs, tiles.inner), **flags,
+            )  # fmt: skip
+
+    def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:
+        """One step of a convolution's weights, by the partial sums or by the gradient itself."""
+        layer, partial = self._layout.convolutions[number], self._partials[number]
+        size, groups, length = self._layout.size, self._groups, _length(layer)
+        if partial is None:
+            weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * layer.channels_in // 64), groups)](
+                source, rows, self._gradients[number], self._activations.winners[number], self._params,
+                self._stored, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
+                BKW=64, BR=32, num_warps=4, num_stages=1, BATCH=self._batch, **flags, **self._plan.shape(number),
+            )  # fmt: skip
+            return
+        round_kernels.descend_convolution[(-(-length // 256), groups)](
+            partial, self._params, self._stored, groups, size, length, layer.weight_at, *self._sgd,
+            PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
+        )  # fmt: skip
+
+    # -- clipping ------------------------------------------------------------------------------------------------
+
+    def _clipped_step(self, first: bool) -> None:
+        """One step of all weights by the gradient that lies in `_stored`, clipped by its norm."""
+        size, (groups, blocks) = self._layout.size, self._squares.shape
+        round_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=BLOCK)
+        round_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
+        round_kernels.clipped_step[(blocks, groups)](
+            self._stored, self._factors, self._params, self._velocities, size, *self._sgd,
+            FIRST=first, NESTEROV=self._training.nesterov, BLOCK=BLOCK,
+        )  # fmt: skip
+
+    # -- two streams ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Kernels inside run after all before them, and next to those that follow, until `_together`."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _together(self) -> None:
+        """What follows waits for everything that runs in parallel."""
+        if self._side is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
+
+
+def _length(layer: ConvolutionPlace) -> int:
+    """Entries of a convolution's weights and bias together."""
+    return layer.bias_at - layer.weight_at + layer.channels_out
 
 
 def with_border(network: ConvNet, images: Tensor) -> Tensor:

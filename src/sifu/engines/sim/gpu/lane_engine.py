@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,7 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 
-NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**62)
-"""A stop rule that looks at nothing."""
+NONE = np.zeros(0, dtype=np.int64)
 
 
 class LaneEngine:
@@ -74,27 +74,21 @@ class LaneEngine:
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """One round on its own."""
-        self._refuse_gram(want_gram)
-        wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
-        start, origin = self._upload(model), self._upload(wanted.origin, "float64")
-        streams = [self._stream(start, origin, position, active, wanted, absent, single=True)]
-        self._group.open(streams)
-        try:
-            chunks = self._group.take(streams)
-            assert chunks is not None
-            (done,) = self._rounds(streams[0], chunks[0], active, wanted)
+        stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
+        wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, int(want_updates), evaluated=NONE)
+        together = self._run_together([model], position, [active], wanted, absent=absent, single=True)
+        with contextlib.closing(together) as rounds:
+            (done,) = next(rounds)
             return RoundResult(
                 done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
                 None, done.updates,
             )  # fmt: skip
-        finally:
-            self._group.end(streams)
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
         """Rounds from the group, a chunk at a time."""
-        with contextlib.closing(self._run_together([model], position, [active], wanted, models_stay=False)) as rounds:
+        with contextlib.closing(self._run_together([model], position, [active], wanted)) as rounds:
             for (done,) in rounds:
                 yield done
 
@@ -113,31 +107,29 @@ class LaneEngine:
         position: Position,
         groups: Sequence[ClientIndices],
         wanted: RoundsWanted,
-        models_stay: bool,
+        **how: Any,
     ) -> Generator[list[StreamedRound]]:
-        self._refuse_gram(wanted.want_gram)
+        """Rounds of each group from its own model; `how` are further arguments of `_stream`."""
+        if wanted.want_gram:
+            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
         origin = self._upload(wanted.origin, "float64")
         # Groups mostly begin with the same model: it is put into device order and sent once.
         different = {id(model): model for model in models}
         starts = {key: self._upload(model) for key, model in different.items()}
         streams = [
-            self._stream(starts[id(model)], origin, position, members, wanted, models_stay=models_stay)
+            self._stream(starts[id(model)], origin, position, members, wanted, **how)
             for model, members in zip(models, groups, strict=True)
         ]
         self._group.open(streams)
         try:
             while (chunks := self._group.take(streams)) is not None:
                 together = [
-                    self._rounds(stream, chunk, members, wanted)
+                    self._rounds(stream, chunk, members)
                     for stream, chunk, members in zip(streams, chunks, groups, strict=True)
                 ]
                 yield from map(list, zip(*together, strict=True))
         finally:
             self._group.end(streams)
-
-    def _refuse_gram(self, want_gram: bool) -> None:
-        if want_gram:
-            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
 
     def _upload(self, model: Vector, dtype: str = "") -> Tensor:
         """A model in device order, in its own type or another one."""
@@ -171,12 +163,10 @@ class LaneEngine:
                 queue.upload(missing),
                 clients,
                 slots_for(self.facts.participation, clients),
-                wanted.stop,
-                1 if single else wanted.stop.max_rounds - position.round,
-                (lambda _: wanted.updates_every > 0) if single else wanted.wants_updates,
+                wanted,
+                wanted.stop.max_rounds - position.round,
                 single,
                 models_stay,
-                None if wanted.evaluated is None else np.asarray(wanted.evaluated, dtype=np.int64),
                 None if models_stay else wanted.accuracy,
             )
 
@@ -197,10 +187,9 @@ class LaneEngine:
     def _evaluation(self, evaluated: Evaluated, clients: ClientIndices) -> Evaluation:
         return Evaluation(clients, self._samples[clients], evaluated[0][clients], evaluated[1][clients])
 
-    def _rounds(
-        self, stream: LaneStream, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted
-    ) -> Iterator[StreamedRound]:
+    def _rounds(self, stream: LaneStream, chunk: Chunk, active: ClientIndices) -> Iterator[StreamedRound]:
         """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""
+        wanted = stream.wanted
         slots, size = chunk.participants.shape[1], self.layout.size
         real = chunk.participants >= 0
         counts = real.sum(axis=1)

@@ -263,7 +263,9 @@ class LaneGroup:
             rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
         for ahead in range(rounds):
-            if any(ahead < stream.left and stream.want_updates(stream.position.round + ahead) for stream in streams):
+            if any(
+                ahead < stream.left and stream.wanted.wants_updates(stream.position.round + ahead) for stream in streams
+            ):
                 rounds = ahead + 1
                 break
         where = np.zeros((3, capacity), dtype=np.int64)
@@ -313,7 +315,7 @@ class LaneGroup:
         tips = history[rounds].clone()
         own = [min(rounds, stream.left) for stream in streams]
         wanted = [
-            own[place] == rounds and stream.want_updates(stream.position.round + rounds - 1)
+            own[place] == rounds and stream.wanted.wants_updates(stream.position.round + rounds - 1)
             for place, stream in enumerate(streams)
         ]
         evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
@@ -322,8 +324,8 @@ class LaneGroup:
                 place
                 for place, stream in enumerate(streams)
                 if ahead <= own[place]
-                and is_evaluated(stream.stop, stream.position.round + ahead, stream.accuracy)
-                and (stream.looked_at is None or stream.looked_at.size)
+                and is_evaluated(stream.wanted.stop, stream.position.round + ahead, stream.accuracy)
+                and (stream.wanted.evaluated is None or len(stream.wanted.evaluated))
             ]
             if looked:
                 chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
@@ -423,8 +425,8 @@ class LaneGroup:
 
 def _looked_at(program: Program, streams: list[LaneStream]) -> NDArray[np.int64] | None:
     """The clients whose data these streams' models are evaluated on, if it is enough to look at some."""
-    first = streams[0].looked_at
+    first, *others = (stream.wanted.evaluated for stream in streams)
     if first is None or program.whole_lanes:
         return None
-    same = all(stream.looked_at is not None and np.array_equal(stream.looked_at, first) for stream in streams)
-    return first if same else None
+    same = all(other is not None and np.array_equal(other, first) for other in others)
+    return np.asarray(first, dtype=np.int64) if same else None

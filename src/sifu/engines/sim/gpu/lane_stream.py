@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.spec import StopSpec
+from sifu.core.round_stream import RoundsWanted
 from sifu.engines.sim.gpu.device_queue import CapturedRounds, Mark
 from sifu.engines.sim.gpu.schedule import Drawing, Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
@@ -200,15 +200,12 @@ class LaneStream:
     """How many are active."""
     slots: int
     """Participants of a round at most."""
-    stop: StopSpec
+    wanted: RoundsWanted
     left: int
-    want_updates: Callable[[int], bool]
     single: bool = False
     """One round on its own, for which no one should have to wait for more."""
     models_stay: bool = False
     """Models stay on the device until they are fetched; otherwise all of them come to the host next to the rounds."""
-    looked_at: NDArray[np.int64] | None = None
-    """Clients that models are evaluated on; None for all."""
     accuracy: float | None = None
     """The latest that the consumer has found: by it the device chooses which models to evaluate ahead."""
     chunks: deque[Chunk] = field(default_factory=deque)

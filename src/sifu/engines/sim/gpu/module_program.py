@@ -1,4 +1,4 @@
-"""Rounds of any module for many lanes at once (`engines.sim.module_pass`), kernel by kernel.
+"""Rounds of any module for many lanes at once, kernel by kernel.
 
 A lane is one run, or one group of a run. Participants of all lanes are packed side by side, each with its lane's model.
 Sums over parameters are float64. A group has the same bits whenever the same lanes run together; in other company
@@ -8,19 +8,207 @@ Rounds are not captured as graphs, as those of other programs are. Captured roun
 an illegal memory access on an H200. Their graphs shared one memory pool then. A shared pool that is used again after
 its last graph was dropped still fails inside torch; a pool for each graph gives the models of uncaptured rounds.
 Steps that no graph can replay would have to be recognised first.
+
+`torch.func` turns a module into a function of its flat parameter vector, differentiates it and maps it over models,
+each of them on its own samples. What a module does besides, drawing random numbers or keeping statistics of a batch,
+cannot be mapped: such modules are refused, and the plain loop trains them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 
 from sifu.engines.sim.embedded_clients import Objective
 from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
-from sifu.engines.sim.module_pass import ModulePass
+from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
+from sifu.errors import InputError
+
+SAMPLES_AT_ONCE = 2048
+"""Samples whose activations are kept at the same time, so that memory does not grow with the number of clients."""
+
+AGREEMENT = {"float32": 1e-3, "tf32": 0.1}
+"""How far gradients of a device may be off those of the CPU, as a share of the largest entry."""
+
+_PRODUCTS = threading.RLock()
+
+
+class ModulePass:
+    """Gradients and scores of many models of one module on one device.
+
+    `precision` float32 keeps products of a GPU as exact as those of a CPU, tf32 rounds their factors to 10 bits.
+    """
+
+    def __init__(self, model: ModuleModel, dtype: str, device: torch.device, precision: str = "float32") -> None:
+        refuse_unmapped(model, precision)
+        self._module = model.build(dtype).to(device).train()
+        self._objective, self._precision = model.objective, precision
+        named = dict(self._module.named_parameters())
+        self._names, self._shapes = list(named), [value.shape for value in named.values()]
+        self._sizes = [value.numel() for value in named.values()]
+        self._gradients: Callable[..., Tensor] = vmap(grad(self._loss))
+        self._scores: Callable[..., Tensor] = vmap(self._scores_of)
+        self._dtype = TORCH_TYPES[dtype]
+
+    def try_out(self, sample: Tensor, outputs: int) -> int:
+        """How many scores a sample gets, at least `outputs`; a sentence where the module cannot be mapped."""
+        models = torch.zeros((2, sum(self._sizes)), dtype=self._dtype, device=sample.device)
+        samples = sample.expand(2, 2, *sample.shape)
+        buffers = [buffer.clone() for buffer in self._module.buffers()]
+        try:
+            scores = self.scores(models, samples)
+            encoded = torch.zeros_like(scores)
+            self.gradients(models, samples, encoded, torch.ones_like(scores[..., 0]))
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+            raise InputError(
+                f"the model cannot be trained for many clients at once ({str(error).splitlines()[0]}): use device cpu, "
+                "where the plain loop trains it"
+            ) from error
+        if not all(map(torch.equal, buffers, self._module.buffers())):
+            raise InputError(
+                "the model cannot be trained for many clients at once: it changes its buffers. Use device cpu, where "
+                "the plain loop trains it"
+            )
+        if scores.shape[2] < outputs:
+            raise InputError(f"the model has outputs of shape ({scores.shape[2]},), {outputs} are needed")
+        return int(scores.shape[2])
+
+    def gradients(self, models: Tensor, samples: Tensor, encoded: Tensor, shares: Tensor) -> Tensor:
+        """d/d theta sum_b share_b f(theta; sample_b) of each of `models` (width, size).
+
+        `samples` (width, batch, ...), `encoded` targets (width, batch, outputs), `shares` (width, batch).
+        """
+        together = max(1, SAMPLES_AT_ONCE // samples.shape[1])
+        with self._settings():
+            parts = [
+                self._gradients(*(part[first : first + together] for part in (models, samples, encoded, shares)))
+                for first in range(0, models.shape[0], together)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def scores(self, models: Tensor, samples: Tensor) -> Tensor:
+        """What each of `models` says of its `samples`: (width, batch, outputs)."""
+        together = max(1, SAMPLES_AT_ONCE // models.shape[0])
+        with self._settings(), torch.no_grad():
+            parts = [self._scores(models, part) for part in torch.split(samples, together, dim=1)]
+        return torch.cat(parts, dim=1)
+
+    def _loss(self, model: Tensor, samples: Tensor, encoded: Tensor, shares: Tensor) -> Tensor:
+        losses: Tensor = self._objective.row_loss(self._scores_of(model, samples), encoded)
+        return (losses * shares).sum()
+
+    def _scores_of(self, model: Tensor, samples: Tensor) -> Tensor:
+        parts = torch.split(model, self._sizes)
+        parameters = {
+            name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+        }
+        scores: Tensor = functional_call(self._module, parameters, (samples,))
+        return scores.flatten(1)
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        with products_in(self._precision), _PlainConvolutions():
+            yield
+
+
+def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> None:
+    """A sentence where a device's gradients are not those of the CPU."""
+    away = float((own.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
+    if not away <= AGREEMENT[precision]:
+        raise InputError(
+            f"this device's gradients of the model are {away:.2g} off those of the CPU, at most "
+            f"{AGREEMENT[precision]:g} is expected: use device cpu"
+        )
+
+
+def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
+    """A sentence where a module is more than a function of its parameters and samples."""
+    module = model.build("float32")
+    reason = ""
+    if any(isinstance(part, _NormBase) for part in module.modules()):
+        reason = "it normalises with statistics of a batch"
+    elif any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
+        reason = "it drops units at random"
+    elif model.custom_loss is not None:
+        reason = "it has its own loss, which cannot leave out the places that fill up a batch"
+    elif len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
+        reason = "some of its layers share parameters"
+    if reason:
+        raise InputError(
+            f"the model cannot be trained for many clients at once: {reason}. Use device cpu, where the plain loop "
+            "trains it"
+        )
+    if precision not in ("float32", "tf32"):
+        raise InputError(f"a module computes in float32 or tf32 on a GPU, found precision {precision!r}")
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """How exact products of float32 are on a GPU: a setting of the whole process, held while work is handed in."""
+    with _PRODUCTS:
+        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class _PlainConvolutions(TorchFunctionMode):
+    """Convolutions as products of matrices: mapped over models these are batched, where torch would take a
+    convolution with as many groups as there are models, which is slow."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is functional.conv2d:
+            product = _convolution(*args, **(kwargs or {}))
+            if product is not None:
+                return product
+        return function(*args, **(kwargs or {}))
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """`functional.conv2d` as a product, None where it is not of the plain kind; names are torch's."""
+    if groups != 1 or isinstance(padding, str) or input.dim() != 4:
+        return None
+    kernel = weight.shape[2:]
+    steps, border, apart = (_pair(value) for value in (stride, padding, dilation))
+    height, width = (
+        (input.shape[2 + axis] + 2 * border[axis] - apart[axis] * (kernel[axis] - 1) - 1) // steps[axis] + 1
+        for axis in range(2)
+    )
+    if tuple(kernel) == (1, 1) and border == (0, 0):
+        patches = input[:, :, :: steps[0], :: steps[1]].flatten(2)
+    else:
+        patches = functional.unfold(input, tuple(kernel), apart, border, steps)
+    values = weight.flatten(1) @ patches
+    if bias is not None:
+        values = values + bias[:, None]
+    return values.reshape(*values.shape[:2], height, width)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 class ModuleProgram(PackedProgram):
