@@ -100,7 +100,7 @@ def test_it_is_what_the_other_ways_compute(monkeypatch: pytest.MonkeyPatch, thre
     monkeypatch.setattr(linear.WholeBatches, "updates", counted)
     step = step_and_drifts(federation())
     assert used
-    monkeypatch.setattr(linear.VectorisedTrainer, "_in_one_call", lambda *_: None)
+    monkeypatch.setattr(linear.VectorisedTrainer, "_whole_batches", lambda *_: None)
     for other in (federation(), federation(strategy="loop")):
         assert step == pytest.approx(step_and_drifts(other), rel=1e-4, abs=1e-6 * np.abs(step).max())
     assert len(used) == 1
