@@ -276,7 +276,9 @@ class RecordedSolve(RecordedTraining):
 
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
         """Leave a client out whose statistics cannot be used, or stop if the spec wants that."""
-        if rejection.reason == UNUSABLE and self._never_had(client := self.view.index_of[rejection.client]):
+        client, founders = self.view.index_of[rejection.client], len(self.view.clients) - len(self.writer.joined())
+        joined = client >= founders and not self.writer.participation([client]).clients.size  # and was in no head yet
+        if rejection.reason == UNUSABLE and joined:
             log.warning(
                 "%s joined with samples that cannot be used and is left out: %s", rejection.client, rejection.detail
             )
@@ -285,11 +287,6 @@ class RecordedSolve(RecordedTraining):
         if self.view.spec.server.rejected != "reply":
             raise _refusal(rejection)
         gathered.rejections.append(rejection)
-
-    def _never_had(self, client: int) -> bool:
-        """Whether a client joined after the first training began, and was in no head yet."""
-        founders = len(self.view.clients) - len(self.writer.joined())
-        return client >= founders and not self.writer.participation([client]).clients.size
 
     def _parts(
         self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered

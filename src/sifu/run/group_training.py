@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,11 +91,18 @@ class GroupTraining:
         self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
     ) -> bool:
         """Rounds until every group is done (True), or until `pause` asks for a stop between two (False)."""
+        nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
         try:
             while self._groups:
                 first = min(self._groups, key=lambda work: (work.rounds, work.branch))
                 together = [work for work in self._groups if (work.rounds, work.branch) == (first.rounds, first.branch)]
-                for results in self._stream(together):
+                for results in stream_group_rounds(
+                    self.engine,
+                    [work.fetch_model() for work in together],
+                    Position(first.branch, first.rounds),
+                    [work.active for work in together],
+                    RoundsWanted(nowhere, self._fresh.astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)),
+                ):
                     self._take(together, results)
                     self._groups = [work for work in self._groups if work.rounds < self._rounds]
                     if time.monotonic() - self._committed > COMMIT_SECONDS:
@@ -107,18 +114,6 @@ class GroupTraining:
         finally:
             self.commit()
         return True
-
-    def _stream(self, together: Sequence[_Group]) -> Iterator[list[StreamedRound]]:
-        """The rounds that these groups, at the same place, still have to go."""
-        first = together[0]
-        nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
-        return stream_group_rounds(
-            self.engine,
-            [work.fetch_model() for work in together],
-            Position(first.branch, first.rounds),
-            [work.active for work in together],
-            RoundsWanted(nowhere, self._fresh.astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)),
-        )
 
     def _take(self, together: Sequence[_Group], results: Sequence[StreamedRound]) -> None:
         """One round of each of these groups."""

@@ -331,14 +331,13 @@ def _reduced(
     x, y = np.asarray(source.x), np.asarray(source.y)
     rows = _rows_there(first, len(x), [item for item in everyone if item.first == remainder.first])
     stays = ~np.isin(rows, remainder.removed)
+    kept: dict[str, Any] = {"name": remainder.name, "x": x[stays], "y": y[stays]}
     if isinstance(source, FeatureData) and source.mapped_from is not None:
-        mapped_from = source.mapped_from[stays]
-        return replace(source, name=remainder.name, x=x[stays], y=y[stays], mapped_from=mapped_from, ids=None)
+        kept["mapped_from"] = source.mapped_from[stays]
     if isinstance(source, ClientData):
-        return replace(source, name=remainder.name, x=x[stays], y=y[stays], ids=None)
-    if is_dataclass(source) and not isinstance(source, type):
-        return replace(source, name=remainder.name, x=x[stays], y=y[stays])
-    return ClientData(remainder.name, x[stays], y[stays])
+        kept["ids"] = None
+    is_data = is_dataclass(source) and not isinstance(source, type)
+    return replace(source, **kept) if is_data else ClientData(**kept)
 
 
 def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:

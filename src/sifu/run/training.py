@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,12 +173,6 @@ class _Pending:
     solve: dict[str, Any] | None = None
     """How a closed-form head was solved."""
 
-    @property
-    def is_large(self) -> bool:
-        """Whether so much waits that it should be committed, however little time has passed."""
-        waiting = sum(updates.values.nbytes for updates in self.updates)
-        return len(self.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
-
 
 class RecordedTraining:
     """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) holds."""
@@ -230,11 +224,15 @@ class RecordedTraining:
             self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
-        for done in self._stream():
+        keep, position = self.view.spec.keep, Position(self._tip.branch, self._tip.position)
+        wanted = RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy)
+        for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():
                 self._take_in(done)
-            if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
+            waiting = sum(updates.values.nbytes for updates in self._pending.updates)
+            is_large = len(self._pending.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
+            if time.monotonic() - self._committed > COMMIT_SECONDS or is_large:
                 self.commit()
             if progress:
                 accuracy = self._accuracy if self._accuracy is not None else math.nan
@@ -244,16 +242,6 @@ class RecordedTraining:
             if pause and pause():
                 return False
         return True
-
-    def _stream(self) -> Iterator[StreamedRound]:
-        keep = self.view.spec.keep
-        return stream_rounds(
-            self.engine,
-            self.model,
-            Position(self._tip.branch, self._tip.position),
-            self.active,
-            RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy),
-        )
 
     def _lost_rounds(self) -> int:
         """Rounds on the way to the tip that no client answered, where the engine knows such rounds."""

@@ -214,16 +214,11 @@ def average(
     return Average(step, drifts, shift, _gram(updates, mean, count), (), gram_errors=errors)
 
 
-def worth_keeping(count: int, size: int, item_bytes: int) -> bool:
-    """Whether `count` models of `size` numbers are kept between the passes instead of made again."""
-    return count * size * item_bytes <= KEEP_BYTES
-
-
 def average_models(
     local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
 ) -> Average:
     """Average whole local models, trained from `start`."""
-    keep = want_gram or worth_keeping(samples.size, start.size, item_bytes)
+    keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
 
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.engines.sim.client_blocks import PART_ROWS, groups_of, padded_rows, padded_samples
 from sifu.engines.sim.embedded_clients import CheckedClient, Objective
@@ -128,8 +127,12 @@ class ClientSizes:
         ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
         target_norms = np.zeros(len(clients))
         if not objective.labels:
-            firsts = np.concatenate([[0], np.cumsum(samples)[:-1]])
-            target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([client.y for client in clients])), firsts)
+            values = np.concatenate([client.y for client in clients])
+            # Scaled first, so that no square over- or underflows; an upper bound of the norm of each row.
+            largest = np.abs(values).max(axis=1).astype(np.float64)
+            scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
+            norms = np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
+            target_norms = np.maximum.reduceat(norms, np.cumsum(samples) - samples)
         return ClientSizes(samples, ratios, *linear_curvature(clients, objective, training), target_norms)
 
 
@@ -177,14 +180,6 @@ def round_allowance(
     averaging = 4.0 * (participants.size + 8) * UNIT_ROUNDOFF * radius
     averaging += 2.0 * (rows + participants.size + 8) * UNIT_ROUNDOFF * spread * radius
     return 2.0 * max(1.0, server_rate) * (local + averaging)
-
-
-def _row_norms_up(values: NDArray[np.floating]) -> Floats:
-    """An upper bound of the norm of each row, scaled first so that no square over- or underflows."""
-    largest = np.abs(values).max(axis=1).astype(np.float64)
-    scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
-    norms: Floats = np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
-    return norms
 
 
 def _path_radius(

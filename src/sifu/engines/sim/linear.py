@@ -41,7 +41,7 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
-from sifu.engines.sim.client_updates import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
+from sifu.engines.sim.client_updates import KEEP_BYTES, DualUpdates, LocalUpdates, RowUpdates, average
 from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
@@ -113,7 +113,7 @@ class VectorisedTrainer:
         """Train and average the participants, without building the local models where that is cheaper."""
         parts = list(self._parts(participants))
         model = torch.from_numpy(start).reshape(self._shape)
-        keep = want_gram or worth_keeping(samples.size, start.size, 8)
+        keep = want_gram or samples.size * start.size * 8 <= KEEP_BYTES
         threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
         # Threads of our own want the cores on which torch's would wait for more work (`sifu.engines.sim.threads`).
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)

@@ -220,6 +220,14 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
     return module
 
 
+def set_to_evaluate(module: nn.Module) -> None:
+    """As evaluation has it: no running statistics travel, so layers normalise with those of the data available."""
+    module.eval()
+    for part in module.modules():
+        if isinstance(part, _NormBase):
+            part.train()
+
+
 def _shared_storage(first: nn.Module, second: nn.Module) -> str:
     """A parameter or buffer of one module whose memory the other uses too; empty if there is none."""
     if first is second:

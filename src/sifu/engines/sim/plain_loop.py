@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
@@ -20,7 +19,7 @@ from sifu.core.round import Average
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import Model, ModuleModel
+from sifu.engines.sim.models import Model, ModuleModel, set_to_evaluate
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
@@ -107,15 +106,9 @@ class LoopTrainer:
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
         self._reset(model)
-        self._module.eval()
-        for part in self._module.modules():
-            if isinstance(part, _NormBase):
-                part.train()  # no running statistics travel: normalise with those of the data available
-        objective, correct, loss_sum = (
-            self._model.objective,
-            np.zeros(len(clients), dtype=np.int64),
-            np.zeros(len(clients)),
-        )
+        set_to_evaluate(self._module)
+        objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
+        loss_sum = np.zeros(len(clients))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
             torch.manual_seed(self._plan.seed % 2**63)
             for place, client in enumerate(clients):

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import vector_to_parameters
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.engines.sim.models import set_to_evaluate
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 
@@ -38,10 +38,7 @@ class Scorer:
     def __init__(self, model: Any, dtype: str) -> None:
         self._model, self._dtype = model, dtype
         self._module = model.build(dtype)
-        self._module.eval()
-        for part in self._module.modules():
-            if isinstance(part, _NormBase):
-                part.train()  # as the engine evaluates: no running statistics travel
+        set_to_evaluate(self._module)
 
     @property
     def labels(self) -> bool:

@@ -57,7 +57,14 @@ class ConvTrainer:
     """Trains and evaluates the clients of a `ConvNet` with softmax loss."""
 
     def __init__(self, network: ConvNet, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
-        _check(network, clients[0], plan.outputs)
+        shape = clients[0].x.shape[1:]
+        if shape != network.input_shape and (1, *shape) != network.input_shape:
+            raise InputError(
+                f"the model cannot take the samples of client {clients[0].name!r} (shape {shape}): it takes images of "
+                f"shape {network.input_shape}"
+            )
+        if network.outputs < plan.outputs:
+            raise InputError(f"the model has outputs of shape {(network.outputs,)}, {plan.outputs} are needed")
         self._network, self._plan, self._training = network, plan, plan.training
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)
@@ -312,15 +319,3 @@ def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
             yield crew
     finally:
         torch.set_num_threads(before)  # threads that others start later take the latest number set
-
-
-def _check(network: ConvNet, client: CheckedClient, outputs: int) -> None:
-    """Refuse a network that cannot take the clients' samples before any round has begun."""
-    shape = client.x.shape[1:]
-    if shape != network.input_shape and (1, *shape) != network.input_shape:
-        raise InputError(
-            f"the model cannot take the samples of client {client.name!r} (shape {shape}): it takes images of shape "
-            f"{network.input_shape}"
-        )
-    if network.outputs < outputs:
-        raise InputError(f"the model has outputs of shape {(network.outputs,)}, {outputs} are needed")

@@ -254,7 +254,9 @@ class LaneGroup:
         """Hand the device the next rounds of some streams, and all that will be read of them."""
         count = len(streams)
         capacity = next((size for size in CAPACITIES if size >= count), count)
-        slots = self._slots_of(streams)
+        # Slots of a lane that hold each of these streams; groups share a power of two, so that programs do.
+        most, whole = max(stream.slots for stream in streams), self.source.drawing.slots
+        slots = min(whole, 1 << (most - 1).bit_length()) if most > 0 else 1
         width = width_for(self.source.drawing.participation, [stream.clients for stream in streams])
         program = self._program(capacity, slots, min(rounded_up(max(width, 1)), capacity * slots))
         drawer = self._drawers[capacity, slots]
@@ -284,11 +286,6 @@ class LaneGroup:
         self._load_noise(program, schedule, drawer, rounds)
         program.run(rounds)
         return self._read(program, schedule, streams, rounds)
-
-    def _slots_of(self, streams: list[LaneStream]) -> int:
-        """Slots of a lane that hold each of these streams; groups share a power of two, so that programs do."""
-        most, whole = max(stream.slots for stream in streams), self.source.drawing.slots
-        return min(whole, 1 << (most - 1).bit_length()) if most > 0 else 1
 
     def _room(self, program: Program, streams: list[LaneStream]) -> int:
         """Rounds whose models there is room for."""
