@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Message
 
@@ -35,14 +35,6 @@ from sifu.theory.participation import ClientIndices
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord
     from flwr.serverapp import Grid
-
-
-class Roster(Protocol):
-    """Finds the nodes of clients."""
-
-    def nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """The node of each of `names` that is there now; the others are left out."""
-        ...
 
 
 class KeyRoster:
@@ -84,6 +76,9 @@ class ClaimedRoster:
         holders = {name: node for node, name in self.claims.items() if node in online}
         return {name: holders[name] for name in names if name in holders}
 
+
+Roster = KeyRoster | ClaimedRoster
+"""Finds the nodes of clients."""
 
 Answer = TypeVar("Answer")
 LONGEST_REASON = 200

@@ -40,7 +40,6 @@ from sifu.engines.flower.exchange import (
     ATTEMPTS,
     EVALUATION,
     NOWHERE,
-    Answer,
     Exchange,
     Messenger,
     Patience,
@@ -63,7 +62,7 @@ from sifu.engines.flower.wire import (
     read_score,
     read_scores,
 )
-from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, RemoteRound, evaluation_of
+from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, RemoteRound, Score, evaluation_of
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import CLOSED_EARLY, DROPPED_MASKED_ROUND, LEAST_MASKED, MINIMUM_OF_ANSWERS
@@ -184,7 +183,7 @@ class FlowerFederation(RemoteFederation):
                 time.sleep(self._patience.pause)
 
     def _evaluation_if_any(self, model: Vector, clients: ClientIndices) -> Evaluation | None:
-        evaluation = self._evaluate(model, clients)
+        evaluation = self._evaluate([model], clients)[0]
         return evaluation if evaluation.samples.any() else None
 
     def local_updates(
@@ -230,7 +229,7 @@ class FlowerFederation(RemoteFederation):
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(self._patience.pause)
-            evaluation = self._evaluate(model, clients)
+            evaluation = self._evaluate([model], clients)[0]
             if evaluation.samples.any() or not (self.evaluates and self.may_ask(clients)):
                 return evaluation
         raise NoClientResponseError(
@@ -240,39 +239,32 @@ class FlowerFederation(RemoteFederation):
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
         """As `evaluate` of each, in few messages where the clients can; a client without an answer has no samples."""
         count = max(1, MOST_AT_ONCE // self.layout.size) if self.blueprint.several else 1
+        kind, waiting = EVALUATE_SEVERAL if count > 1 else EVALUATE, iter(models)
         evaluations: list[Evaluation] = []
-        waiting = iter(models)
         while batch := list(islice(waiting, count)):
-            evaluations += self._evaluate_batch(batch, clients) if count > 1 else [self._evaluate(batch[0], clients)]
+            evaluations += self._evaluate(batch, clients, kind)
         return evaluations
 
-    def _evaluate_batch(self, models: Sequence[Vector], clients: ClientIndices) -> list[Evaluation]:
-        records = [self.record(model) for model in models]
-        answers = self._scores(records, clients, EVALUATE_SEVERAL, lambda reply: read_scores(reply, len(models)))
+    def _evaluate(self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE) -> list[Evaluation]:
+        """How each of `models` does, in one message to each client; one model unless the kind takes several."""
+        answers: dict[int, list[Score]] = {}
+        if self.evaluates:
+            busy = self._exchange.busy()  # with a round: a node answers one message after another
+            nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
+            records, metrics = [self.record(model) for model in models], self.blueprint.metrics
+            several = kind == EVALUATE_SEVERAL
+            messages = self._messenger.messages(nodes, records if several else records[0], NOWHERE, kind)
+            answers = self._messenger.ask(
+                messages,
+                lambda reply: read_scores(reply, len(models)) if several else [read_score(reply, metrics)],
+                doing=EVALUATION,
+                together=[list(messages)],
+            )
         nothing = [NO_SCORE] * len(models)
         return [
             evaluation_of(clients, [answers.get(int(client), nothing)[number] for client in clients])
             for number in range(len(models))
         ]
-
-    def _evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        metrics = self.blueprint.metrics
-        answers = self._scores(self.record(model), clients, EVALUATE, lambda reply: read_score(reply, metrics))
-        return evaluation_of(clients, [answers.get(int(client), NO_SCORE) for client in clients])
-
-    def _scores(
-        self,
-        record: ArrayRecord | Sequence[ArrayRecord],
-        clients: ClientIndices,
-        kind: str,
-        read: Callable[[Message], Answer],
-    ) -> dict[int, Answer]:
-        if not self.evaluates:
-            return {}
-        busy = self._exchange.busy()  # with a round: a node answers one message after another
-        nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
-        messages = self._messenger.messages(nodes, record, NOWHERE, kind)
-        return self._messenger.ask(messages, read, doing=EVALUATION, together=[list(messages)])
 
 
 class MaskedRound(RemoteRound):
