@@ -26,6 +26,7 @@ from sifu.api.start_run import create_run
 from sifu.cli.main import app
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
@@ -600,8 +601,7 @@ def test_a_network_that_remembers_samples_in_evaluation_is_refused(tmp_path: Pat
 
 def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evaluation() -> None:
     public = NetworkFeatures(public_trunk.make_encoder(), (1, 8, 8))
-    plan: dict[str, Any] = {"tune": "blocks", "count": 1, "block": 0, "seed": 0, "stretch": 1.0}
-    features = TunedFeatures(public, 3, trainable="lora(2)", **plan)
+    features = TunedFeatures(public, FeaturesSpec(tune="blocks", block=0, trainable="lora(2)"), 3, 1, 1.0)
     tuned = features.network.tuned_by(features.network.flat() + np.float32(0.1))
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     in_evaluation = tuned(x)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # it imports torch, which commands that only read a run do wi
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
+IMAGE_KINDS = ("random_convolutions", "pretrained")
+ROW_MAPS = {"none": PlainInputs, "projection": Projection, "random_fourier": RandomFourier}
 
 
 def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap:
@@ -30,29 +32,21 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
     >>> feature_map("projection", (13,), features=4, seed=1).features
     4
     """
+    if kind not in KINDS:
+        raise InputError(f"features of kind {kind!r} are not known: write one of {', '.join(KINDS)}")
+    if kind in IMAGE_KINDS and len(shape) != 3:
+        raise InputError(f"images have a shape (channels, height, width), found {shape}")
+    if kind == "random_convolutions" and max(shape[1:]) > LARGEST_SIDE:
+        options = LARGE_IMAGES | options
+    make = ROW_MAPS.get(kind, RandomConvolutions)
+    if kind in ("module", "pretrained"):
+        from sifu.data.feature_maps import fixed_networks
+
+        make = fixed_networks.NetworkFeatures if kind == "module" else fixed_networks.pretrained_efficientnet
     try:
-        match kind:
-            case "none":
-                return PlainInputs(shape, **options)
-            case "projection":
-                return Projection(shape, **options)
-            case "random_fourier":
-                return RandomFourier(shape, **options)
-            case "random_convolutions":
-                image = _image(shape)
-                large = LARGE_IMAGES if max(image[1:]) > LARGEST_SIDE else {}
-                return RandomConvolutions(image, **(large | options))
-            case "module":
-                from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-
-                return NetworkFeatures(shape=shape, **options)
-            case "pretrained":
-                from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet
-
-                return pretrained_efficientnet(_image(shape), **options)
+        return make(shape=shape, **options)
     except TypeError as error:
         raise InputError(f"features of kind {kind!r} do not take these options: {error}") from error
-    raise InputError(f"features of kind {kind!r} are not known: write one of {', '.join(KINDS)}")
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
@@ -67,12 +61,6 @@ def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 1
     )
 
 
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise InputError(f"images have a shape (channels, height, width), found {shape}")
-    return shape[0], shape[1], shape[2]
-
-
 USUAL_COUNT = 512
 """How many features random_fourier and projection have unless the spec says otherwise."""
 
@@ -84,13 +72,10 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
     512
     """
-    if features.kind == "module":
-        module, source = module_of(features.module)
-        from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-
-        return NetworkFeatures(module, shape, norm=features.norm, source=source)
     options: dict[str, Any] = {"norm": features.norm}
-    if features.kind not in ("none", "pretrained"):
+    if features.kind == "module":
+        options["module"], options["source"] = module_of(features.module)
+    elif features.kind not in ("none", "pretrained"):
         options["seed"] = features.seed
     if features.kind in ("random_fourier", "projection"):
         options["features"] = features.count or USUAL_COUNT
@@ -107,17 +92,7 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
     assert isinstance(public, NetworkFeatures)
-    assert features.tune != "none"
-    return TunedFeatures(
-        public,
-        outputs,
-        tune=features.tune,
-        count=count,
-        block=features.block,
-        trainable=features.trainable,
-        seed=features.seed,
-        stretch=stretch,
-    )
+    return TunedFeatures(public, features, outputs, count, stretch)
 
 
 def module_of(name: str) -> tuple[Any, str]:

@@ -169,17 +169,6 @@ class RandomConvolutions(FeatureMap):
         """The same map computed on another device."""
         return replace(self, device=device)
 
-    def settings(self) -> dict[str, Any]:
-        """What was chosen; the device is not part of it, since the features are the same on every one."""
-        return {
-            "shape": list(self.shape),
-            "banks": [list(bank) for bank in self.banks],
-            "waves": list(self.waves),
-            "grey_waves": self.grey_waves,
-            "wave_weight": self.wave_weight,
-            "seed": self.seed,
-        }
-
     def constants(self) -> Iterator[bytes]:
         """The weights of every filter and wave, as little-endian int32."""
         for bank in self._banks:

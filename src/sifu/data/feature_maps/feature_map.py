@@ -18,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ LARGEST_INPUT = 2.0**400
 """Beyond it the squared length of a sample may not be a float64 any more."""
 
 
+OUTSIDE_SETTINGS = {"features", "norm", "device"}
+"""In the digest anyway; and the device, since exact features are the same on every one."""
+
+
 class FeatureMap(abc.ABC):
     """A public map from samples to `features` numbers of norm at most `norm`."""
 
@@ -48,13 +52,14 @@ class FeatureMap(abc.ABC):
     def __call__(self, x: NDArray[Any]) -> Floats:
         """The features of each sample, (n, k), without the constant."""
 
-    @abc.abstractmethod
     def constants(self) -> Iterator[bytes]:
         """Everything drawn or loaded that the features depend on, as bytes for the digest."""
+        return iter(())
 
-    @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Everything that was chosen: numbers and words."""
+        """Everything that was chosen, numbers and words, but `OUTSIDE_SETTINGS`."""
+        chosen = {entry.name for entry in fields(self) if entry.init} - OUTSIDE_SETTINGS
+        return {name: getattr(self, name) for name in chosen}
 
     def on(self, device: str) -> FeatureMap:
         """The same map computed on a device (cpu, cuda), where that makes a difference."""
@@ -75,9 +80,13 @@ class FeatureMap(abc.ABC):
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Features of many samples, `CHUNK` at a time, with their rows."""
-        for start in range(0, len(x), CHUNK):
-            rows = slice(start, min(start + CHUNK, len(x)))
+        for rows in in_chunks(len(x)):
             yield rows, self(x[rows])
+
+
+def in_chunks(samples: int) -> Iterator[slice]:
+    """The rows of samples, `CHUNK` at a time."""
+    return (slice(start, min(start + CHUNK, samples)) for start in range(0, samples, CHUNK))
 
 
 def check_norm(norm: float) -> float:
@@ -166,14 +175,6 @@ class CachedFeatures(FeatureMap):
         """Computed on another device, kept in the same folder."""
         return CachedFeatures(self._map.on(device), self._folder)
 
-    def constants(self) -> Iterator[bytes]:
-        """Those of the map."""
-        return self._map.constants()
-
-    def settings(self) -> dict[str, Any]:
-        """Those of the map."""
-        return self._map.settings()
-
     def digest(self) -> str:
         """That of the map: where features are kept changes nothing about them."""
         return self._map.digest()
@@ -188,15 +189,14 @@ class CachedFeatures(FeatureMap):
         if kept is None or kept.shape != shape or kept.dtype != np.dtype("<f8"):
             yield from self._computed(x, path)
             return
-        for start in range(0, len(x), CHUNK):
-            rows = slice(start, min(start + CHUNK, len(x)))
+        for rows in in_chunks(len(x)):
             yield rows, np.array(kept[rows])
 
     def path_of(self, x: NDArray[Any]) -> Path:
         """Where the features of these samples are kept."""
         hashed = hashlib.sha256(f"{self._digest} {x.dtype.str} {x.shape}\n".encode())
-        for start in range(0, len(x), CHUNK):
-            hashed.update(np.ascontiguousarray(x[start : start + CHUNK]).tobytes())
+        for rows in in_chunks(len(x)):
+            hashed.update(np.ascontiguousarray(x[rows]).tobytes())
         return self._folder / f"{hashed.hexdigest()}.npy"
 
     def _computed(self, x: NDArray[Any], path: Path) -> Iterator[tuple[slice, Floats]]:
@@ -241,14 +241,6 @@ class PlainInputs(FeatureMap):
         check_norm(self.norm)
         object.__setattr__(self, "features", math.prod(self.shape))
 
-    def settings(self) -> dict[str, Any]:
-        """The shape alone."""
-        return {"shape": list(self.shape)}
-
-    def constants(self) -> Iterator[bytes]:
-        """Nothing is drawn."""
-        return iter(())
-
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Rows of inputs; bytes are 255ths."""
         samples = check_samples(x, self.shape)
@@ -279,10 +271,6 @@ class Projection(FeatureMap):
         words = scores(base_key(self.seed, "projection"), np.arange(inputs * self.features))
         signs = np.where(words >> np.uint64(63), 1.0, -1.0).reshape(inputs, self.features)
         object.__setattr__(self, "signs", signs)
-
-    def settings(self) -> dict[str, Any]:
-        """Shape and seed."""
-        return {"shape": list(self.shape), "seed": self.seed}
 
     def constants(self) -> Iterator[bytes]:
         """The signs."""
@@ -335,10 +323,6 @@ class RandomFourier(FeatureMap):
         wave = np.cos(2.0 * math.pi * np.arange(2**TURN_BITS) / 2**TURN_BITS)
         rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # + 0.0: no negative zero
         object.__setattr__(self, "wave", rounded * (1.0 - 2.0**-22))  # rounding makes nothing longer than the norm
-
-    def settings(self) -> dict[str, Any]:
-        """Shape, bandwidth and seed."""
-        return {"shape": list(self.shape), "bandwidth": self.bandwidth, "seed": self.seed}
 
     def constants(self) -> Iterator[bytes]:
         """The frequencies and the wave."""

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.nn.utils import vector_to_parameters
 
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError
@@ -177,28 +178,18 @@ class TunedFeatures(FeatureMap):
     exact = False
 
     def __init__(
-        self,
-        public: NetworkFeatures,
-        outputs: int,
-        *,
-        tune: Literal["merge", "blocks"],
-        count: int,
-        block: int,
-        trainable: str,
-        seed: int,
-        stretch: float,
+        self, public: NetworkFeatures, features: FeaturesSpec, outputs: int, count: int, stretch: float
     ) -> None:
-        width = public.features
-        wide = block if 0 < block < width else width
-        self.blocks = Blocks(width, wide, count) if tune == "blocks" else Blocks(width, width, 1)
-        self.tune = tune
+        width, self.tune = public.features, features.tune
+        wide = features.block if 0 < features.block < width else width
+        self.blocks = Blocks(width, wide, count) if self.tune == "blocks" else Blocks(width, width, 1)
         self.kind, self.features, self.norm = public.kind, self.blocks.features, self.blocks.norm(public.norm)
-        self.network = TunedNetwork(public.module, width, outputs, trainable)
+        self.network = TunedNetwork(public.module, width, outputs, features.trainable)
         self._public = public
-        self._plan = {"tune": tune, "block": self.blocks.block, "count": count, "trainable": trainable}
-        self._plan |= {"seed": seed, "stretch": stretch}
-        drawn = tune == "blocks" and self.blocks.block < width
-        self._project = torch.tensor(projection(seed, width, self.blocks.block)) if drawn else None
+        self._plan = {"tune": self.tune, "block": self.blocks.block, "count": count, "trainable": features.trainable}
+        self._plan |= {"seed": features.seed, "stretch": stretch}
+        drawn = self.tune == "blocks" and self.blocks.block < width
+        self._project = torch.tensor(projection(features.seed, width, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
     def networks(self, trunks: Sequence[Trunk]) -> dict[int, Vector]:
