@@ -41,9 +41,9 @@ def folder(tmp_path: Path) -> Path:
 def test_attributes_are_coded_by_constants() -> None:
     values = [60.0, 1.0, 4.0, 150.0, 0.0, None, 2.0, 140.0, 0.0, 2.0, None, 3.0, 7.0]
     names: list[str] = []
-    for attribute in ATTRIBUTES:
-        kinds = ("", " unknown") if isinstance(attribute, Number) else [f" {value}" for value in attribute.values]
-        names += [f"{attribute.name}{kind}" for kind in kinds]
+    for name, attribute in ATTRIBUTES.items():
+        kinds = ("", " unknown") if isinstance(attribute, Number) else [f" {value}" for value in attribute]
+        names += [f"{name}{kind}" for kind in kinds]
     features = dict(zip(names, coded(values), strict=True))
     assert features["age"] == 1.0
     assert features["trestbps"] == 1.0

@@ -10,8 +10,8 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,19 +35,8 @@ LARGEST_SIDE = 4096
 MOST_IMAGES = 300_000
 """The full set has 202,599 images (2.5 GB at 64x64 as bytes) and 27 MB of text."""
 
-PARTITION_NUMBERS = {"train": 0, "test": 2}
-"""Of the official partition; 1 is its validation part and stays unused."""
-
-OpenImage = Callable[[str], bytes]
-
-
-@dataclass(frozen=True)
-class _Tables:
-    """What the text files say, by image name."""
-
-    smiling: dict[str, int]
-    identity: dict[str, int]
-    partition: dict[str, int]
+PARTITION_NUMBERS = (0, 2)
+"""Training and test of the official partition; 1 is its validation part and stays unused."""
 
 
 def find(folder: Path) -> Path | None:
@@ -59,49 +48,31 @@ def find(folder: Path) -> Path | None:
 
 def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None) -> Dataset:
     """Training and test faces sorted by person, then by image; `progress(images_done, images_in_all)`."""
-    tables = _Tables(
-        smiling=_read_attribute(folder / ATTRIBUTES),
-        identity=_read_numbers(folder / IDENTITIES),
-        partition=_read_numbers(folder / PARTITIONS),
-    )
-    rows = {split: _select(tables, number) for split, number in PARTITION_NUMBERS.items()}
-    total, done = sum(len(names) for names in rows.values()), 0
-    images = {split: np.empty((len(names), SIDE, SIDE, 3), dtype=np.uint8) for split, names in rows.items()}
-    with _image_opener(folder) as open_image:
-        for split, names in rows.items():
-            for row, name in enumerate(names):
-                images[split][row] = _decode(open_image(name), name)
-                done += 1
-                if progress is not None and (done % 1000 == 0 or done == total):
-                    progress(done, total)
-    column = {
-        (field, split): np.array([table[name] for name in names], dtype=np.int64)
-        for split, names in rows.items()
-        for field, table in (("y", tables.smiling), ("identity", tables.identity))
-    }
-    return Dataset(
-        "celeba",
-        images["train"],
-        column["y", "train"],
-        images["test"],
-        column["y", "test"],
-        CLASSES,
-        column["identity", "train"],
-        column["identity", "test"],
-    )
-
-
-def _select(tables: _Tables, number: int) -> list[str]:
-    """The images of one part, sorted by person and name; each must be in all three files."""
-    names = [name for name, part in tables.partition.items() if part == number]
-    for table, file in ((tables.smiling, ATTRIBUTES), (tables.identity, IDENTITIES)):
-        missing = [name for name in names if name not in table]
+    smiling, identity = _read_attribute(folder / ATTRIBUTES), _read_numbers(folder / IDENTITIES)
+    partition = _read_numbers(folder / PARTITIONS)
+    for table, file in ((smiling, ATTRIBUTES), (identity, IDENTITIES)):
+        used = [name for name, part in partition.items() if part in PARTITION_NUMBERS]
+        missing = [name for name in used if name not in table]
         if missing:
             raise InputError(
                 f"{PARTITIONS} lists {missing[0]} and {len(missing) - 1} more images that {file} does not; "
                 "take all text files from the same release"
             )
-    return sorted(names, key=lambda name: (tables.identity[name], name))
+    splits, total, done = [], sum(part in PARTITION_NUMBERS for part in partition.values()), 0
+    with _image_opener(folder) as open_image:
+        for number in PARTITION_NUMBERS:
+            names = [name for name, part in partition.items() if part == number]
+            names.sort(key=lambda name: (identity[name], name))
+            images = np.empty((len(names), SIDE, SIDE, 3), dtype=np.uint8)
+            for row, name in enumerate(names):
+                images[row] = _decode(open_image, name, folder)
+                done += 1
+                if progress is not None and (done % 1000 == 0 or done == total):
+                    progress(done, total)
+            columns = (np.array([table[name] for name in names], dtype=np.int64) for table in (smiling, identity))
+            splits.append((images, *columns))
+    (x_train, y_train, people), (x_test, y_test, others) = splits
+    return Dataset("celeba", x_train, y_train, x_test, y_test, CLASSES, people, others)
 
 
 def _read_text(path: Path) -> list[list[str]]:
@@ -153,20 +124,12 @@ def _checked_name(name: str, path: Path) -> str:
 
 
 @contextmanager
-def _image_opener(folder: Path) -> Iterator[OpenImage]:
-    """A function from an image's name to its bytes, from the folder of images or else from the zip."""
+def _image_opener(folder: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A function that opens an image by its name, in the folder of images or else in the zip."""
     images = folder / IMAGES
     if images.is_dir():
         images = images / IMAGES if (images / IMAGES).is_dir() else images
-
-        def from_folder(name: str) -> bytes:
-            try:
-                with (images / name).open("rb") as file:
-                    return file.read(LARGEST_JPEG + 1)
-            except OSError as error:
-                raise InputError(f"image {images / name} cannot be read ({error}); extract {ARCHIVE} again") from error
-
-        yield from_folder
+        yield lambda name: (images / name).open("rb")
         return
     archive = folder / ARCHIVE
     try:
@@ -175,23 +138,19 @@ def _image_opener(folder: Path) -> Iterator[OpenImage]:
         raise InputError(f"{archive} cannot be read ({error}); it is damaged or cut off: get it again") from error
     with file:
         members = {Path(member).name: member for member in file.namelist() if member.endswith(".jpg")}
-
-        def from_zip(name: str) -> bytes:
-            if name not in members:
-                raise InputError(f"{archive} has no image {name}; get the full archive")
-            try:
-                with file.open(members[name]) as stream:
-                    return stream.read(LARGEST_JPEG + 1)
-            except Exception as error:
-                # A damaged member raises zlib, zip, struct or end-of-file errors.
-                raise InputError(f"image {name} of {archive} cannot be read ({error}); get it again") from error
-
-        yield from_zip
+        yield lambda name: file.open(members[name])
 
 
-def _decode(content: bytes, name: str) -> NDArray[np.uint8]:
+def _decode(open_image: Callable[[str], IO[bytes]], name: str, folder: Path) -> NDArray[np.uint8]:
     from PIL import Image
 
+    try:
+        with open_image(name) as stream:
+            content = stream.read(LARGEST_JPEG + 1)
+    except KeyError as error:
+        raise InputError(f"{folder / ARCHIVE} has no image {name}; get the full archive") from error
+    except Exception as error:  # a damaged member raises zlib, zip, struct or end-of-file errors
+        raise InputError(f"image {folder / name} cannot be read ({error}); get {ARCHIVE} again") from error
     if len(content) > LARGEST_JPEG:
         raise InputError(f"image {name} has more than {LARGEST_JPEG} bytes; it is not CelebA's")
     try:

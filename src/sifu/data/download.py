@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from sifu.data import celeba
+from sifu.data.idx import FILES
 from sifu.errors import InputError
 
 Progress = Callable[[int, int], None]
@@ -25,17 +27,8 @@ CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30.0
 
 
-class Response(Protocol):
-    """What an opener returns: a stream with headers, as urllib's."""
-
-    headers: Any
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-Opener = Callable[[str], Response]
+Opener = Callable[[str], Any]
+"""From a URL to a stream with headers, as urllib's."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +47,38 @@ _FASHION = (
 )
 _CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
 
+
+def _published(folders: tuple[str, ...], *checksums: str, names: tuple[str, ...] = ()) -> tuple[OfficialFile, ...]:
+    files = names or [f"{file}.gz" for file in FILES]
+    return tuple(OfficialFile(name, folders, checksum) for name, checksum in zip(files, checksums, strict=True))
+
+
 # SHA-256 where the community's loaders publish one (Keras, torchvision's prototypes; TensorFlow Datasets for CIFAR),
 # else torchvision's MD5. CIFAR's were copied from public loaders, not computed here from a downloaded archive.
 OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
-    "mnist": tuple(
-        OfficialFile(f"{file}.gz", _MNIST, f"sha256:{digest}")
-        for file, digest in (
-            ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-            ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-            ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-        )
+    "mnist": _published(
+        _MNIST,
+        "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
-    "fashion_mnist": tuple(
-        OfficialFile(f"{file}.gz", _FASHION, f"md5:{digest}")
-        for file, digest in (
-            ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
-            ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
-            ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
-        )
+    "fashion_mnist": _published(
+        _FASHION,
+        "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "md5:bef4ecab320f06d8554ea6380940ec79",
+        "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "md5:bb300cfdad3c16e7a12a480ee83cd310",
     ),
-    "cifar10": (
-        OfficialFile(
-            "cifar-10-binary.tar.gz",
-            _CIFAR,
-            "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
+    "cifar10": _published(
+        _CIFAR,
+        "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        names=("cifar-10-binary.tar.gz",),
     ),
-    "cifar100": (
-        OfficialFile(
-            "cifar-100-binary.tar.gz",
-            _CIFAR,
-            "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
+    "cifar100": _published(
+        _CIFAR,
+        "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        names=("cifar-100-binary.tar.gz",),
     ),
 }
 
@@ -97,11 +88,9 @@ def download_official(
 ) -> Path:
     """The official files of data set `name` in `folder`; those already there and right are kept."""
     if name == "celeba":
-        from sifu.data.celeba import FILES
-
         raise InputError(
             "CelebA's licence does not let it be downloaded automatically; accept it at "
-            f"https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and put {', '.join(FILES)} into {folder}"
+            f"https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and put {', '.join(celeba.FILES)} into {folder}"
         )
     if name not in OFFICIAL:
         raise InputError(f"data set {name!r} has no official download; known are {', '.join(OFFICIAL)}")
@@ -178,7 +167,7 @@ def _copy(url: str, file: Any, digest: Any, progress: Progress | None, opener: O
         raise InputError(f"{url} broke off after {done} of {total} bytes; nothing was kept. Try again.")
 
 
-def open_https(url: str) -> Response:
+def open_https(url: str) -> Any:
     """Open `url`, following redirects to https only; the machine's certificates are checked."""
     import urllib.request
 
@@ -189,16 +178,14 @@ def open_https(url: str) -> Response:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = urllib.request.Request(url, headers={"User-Agent": "sifu"})
-    return urllib.request.build_opener(HttpsOnly).open(request, timeout=TIMEOUT_SECONDS)  # type: ignore[no-any-return]
+    return urllib.request.build_opener(HttpsOnly).open(request, timeout=TIMEOUT_SECONDS)
 
 
 def file_checksum(path: Path, like: str) -> str:
     """`algorithm:digest` of a file, by the algorithm of the checksum `like`."""
-    digest = _new_digest(like)
     try:
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
+            digest = hashlib.file_digest(file, lambda: _new_digest(like))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error})") from error
     return f"{digest.name}:{digest.hexdigest()}"

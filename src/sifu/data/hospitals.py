@@ -11,8 +11,8 @@ Every fifth patient of a hospital, by line, is held out for testing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,40 +27,31 @@ HELD_OUT = 5
 """Every so manieth patient is held out."""
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """A measured value: (value - middle) / spread; `zero_is_unknown` where 0 stands for a value no one took."""
 
-    name: str
     middle: float
     spread: float
     zero_is_unknown: bool = False
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One of a few kinds, by the numbers the files use."""
-
-    name: str
-    values: tuple[int, ...]
-
-
-ATTRIBUTES: tuple[Number | Kind, ...] = (
-    Number("age", 50.0, 10.0),
-    Kind("sex", (0, 1)),
-    Kind("cp", (1, 2, 3, 4)),
-    Number("trestbps", 130.0, 20.0, zero_is_unknown=True),
-    Number("chol", 240.0, 50.0, zero_is_unknown=True),
-    Kind("fbs", (0, 1)),
-    Kind("restecg", (0, 1, 2)),
-    Number("thalach", 140.0, 25.0),
-    Kind("exang", (0, 1)),
-    Number("oldpeak", 1.0, 1.0),
-    Kind("slope", (1, 2, 3)),
-    Kind("ca", (0, 1, 2, 3)),
-    Kind("thal", (3, 6, 7)),
-)
-"""The attributes in the order of the files, as the data set's own description lists them."""
+ATTRIBUTES: dict[str, Number | tuple[int, ...]] = {
+    "age": Number(50.0, 10.0),
+    "sex": (0, 1),
+    "cp": (1, 2, 3, 4),
+    "trestbps": Number(130.0, 20.0, zero_is_unknown=True),
+    "chol": Number(240.0, 50.0, zero_is_unknown=True),
+    "fbs": (0, 1),
+    "restecg": (0, 1, 2),
+    "thalach": Number(140.0, 25.0),
+    "exang": (0, 1),
+    "oldpeak": Number(1.0, 1.0),
+    "slope": (1, 2, 3),
+    "ca": (0, 1, 2, 3),
+    "thal": (3, 6, 7),
+}
+"""The attributes in the order of the files, as the data set's own description lists them: numbers, or the kinds that
+there are, by the numbers the files use."""
 
 
 def read_hospitals(folder: Path) -> Dataset:
@@ -84,7 +75,7 @@ def read_patients(path: Path) -> list[tuple[Floats, int]]:
     patients = []
     for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), 1):
         fields = [field.strip() for field in line.split(",")]
-        if not line.strip() or (number == 1 and fields[0] == ATTRIBUTES[0].name):
+        if not line.strip() or (number == 1 and fields[0] == "age"):
             continue
         if len(fields) != len(ATTRIBUTES) + 1:
             raise InputError(
@@ -103,13 +94,13 @@ def read_patients(path: Path) -> list[tuple[Floats, int]]:
 def coded(values: list[float | None]) -> Floats:
     """A patient's attributes as features; None is unknown."""
     features: list[float] = []
-    for attribute, value in zip(ATTRIBUTES, values, strict=True):
+    for attribute, value in zip(ATTRIBUTES.values(), values, strict=True):
         if isinstance(attribute, Number):
             unknown = value is None or (attribute.zero_is_unknown and value == 0)
             scaled = 0.0 if unknown or value is None else (value - attribute.middle) / attribute.spread
             features += [min(max(scaled, -5.0), 5.0), float(unknown)]
         else:
-            features += [float(value == kind) for kind in attribute.values]
+            features += [float(value == kind) for kind in attribute]
     return np.array(features)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sifu.data import celeba, cifar, hospitals, idx
@@ -113,27 +114,19 @@ def _own_file(name: str, folder: Path | str | None) -> Path | None:
 
 def _find(name: str, root: Path, progress: Progress | None) -> Callable[[], Dataset] | None:
     """How to read `name` from `root` or its sub-folders; None when it is not there."""
-    places = [root, root / name]
-    if name in TORCHVISION_FOLDERS:
-        places.append(root / TORCHVISION_FOLDERS[name])
-    for place in places:
-        reader = _find_official(name, place, progress)
-        if reader is not None:
-            return reader
-    for place in places[:2]:
-        path = place / f"{name}.npz"
-        if path.is_file():
-            return lambda path=path: read_npz(path, name)  # type: ignore[misc]
-    return None
+    own = [root, root / name]
+    raw = [root / TORCHVISION_FOLDERS[name]] if name in TORCHVISION_FOLDERS else []
+    packed = [partial(read_npz, place / f"{name}.npz", name) for place in own if (place / f"{name}.npz").is_file()]
+    return next(filter(None, (_find_official(name, place, progress) for place in own + raw)), next(iter(packed), None))
 
 
 def _find_official(name: str, place: Path, progress: Progress | None) -> Callable[[], Dataset] | None:
     if name in idx.CLASSES:
-        return None if idx.find(name, place) is None else lambda: idx.read_idx_dataset(name, place)
+        return partial(idx.read_idx_dataset, name, place) if idx.find(name, place) else None
     if name in cifar.LAYOUTS:
         batches = cifar.find(name, place)
-        return None if batches is None else lambda: cifar.read_cifar(name, batches)
+        return partial(cifar.read_cifar, name, batches) if batches else None
     if name == "hospitals":
         complete = all((place / file).is_file() for file in hospitals.FILES)
-        return (lambda: hospitals.read_hospitals(place)) if complete else None
-    return None if celeba.find(place) is None else lambda: celeba.read_celeba(place, progress)
+        return partial(hospitals.read_hospitals, place) if complete else None
+    return partial(celeba.read_celeba, place, progress) if celeba.find(place) else None
