@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import functools
 import io
 import json
 import os
@@ -42,6 +43,11 @@ class MetricRow:
     accuracy: float
     loss: float
     samples: int
+
+    @property
+    def timestamp(self) -> float:
+        """The time in seconds since 1970, 0 where it is not known."""
+        return datetime.datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
 
 
 COLUMNS = tuple(MetricRow.__dataclass_fields__)
@@ -98,9 +104,9 @@ class MetricsFile(ABC):
         if whole < len(content):
             os.truncate(path, whole)
 
-    @abstractmethod
     def whole(self, content: bytes) -> int:
-        """How many bytes of a file are whole entries."""
+        """How many bytes of a file are whole entries; here they are lines."""
+        return content.rfind(b"\n") + 1
 
     @abstractmethod
     def last(self, content: bytes) -> int:
@@ -127,9 +133,6 @@ class MetricsFile(ABC):
 class CsvFile(MetricsFile):
     """One line an evaluation, the names of the columns in the first."""
 
-    def whole(self, content: bytes) -> int:
-        return content.rfind(b"\n") + 1
-
     def last(self, content: bytes) -> int:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
         if not rows or tuple(rows[0]) != COLUMNS:
@@ -151,9 +154,6 @@ class CsvFile(MetricsFile):
 
 class JsonLinesFile(MetricsFile):
     """One JSON object a line."""
-
-    def whole(self, content: bytes) -> int:
-        return content.rfind(b"\n") + 1
 
     def last(self, content: bytes) -> int:
         try:
@@ -188,11 +188,12 @@ class TensorBoardFile(MetricsFile):
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
         frames = [_frame(self._first())] if beginning else []
         for row in rows:
-            when = datetime.datetime.fromisoformat(row.time).timestamp() if row.time else 0.0
             summary = b"".join(
                 _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", getattr(row, name))) for name in VALUES
             )
-            frames.append(_frame(b"\x09" + struct.pack("<d", when) + b"\x10" + _varint(row.step) + _field(5, summary)))
+            frames.append(
+                _frame(b"\x09" + struct.pack("<d", row.timestamp) + b"\x10" + _varint(row.step) + _field(5, summary))
+            )
         return b"".join(frames)
 
     def _first(self) -> bytes:
@@ -239,23 +240,12 @@ def _varint(value: int) -> bytes:
     >>> _varint(300).hex()
     'ac02'
     """
-    result = bytearray()
-    while value >= 0x80:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*result, value])
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
 
 
-def _table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-_TABLE = _table()
+_TABLE = [
+    functools.reduce(lambda crc, _: crc >> 1 ^ (0x82F63B78 if crc & 1 else 0), range(8), byte) for byte in range(256)
+]
 
 
 def crc32c(content: bytes) -> int:
@@ -298,18 +288,17 @@ class MlflowLog:
 
     def append(self, rows: Sequence[MetricRow]) -> None:
         """Send rows that follow what is there."""
-        metric = _metric_class()
+        from mlflow.entities import Metric
+
         for start in range(0, len(rows), MOST_AT_ONCE):
             batch = rows[start : start + MOST_AT_ONCE]
             metrics = [
-                metric(name, getattr(row, name), _milliseconds(row), row.step) for row in batch for name in VALUES
+                Metric(name, getattr(row, name), int(1000 * row.timestamp), row.step)
+                for row in batch
+                for name in VALUES
             ]
             self._client.log_batch(self._run, metrics=metrics)
             self.last_step = batch[-1].step
-
-
-def _milliseconds(row: MetricRow) -> int:
-    return int(1000 * datetime.datetime.fromisoformat(row.time).timestamp()) if row.time else 0
 
 
 def _client() -> Any:
@@ -318,12 +307,6 @@ def _client() -> Any:
     except ModuleNotFoundError as error:
         raise InputError("to log to MLflow, install it: pip install 'sifu[mlflow]'") from error
     return MlflowClient()
-
-
-def _metric_class() -> Any:
-    from mlflow.entities import Metric
-
-    return Metric
 
 
 MLFLOW = "mlflow:"
