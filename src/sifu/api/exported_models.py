@@ -88,7 +88,8 @@ def describe(
     `given` is the shape of one sample where a program handed the clients over.
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
-    kind = spec.model.kind
+    kind, (seq, head) = spec.model.kind, reader.last_event()
+    ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
     coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
     stored = _stored(spec) if given is None else {"shape": list(given), "bytes": False}
@@ -103,7 +104,14 @@ def describe(
         "classes": list(coding.class_names) or None if coding else None,
         "features": features,
         "features_digest": str(reader.facts.get("features", "")),
-        "networks": _networks(reader, spec, networks),
+        "networks": {
+            "groups": spec.groups.count,
+            "stretch": spec.groups.stretch,
+            "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
+            "sha256": None if networks is None else hashlib.sha256(networks).hexdigest(),
+        }
+        if spec.is_tuned
+        else None,
         "data": spec.data.name,
         "input_shape": _input_shape(spec, stored),
         "stored": stored,
@@ -111,28 +119,10 @@ def describe(
         "normalisation": _normalisation(spec),
         "table": coding.to_mapping() if coding else None,
         "columns": _feature_columns(spec, coding) if coding else None,
-        "released": _released(reader),
+        # The last event of the ledger: the model is from before every later request.
+        "released": {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)},
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-
-
-def _networks(reader: RunReader, spec: Spec, content: bytes | None) -> dict[str, Any] | None:
-    """Of networks that groups tuned: how many groups there are, who has one, and the digest of their file."""
-    if not spec.is_tuned:
-        return None
-    return {
-        "groups": spec.groups.count,
-        "stretch": spec.groups.stretch,
-        "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
-        "sha256": None if content is None else hashlib.sha256(content).hexdigest(),
-    }
-
-
-def _released(reader: RunReader) -> dict[str, Any]:
-    """The last event of the ledger when the model was exported: it is from before every later request."""
-    seq, head = reader.last_event()
-    ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
-    return {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)}
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -143,8 +133,7 @@ def read_description(path: Path) -> dict[str, Any]:
             raise ValueError(content["format"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path} does not describe a model of sifu: export it again") from error
-    described: dict[str, Any] = content
-    return described
+    return content  # type: ignore[no-any-return]
 
 
 def _is_whole(content: dict[str, Any]) -> bool:
@@ -152,12 +141,12 @@ def _is_whole(content: dict[str, Any]) -> bool:
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
     objects = ("parameters", "features")
     lists = {"classes": str, "columns": str, "input_shape": int}
-    outputs, classes, task = content["outputs"], content["classes"], content["task"]
+    outputs, classes, task, stored = (content[key] for key in ("outputs", "classes", "task", "stored"))
     return (
         all(isinstance(content[key], str) for key in texts)
         and all(isinstance(content[key], dict) for key in objects)
         and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
-        and (content["stored"] is None or _is_stored(content["stored"]))
+        and (stored is None or (_is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool))
         and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
         and content["dtype"] in ("float32", "float64")
         and isinstance(content["features"].get("kind"), str)
@@ -168,10 +157,6 @@ def _is_whole(content: dict[str, Any]) -> bool:
         and (task is None or isinstance(task["task"], str))
         and (task is None or {type(task["shift"]), type(task["scale"])} <= {int, float})
     )
-
-
-def _is_stored(stored: dict[str, Any]) -> bool:
-    return _is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
@@ -252,9 +237,9 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
     """
     model = Path(path)
     description = read_description(description_path(model))
-    content = read_bytes(model, LARGEST_MODEL)
-    if hashlib.sha256(content).hexdigest() != description["sha256"]:
-        raise InputError(f"{model} is not the file that {description_path(model).name} describes: export it again")
+    parameters = _tensors(model, description["sha256"], description_path(model).name)
+    if {name: list(values.shape) for name, values in parameters.items()} != description["parameters"]:
+        raise InputError(f"{model} does not hold the parameters that its description names: export it again")
     own = _own_model(model, module) if description["model"] == PYTHON else None
     features = description["features"]
     if own is None and features.get("kind") == "module" and features.get("module") != module:
@@ -266,7 +251,8 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
         allow_code(module)  # naming it is the consent
     from sifu.api.loaded_model import LoadedModel  # imports torch
 
-    parameters, networks = _parameters(model, content, description), _tuned_networks(model, description)
+    tuned = description.get("networks")
+    networks = _tensors(networks_path(model), tuned["sha256"], description_path(model).name) if tuned else None
     return LoadedModel(parameters, description, networks, own)
 
 
@@ -285,36 +271,18 @@ def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
     return as_model(lambda: module_of(module)[0])
 
 
-def _tuned_networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:
-    """What groups tuned, from the model's .networks file; nothing where no network was tuned."""
+def _tensors(path: Path, sha256: str, described_by: str) -> dict[str, Array]:
+    """The arrays of an exported file, which must be the one described."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    tuned = description.get("networks")
-    if tuned is None:
-        return {}
-    content = read_bytes(networks_path(model), LARGEST_MODEL)
-    if hashlib.sha256(content).hexdigest() != tuned["sha256"]:
-        raise InputError(f"{networks_path(model)} is not the file that belongs to {model.name}: export it again")
+    content = read_bytes(path, LARGEST_MODEL)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise InputError(f"{path} is not the file that {described_by} describes: export it again")
     try:
         return load(content)
     except SafetensorError as error:
-        raise InputError(f"{networks_path(model)} is not a safetensors file") from error
-
-
-def _parameters(model: Path, content: bytes, description: dict[str, Any]) -> dict[str, Array]:
-    """The arrays of the file, which must be the ones described."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise InputError(f"{model} is not a safetensors file") from error
-    shapes = {name: list(values.shape) for name, values in tensors.items()}
-    if shapes != description["parameters"]:
-        raise InputError(f"{model} does not hold the parameters that its description names: export it again")
-    return tensors
+        raise InputError(f"{path} is not a safetensors file") from error
 
 
 def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:

@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
-from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import tuned_map
@@ -225,7 +224,17 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
     public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
     mapping, tuned = map_for(public, shape), description.get("networks")
     if tuned is not None:
-        mapping = _tuned(replace(public, tune=described["tune"]), mapping, description, networks)
+        groups, stretch = int(tuned["groups"]), float(tuned["stretch"])
+        through = tuned_map(
+            replace(public, tune=described["tune"]), mapping, int(description["outputs"]), groups, stretch
+        )
+        names = [name for name, _ in through.network.named_parameters()]
+        mapping = through.with_trunks(
+            [
+                Trunk(int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names]))
+                for group, samples in tuned["samples"].items()
+            ]
+        )
     if mapping.digest() != description["features_digest"]:
         raise InputError(
             f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
@@ -233,20 +242,6 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
             "same module with the same weights"
         )
     return mapping
-
-
-def _tuned(
-    features: FeaturesSpec, public: FeatureMap, description: dict[str, Any], networks: Mapping[str, Array]
-) -> FeatureMap:
-    """The map through the networks that groups tuned."""
-    tuned = description["networks"]
-    mapping = tuned_map(features, public, int(description["outputs"]), int(tuned["groups"]), float(tuned["stretch"]))
-    names = [name for name, _ in mapping.network.named_parameters()]
-    trunks = [
-        Trunk(int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names]))
-        for group, samples in tuned["samples"].items()
-    ]
-    return mapping.with_trunks(trunks)
 
 
 def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
-from sifu.theory.arrays import Array, Integers
+from sifu.theory.arrays import Array
 
 LARGEST_FILE = 16 << 30
 """Bytes of all arrays of a file together, unpacked; more than that does not fit our memory either."""
@@ -41,7 +41,7 @@ def read_npz(path: Path, name: str | None = None) -> Dataset:
     _check_samples(arrays, path)
     own = f"npz:{path.stem}" if name is None else name
     if "x" in arrays:
-        return _own_dataset(own, arrays, path)
+        arrays = _as_training(arrays, path)
     if "tile" in arrays:
         arrays |= _open_mosaics(arrays, path)
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]
@@ -58,22 +58,20 @@ def read_npz(path: Path, name: str | None = None) -> Dataset:
         arrays["x_test"],
         y_test,
         _classes(arrays, y_train, y_test, path),
-        _whole(arrays.get("identity_train")),
-        _whole(arrays.get("identity_test")),
+        *(_labels(arrays[key]) if key in arrays else None for key in ("identity_train", "identity_test")),
         arrays.get("client_train"),
     )
 
 
-def _own_dataset(name: str, arrays: dict[str, Array], path: Path) -> Dataset:
+def _as_training(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
+    """The arrays of a user's own file under the names that those of a subset have."""
     if "y" not in arrays:
         raise InputError(f"{path} has an array x but no y; it has {', '.join(sorted(arrays))}")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise InputError(f"{path} has only one of x_test and y_test; store both or neither")
-    x, y = arrays["x"], _labels(arrays["y"])
-    x_test = arrays.get("x_test", x[:0])
-    y_test = _labels(arrays.get("y_test", arrays["y"][:0]))
-    classes = _classes(arrays, y, y_test, path)
-    return Dataset(name, x, y, x_test, y_test, classes, client_train=arrays.get("client"))
+    own = {"x_train": arrays["x"], "y_train": arrays["y"], "x_test": arrays["x"][:0], "y_test": arrays["y"][:0]}
+    own |= {key: arrays[key] for key in ("x_test", "y_test", "classes") if key in arrays}
+    return own | ({"client_train": arrays["client"]} if "client" in arrays else {})
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -154,10 +152,6 @@ def _check_samples(arrays: dict[str, Array], path: Path) -> None:
 def _labels(y: Array) -> Array:
     """Whole numbers as int64, floats (regression) as they are; other types are refused later by name."""
     return y.astype(np.int64) if y.dtype.kind in "biu" else y
-
-
-def _whole(column: Array | None) -> Integers | None:
-    return None if column is None else _labels(column)
 
 
 def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> tuple[str, ...]:
