@@ -627,9 +627,11 @@ def test_a_run_of_an_earlier_version_is_refused_by_name_and_stays_as_it_is(tmp_p
     """Before, a sample with all its parts had the length of features.norm; now each part has it."""
     init = TunedFeatures.__init__
 
-    def earlier(self: TunedFeatures, public: NetworkFeatures, outputs: int, **plan: Any) -> None:
-        parts = 1 + (plan["count"] if tune == "blocks" else 1)
-        init(self, replace(public, norm=public.norm / parts**0.5), outputs, **plan)
+    def earlier(
+        self: TunedFeatures, public: NetworkFeatures, features: FeaturesSpec, outputs: int, count: int, stretch: float
+    ) -> None:
+        parts = 1 + (count if tune == "blocks" else 1)
+        init(self, replace(public, norm=public.norm / parts**0.5), features, outputs, count, stretch)
         self.norm = public.norm
 
     folder = tmp_path / "run"
