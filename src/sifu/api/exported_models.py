@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.api.engine_check import ModelGiven, as_model
-from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_engines import RunEngines
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
@@ -296,7 +295,9 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         networks = networks_bytes(reader) if spec.is_tuned else None
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
-    if target.suffix.lower() == ONNX_ENDING:
+    if target.suffix.lower() == ".onnx":
+        from sifu.api.onnx_graph import onnx_bytes  # imports torch
+
         own = as_model(given.model) if spec.model.kind == PYTHON else None
         write_atomically(target, onnx_bytes(description, content, networks, own))
     else:
