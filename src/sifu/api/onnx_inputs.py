@@ -162,14 +162,9 @@ def _coded_table(graph: Graph, description: dict[str, Any]) -> tuple[str, tuple[
             "the columns of the table are not known any more, so the model cannot be written as ONNX: put the table "
             "back where the spec says (data.file) and export again"
         )
-    parts, width = [], 0
-    for name in columns:
-        words = coding.categories.get(name)
-        fills = name in coding.missing
-        parts.append(_category(graph, name, words, fills) if words is not None else _number(graph, name, coding))
-        width += (1 if words is None else len(words)) + fills
+    parts = [(_category if name in coding.categories else _number)(graph, name, coding) for name in columns]
     rows = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
-    return graph.cast(rows, description["dtype"]), (width,)
+    return graph.cast(rows, description["dtype"]), (sum(map(coding.width, columns)),)
 
 
 def _number(graph: Graph, name: str, coding: TableCoding) -> str:
@@ -185,12 +180,12 @@ def _number(graph: Graph, name: str, coding: TableCoding) -> str:
     return graph.add("Concat", value, graph.cast(absent, np.float64), axis=1)
 
 
-def _category(graph: Graph, name: str, words: tuple[str, ...], fills: bool) -> str:
+def _category(graph: Graph, name: str, coding: TableCoding) -> str:
     """A column of words: one feature a word, and the indicator; a word that is not listed is NaN in all of them."""
     from onnx import TensorProto
 
-    positions = dict(_spellings(words, len(words) if fills else -1))
-    width = len(words) + fills
+    words = coding.categories[name]
+    positions = dict(_spellings(words, len(words) if name in coding.missing else -1))
     position = graph.add(
         "LabelEncoder",
         graph.input(name, TensorProto.STRING, [1]),
@@ -199,7 +194,7 @@ def _category(graph: Graph, name: str, words: tuple[str, ...], fills: bool) -> s
         values_int64s=list(positions.values()),
         default_int64=-1,
     )
-    places = graph.constant(np.arange(width, dtype=np.int64)[None, :])
+    places = graph.constant(np.arange(coding.width(name), dtype=np.int64)[None, :])
     features = graph.cast(graph.add("Equal", position, places), np.float64)
     unlisted = graph.add("Less", position, graph.constant(np.array(0, np.int64)))
     return graph.add("Where", unlisted, graph.constant(math.nan), features)

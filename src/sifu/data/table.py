@@ -10,14 +10,13 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sifu.data.dataset import Dataset
-from sifu.data.table_coding import FAR_OUTSIDE, Place, TableCoding, stripped
+from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, Place, TableCoding, TableFile, stripped
 from sifu.errors import InputError, SifuWarning
 from sifu.theory.arrays import Array
 
@@ -41,33 +40,6 @@ OTHER_FILES = {
 }
 """How files begin that are taken for CSV by mistake, in lower case, and what they are."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-NO_TEXT = ""
-"""The separator of what is no text: Parquet, frames."""
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """One file as it was read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
-
-    name: str
-    columns: dict[str, list[Any]]
-    lines: tuple[int, ...] = ()
-    separator: str = ","
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-        return len(next(iter(self.columns.values())))
-
-    @property
-    def places(self) -> list[Place]:
-        """Where each row stands."""
-        return [Place(self.name, line, row) for row, line in enumerate(self.lines or [0] * self.rows)]
-
-    @property
-    def decimal_commas(self) -> bool:
-        """Whether 1,5 is a number: only where commas do not separate fields."""
-        return self.separator not in (",", NO_TEXT)
 
 
 def read_table(
@@ -137,12 +109,11 @@ def _dataset(
     features = _feature_columns(tables, coding)
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
-        places = table.places
-        samples.append(_features(table, features, coding, places))
-        labels.append(coding.labels(table.columns[coding.label], places, commas=table.decimal_commas))
-        owners += _owners(table, coding, places)
+        samples.append(coding.features(table, features))
+        labels.append(coding.labels(table))
+        owners += _owners(table, coding)
         if coding.identity:
-            identities += _filled(table, coding.identity, places, "the identity (data.id), is empty")
+            identities += _filled(table, coding.identity, "the identity (data.id), is empty")
     x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else _numbered(owners)
@@ -157,9 +128,8 @@ def _dataset(
     x_test, y_test, client_test = x[:0], y[:0], None
     if test_file is not None:
         (test,) = _read_tables(test_file, coding, one_file=True)
-        x_test = _features(test, features, coding, test.places)
-        y_test = coding.labels(test.columns[coding.label], test.places, commas=test.decimal_commas).astype(y.dtype)
-        client_test = np.array(_owners(test, coding, test.places)) if coding.client in test.columns else None
+        x_test, y_test = coding.features(test, features), coding.labels(test).astype(y.dtype)
+        client_test = np.array(_owners(test, coding)) if coding.client in test.columns else None
     elif held_out > 0:
         kept = ~held_out_rows(client, identity, held_out, seed)
         x_test, y_test, client_test = x[~kept], y[~kept], client[~kept]
@@ -224,18 +194,17 @@ def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None =
     if absent:
         read_as = f", read as separated by {SEPARATORS[table.separator]}," if table.separator else ""
         raise InputError(f"{path}{read_as} has no column {absent[0]!r}; it has {', '.join(table.columns)[:400]}")
-    x = _features(table, features, coding, table.places)
-    return x, [str(value) for value in table.columns.get(coding.identity, ())] if coding.identity else []
+    return coding.features(table, features), [
+        str(value) for value in table.columns.get(coding.identity, ())
+    ] if coding.identity else []
 
 
 def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:
     """Say what looks like a mistake; nothing is refused for it."""
     start = 0
     for name in columns:
-        words = coding.categories.get(name)
-        width = (1 if words is None else len(words)) + (name in coding.missing)
-        values, start = x[:, start], start + width
-        if words is not None:
+        values, start = x[:, start], start + coding.width(name)
+        if name in coding.categories:
             continue
         far = int((np.abs(values) > FAR_OUTSIDE).sum())
         if far:
@@ -301,21 +270,16 @@ def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[s
     return coding.features_of(list(first.columns))
 
 
-def _features(table: TableFile, names: Sequence[str], coding: TableCoding, places: list[Place]) -> Array:
-    parts = [coding.coded(name, table.columns[name], places, commas=table.decimal_commas) for name in names]
-    return np.concatenate(parts, axis=1)
-
-
-def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
+def _owners(table: TableFile, coding: TableCoding) -> list[str]:
     if not coding.client:
         return [Path(table.name).stem] * table.rows
-    return _filled(table, coding.client, places, "the client, is empty: say whose row it is")
+    return _filled(table, coding.client, "the client, is empty: say whose row it is")
 
 
-def _filled(table: TableFile, column: str, places: list[Place], trouble: str) -> list[str]:
+def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
     """The texts of a column in which no row may be empty."""
     texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
-    for text, place in zip(texts, places, strict=True):
+    for text, place in zip(texts, table.places, strict=True):
         if not text:
             raise InputError(f"{place}: column {column!r}, {trouble}")
     return texts

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,35 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.line} (row {self.row})" if self.line else f"{self.file}, row {self.row}"
+
+
+NO_TEXT = ""
+"""The separator of what is no text: Parquet, frames."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file as it was read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
+
+    name: str
+    columns: dict[str, list[Any]]
+    lines: tuple[int, ...] = ()
+    separator: str = ","
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(next(iter(self.columns.values())))
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Where each row stands."""
+        return [Place(self.name, line, row) for row, line in enumerate(self.lines or [0] * self.rows)]
+
+    @property
+    def decimal_commas(self) -> bool:
+        """Whether 1,5 is a number: only where commas do not separate fields."""
+        return self.separator not in (",", NO_TEXT)
 
 
 @dataclass(frozen=True)
@@ -141,17 +171,22 @@ class TableCoding:
         if not self.features_of(columns):
             raise InputError(f"{file} has no column for features: all of {', '.join(columns)[:200]} have other roles")
 
-    def coded(self, name: str, values: Sequence[Any], places: Sequence[Place], *, commas: bool = False) -> Array:
-        """The features of one column, one row per value; `commas` reads 1,5 as a number."""
-        fills = name in self.missing
+    def width(self, name: str) -> int:
+        """How many features a column becomes."""
+        return len(self.categories.get(name, [name])) + (name in self.missing)
+
+    def features(self, table: TableFile, names: Sequence[str]) -> Array:
+        """The features of these columns, one row per row of the table."""
+        return np.concatenate([self._coded(name, table) for name in names], axis=1)
+
+    def _coded(self, name: str, table: TableFile) -> Array:
         words = self.categories.get(name)
-        width = (1 if words is None else len(words)) + fills
-        features = np.zeros((len(values), width))
+        features = np.zeros((table.rows, self.width(name)))
         positions = {} if words is None else {word: position for position, word in enumerate(words)}
         middle, spread = self.scales.get(name, (0.0, 1.0))
-        for row, (value, place) in enumerate(zip(values, places, strict=True)):
+        for row, (value, place) in enumerate(zip(table.columns[name], table.places, strict=True)):
             if is_missing(value) and _text(value) not in positions:
-                if not fills:
+                if name not in self.missing:
                     example = f"{name}=NUMBER" if words is None else f"{name}="
                     raise InputError(
                         f"{place}: column {name!r} holds {_text(value)[:40]!r}, which stands for a missing value: say "
@@ -163,28 +198,29 @@ class TableCoding:
                     features[row, 0] = (fill - middle) / spread
                 features[row, -1] = 1.0
             elif words is None:
-                features[row, 0] = (_number(place, name, value, commas) - middle) / spread
+                features[row, 0] = (_number(place, name, value, table.decimal_commas) - middle) / spread
             else:
                 features[row, _position(place, name, value, positions, "data.categories")] = 1.0
         return features
 
-    def labels(self, values: Sequence[Any], places: Sequence[Place], *, commas: bool = False) -> Array:
+    def labels(self, table: TableFile) -> Array:
         """Class numbers; without declared classes whole numbers are classes, other numbers targets of a regression."""
-        for value, place in zip(values, places, strict=True):
+        pairs = list(zip(table.columns[self.label], table.places, strict=True))
+        for value, place in pairs:
             if is_missing(value) and not any(_text(value) in words for words in self.classes):
                 raise InputError(
                     f"{place}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a missing "
                     "value: leave such rows out"
                 )
-        pairs = list(zip(values, places, strict=True))
         if self.classes:
             positions = {word: number for number, words in enumerate(self.classes) for word in words}
             coded = [_position(place, self.label, value, positions, "data.classes") for value, place in pairs]
             return np.array(coded, dtype=np.int64)
+        commas = table.decimal_commas
         numbers = np.array([_number(place, self.label, value, commas, "data.classes") for value, place in pairs])
         whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
         if whole and numbers.max() >= MOST_WORDS:
-            worst = places[int(numbers.argmax())]
+            _, worst = pairs[int(numbers.argmax())]
             raise InputError(
                 f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "
                 f'{MOST_WORDS - 1}. For a regression set model.kind = "ridge" and ridge.task = "regression"'

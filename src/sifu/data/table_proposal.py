@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.data.table import CSV_ENDINGS, ENDINGS, TableFile, first_row, read_columns
-from sifu.data.table_coding import is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
+from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns
+from sifu.data.table_coding import TableFile, is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
 from sifu.errors import InputError
 
 FEW_WORDS = 20
