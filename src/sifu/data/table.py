@@ -172,7 +172,7 @@ def first_row(path: Path) -> list[str]:
 def column_names(path: Path, coding: TableCoding) -> list[str]:
     """The columns of a table, or of the first file of a folder, in their order; its rows are not read."""
     if path.is_dir():
-        path = next(iter(sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)), path / "none")
+        path = next(iter(table_files(path)), path / "none")
     if path.suffix.lower() not in CSV_ENDINGS or not path.is_file():
         return list(read_columns(path, coding.header).columns)
     return list(coding.header) or [name for name in map(stripped, first_row(path)) if name]
@@ -241,6 +241,11 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, SifuWarning, stacklevel=4)
 
 
+def table_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold tables, in order."""
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+
+
 def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> list[TableFile]:
     if not path.is_dir():
         if not coding.client and not one_file:
@@ -248,7 +253,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> 
         return [read_columns(path, coding.header)]
     if one_file:
         raise InputError(f"{path} is a folder: name one file")
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+    files = table_files(path)
     if not files or len(files) > MOST_FILES:
         raise InputError(f"{path} has {len(files)} files that end in {', '.join(ENDINGS)}: 1 to {MOST_FILES} are read")
     if len({file.stem for file in files}) != len(files):

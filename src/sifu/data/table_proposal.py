@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns
+from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, table_files
 from sifu.data.table_coding import TableFile, is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
 from sifu.errors import InputError
 
@@ -57,7 +57,7 @@ def propose_spec(
     """A spec for the table at `path`; columns that are not named are guessed by their names."""
     first = path
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+        files = table_files(path)
         if not files:
             raise InputError(f"{path} has no file that ends in {', '.join(ENDINGS)}")
         first = files[0]

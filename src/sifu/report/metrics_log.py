@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sifu.errors import InputError, SifuError
 from sifu.run.run_view import ACTIVE
@@ -210,11 +210,8 @@ def _frames(content: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + 16 <= len(content):
         (length,) = struct.unpack_from("<Q", content, at)
-        end = at + 12 + length + 4
-        if length > len(content) or end > len(content):
-            return
-        event = content[at + 12 : at + 12 + length]
-        if struct.unpack_from("<I", content, end - 4)[0] != _masked(event):
+        event, end = content[at + 12 : at + 12 + length], at + 12 + length + 4
+        if content[at:end] != _frame(event):  # cut off, or damaged
             return
         yield end, event
         at = end
@@ -275,7 +272,13 @@ class MlflowLog:
     """Adds rows to an experiment of MLflow, where MLFLOW_TRACKING_URI says; what is there already is not sent again."""
 
     def __init__(self, experiment: str, run: str, name: str, client: Any = None) -> None:
-        self._client = client if client is not None else _client()
+        if client is None:
+            try:
+                from mlflow.tracking import MlflowClient
+            except ModuleNotFoundError as error:
+                raise InputError("to log to MLflow, install it: pip install 'sifu[mlflow]'") from error
+            client = MlflowClient()
+        self._client = client
         existing = self._client.get_experiment_by_name(experiment)
         number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         runs = self._client.search_runs([number], filter_string=f"tags.`{TAG}` = '{run}'")
@@ -301,28 +304,13 @@ class MlflowLog:
             self.last_step = batch[-1].step
 
 
-def _client() -> Any:
-    try:
-        from mlflow.tracking import MlflowClient
-    except ModuleNotFoundError as error:
-        raise InputError("to log to MLflow, install it: pip install 'sifu[mlflow]'") from error
-    return MlflowClient()
-
-
 MLFLOW = "mlflow:"
 KINDS: dict[str, type[MetricsFile]] = {".csv": CsvFile, ".jsonl": JsonLinesFile, ".tfevents": TensorBoardFile}
 EVERY = 1.0
 """Seconds between two looks at a run."""
 
 
-class Target(Protocol):
-    """Something that takes rows, each once."""
-
-    last_step: int
-
-    def append(self, rows: Sequence[MetricRow]) -> None:
-        """Add rows that follow what is there."""
-        ...
+Target = MetricsFile | MlflowLog
 
 
 def check_target(target: str) -> str:
