@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Array
 
 SIDE = 64
 ATTRIBUTE = "Smiling"
@@ -58,7 +59,8 @@ def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None
                 f"{PARTITIONS} lists {missing[0]} and {len(missing) - 1} more images that {file} does not; "
                 "take all text files from the same release"
             )
-    splits, total, done = [], sum(part in PARTITION_NUMBERS for part in partition.values()), 0
+    splits: list[list[Array]] = []
+    total, done = sum(part in PARTITION_NUMBERS for part in partition.values()), 0
     with _image_opener(folder) as open_image:
         for number in PARTITION_NUMBERS:
             names = [name for name, part in partition.items() if part == number]
@@ -70,7 +72,7 @@ def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None
                 if progress is not None and (done % 1000 == 0 or done == total):
                     progress(done, total)
             columns = (np.array([table[name] for name in names], dtype=np.int64) for table in (smiling, identity))
-            splits.append((images, *columns))
+            splits.append([images, *columns])
     (x_train, y_train, people), (x_test, y_test, others) = splits
     return Dataset("celeba", x_train, y_train, x_test, y_test, CLASSES, people, others)
 

@@ -58,7 +58,8 @@ def read_npz(path: Path, name: str | None = None) -> Dataset:
         arrays["x_test"],
         y_test,
         _classes(arrays, y_train, y_test, path),
-        *(_labels(arrays[key]) if key in arrays else None for key in ("identity_train", "identity_test")),
+        _labels(arrays["identity_train"]) if "identity_train" in arrays else None,
+        _labels(arrays["identity_test"]) if "identity_test" in arrays else None,
         arrays.get("client_train"),
     )
 
