@@ -21,7 +21,7 @@ from sifu.data.table import is_frame
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
 from sifu.run.devices import facts_of
-from sifu.run.regularities import Regularities
+from sifu.run.run_view import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
 from sifu.store.sealed import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest

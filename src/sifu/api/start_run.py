@@ -42,7 +42,7 @@ from sifu.requests.approvals import pending_requests as pending_in
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
 from sifu.run.recorded_data import clients_again
-from sifu.run.regularities import Regularities
+from sifu.run.run_view import Regularities
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE

@@ -284,7 +284,12 @@ def _replay_node(
         model = noised(node, before.model)
         if model is None:
             return None
-        return ReplayedNode(node, model, {key: _moved(model, before, key) for key in worlds})
+        start, without = before.model.astype(np.float64), {}
+        for key in worlds:
+            theirs = before.without[key]
+            moved = model.astype(np.float64) + (theirs.astype(np.float64) - start)
+            without[key] = model if theirs is before.model else moved.astype(model.dtype)
+        return ReplayedNode(node, model, without)
 
     position = Position(node.branch, node.position - 1)
 
@@ -307,14 +312,6 @@ def _replay_node(
         same = theirs is before.model and not np.isin(there, list(gone)).any()
         without[key] = model if same else round_from(theirs, gone)
     return ReplayedNode(node, model, without)
-
-
-def _moved(noised: Vector, before: ReplayedNode, key: int) -> Vector:
-    theirs = before.without[key]
-    if theirs is before.model:
-        return noised
-    exact = noised.astype(np.float64) + (theirs.astype(np.float64) - before.model.astype(np.float64))
-    return exact.astype(noised.dtype)
 
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:

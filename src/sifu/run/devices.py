@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from sifu.choices import Device, Precision
-from sifu.core.engine import Engine, Position, RoundResult
+from sifu.core.engine import Engine, Position
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, ON_NODES, UNKNOWN, TrainingFacts
@@ -137,18 +137,12 @@ def check_repeats(engine: Engine) -> None:
     start, everyone = engine.initial_model(0), np.arange(len(engine.clients), dtype=np.int64)
     first = engine.run_round(start, Position(0, 0), everyone)
     engine.run_round(first.model, Position(0, 1), everyone)
-    if not (_same(first, engine.run_round(start, Position(0, 0), everyone)) and _equal(start, engine.initial_model(0))):
+    again = engine.run_round(start, Position(0, 0), everyone)
+    pairs = [(getattr(first, name), getattr(again, name)) for name in ("model", "participants", "drifts")]
+    pairs.append((start, engine.initial_model(0)))
+    if not all(np.array_equal(before, after, equal_nan=True) for before, after in pairs):
         raise InputError(
             f"the engine {type(engine).__name__} gave another result when its first round was repeated: it keeps "
             "something from round to round, or draws at random without a key. What it keeps of a client would stay "
             "when the client is forgotten: let a round follow from its model, its position and its clients alone"
         )
-
-
-def _same(first: RoundResult, again: RoundResult) -> bool:
-    pairs = ((first.model, again.model), (first.participants, again.participants), (first.drifts, again.drifts))
-    return all(_equal(before, after) for before, after in pairs)
-
-
-def _equal(value: np.ndarray, other: np.ndarray) -> bool:
-    return value.shape == other.shape and np.array_equal(value, other, equal_nan=True)

@@ -1,4 +1,7 @@
-"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes."""
+"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes.
+
+Also how regular the clients' losses are, and whether the local rate was found from their data.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import difflib
 import json
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,25 +18,100 @@ import numpy as np
 from sifu.choices import Unit
 from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
-from sifu.core.premises import RateSource, RecordHistory
+from sifu.core.premises import MeasuredRegularity, RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
-from sifu.run.regularities import Regularities
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
 from sifu.store.sealed import last_erased
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ClientProfile, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
-from sifu.theory.regularity import RoundRegularity, automatic_rate
+from sifu.theory.regularity import (
+    RoundRegularity,
+    automatic_rate,
+    certified_rates,
+    classify,
+    is_copied_rate,
+    largest_rate_within,
+    local_regularities,
+)
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
 from sifu.theory.tracking import RoundScalars, summarise_round
+
+
+@dataclass(frozen=True)
+class Regularities:
+    """P_i and alpha_i of every client, and the class the run falls into."""
+
+    factors: Floats
+    averagedness: Floats
+    measured: MeasuredRegularity
+    certified_rates: Floats | None
+
+    @staticmethod
+    def of(
+        clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec, erased: Collection[int] = ()
+    ) -> Regularities:
+        """From what the clients reported, or from what the spec assumes.
+
+        `erased` are forgotten clients of whom it is not known any more (`store.sealed`). Nothing rests on them:
+        Psi is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
+        """
+        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
+        betas = [client.smoothness for client in clients if client.smoothness is not None]
+        stays = [index for index in range(len(clients)) if index not in erased]
+        if erased and assumed is None:
+            clients = [
+                replace(client, smoothness=0.0, curvature=0.0) if index in erased else client
+                for index, client in enumerate(clients)
+            ]
+        factors, averagedness = local_regularities(clients, facts, assumed)
+        rates = certified_rates(clients, facts.momentum)
+        measured = MeasuredRegularity(
+            kind=classify([clients[index] for index in stays], factors[stays], assumed is not None),
+            largest_smoothness=max(betas) if betas else None,
+            largest_factor=float(factors[stays].max()),
+            local_rate=facts.local_rate,
+            largest_certified_rate=largest_rate_within(rates),
+            assumed_factor=assumed,
+        )
+        return Regularities(factors, averagedness, measured, rates)
+
+    def rate_source(
+        self,
+        clients: Sequence[ClientProfile],
+        setting_it: ClientIndices,
+        facts: TrainingFacts,
+        model: str,
+        given: bool,
+        leaving: Iterable[int],
+    ) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
+
+        Of the `clients` only those who were `setting_it` had a say in it, and not those who joined later.
+        """
+        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
+        rates = self.certified_rates
+        rates = (
+            certified_rates([clients[k] for k in setting_it], facts.momentum) if rates is None else rates[setting_it]
+        )
+        largest = largest_rate_within(rates)
+        # A rate copied by hand from what a plan printed tells as much as an automatic one.
+        copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
+        if given and not copied:
+            return "given"
+        stays = ~np.isin(setting_it, list(leaving))
+        if rates is not None and largest_rate_within(rates[stays]) != largest:
+            return "forgotten"
+        return "given" if given else "others"
+
 
 ACTIVE = "active"
 """The subset of clients that evaluations for the stop rule are made on."""

@@ -260,7 +260,10 @@ class LaneGroup:
         width = width_for(self.source.drawing.participation, [stream.clients for stream in streams])
         program = self._program(capacity, slots, min(rounded_up(max(width, 1)), capacity * slots))
         drawer = self._drawers[capacity, slots]
-        rounds = max(1, min(self._chunk, self._room(program, streams), max(stream.left for stream in streams)))
+        size, staying = program.size * program.history.element_size(), sum(stream.models_stay for stream in streams)
+        rooms = ((STAYING_BYTES, staying), (CHUNK_BYTES, count - staying))
+        room = min(limit // (size * models) for limit, models in rooms if models)
+        rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
         if any(stream.single for stream in streams):
             rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
@@ -286,13 +289,6 @@ class LaneGroup:
         self._load_noise(program, schedule, drawer, rounds)
         program.run(rounds)
         return self._read(program, schedule, streams, rounds)
-
-    def _room(self, program: Program, streams: list[LaneStream]) -> int:
-        """Rounds whose models there is room for."""
-        size = program.history[0, 0].numel() * program.history.element_size()
-        staying = sum(stream.models_stay for stream in streams)
-        rooms = ((STAYING_BYTES, staying), (CHUNK_BYTES, len(streams) - staying))
-        return min(limit // (size * count) for limit, count in rooms if count)
 
     def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
         """Clipping and noise of each lane, with a seed for every slot of every round."""

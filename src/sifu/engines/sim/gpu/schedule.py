@@ -137,15 +137,14 @@ def draw_schedule(
 
 def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
     """The schedule of given participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
-    rounds, lanes, slots = who.shape
-    batch, steps = drawing.batch, drawing.steps
-    device = who.device
+    (rounds, lanes, slots), steps, device = who.shape, drawing.steps, who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
     sizes = torch.where(who >= 0, tables.sizes[lane, chosen], 0)
     weights = sizes.to(torch.float64) / sizes.sum(dim=2, keepdim=True).clamp(min=1).to(torch.float64)
     place = scores(scores(tables.batch_keys[None, :], branches[None, :]), position)
-    rows = _batches(tables, who, chosen, sizes, scores(place[:, :, None], chosen), lane, batch, steps)
+    client_keys = scores(place[:, :, None], chosen)
+    rows = _batches(tables.rows[lane, chosen], who, sizes, client_keys, tables.smallest, drawing)
     key = scores(scores(tables.dropout_keys[None, :], branches[None, :]), position)
     by_client = scores(key[:, :, None], chosen).reshape(rounds, 1, lanes * slots)
     by_step = scores(by_client, torch.arange(steps, device=device)[None, :, None])
@@ -155,12 +154,7 @@ def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tens
 
 
 def _participants(
-    tables: LaneTables,
-    active: Tensor,
-    absent: Tensor,
-    branches: Tensor,
-    position: Tensor,
-    drawing: Drawing,
+    tables: LaneTables, active: Tensor, absent: Tensor, branches: Tensor, position: Tensor, drawing: Drawing
 ) -> tuple[Tensor, Tensor]:
     clients, slots, participation = active.shape[1], drawing.slots, drawing.participation
     index = torch.arange(clients, device=active.device)
@@ -177,34 +171,20 @@ def _participants(
             first = ordered.sort(dim=2, stable=True).indices[:, :, : participation.count]
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
     taking = taking & ~absent[None]
-    place = torch.where(taking, index, clients)
-    return _padded(place.sort(dim=2).values, slots, clients), taking.sum(dim=2)
-
-
-def _padded(sorted_clients: Tensor, slots: int, clients: int) -> Tensor:
-    kept = sorted_clients[:, :, :slots]
+    kept = torch.where(taking, index, clients).sort(dim=2).values[:, :, :slots]
     if kept.shape[2] < slots:
         kept = torch.nn.functional.pad(kept, (0, slots - kept.shape[2]), value=clients)
-    return torch.where(kept < clients, kept, -1)
+    return torch.where(kept < clients, kept, -1), taking.sum(dim=2)
 
 
-def _batches(
-    tables: LaneTables,
-    who: Tensor,
-    chosen: Tensor,
-    sizes: Tensor,
-    key: Tensor,
-    lane: Tensor,
-    batch: int,
-    steps: int,
-) -> Tensor:
-    rounds, lanes, slots = who.shape
-    most, device = tables.rows.shape[2], who.device
-    own = tables.rows[lane, chosen]
+def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int, drawing: Drawing) -> Tensor:
+    """Rows of each step's batch, out of each participant's `own` (rounds, lanes, slots, most samples)."""
+    (rounds, lanes, slots, most), device = own.shape, who.device
+    batch, steps = drawing.batch, drawing.steps
     if batch >= most:
         rows = torch.where((who >= 0)[..., None], own, -1).to(torch.int32)
         return rows.reshape(rounds, 1, lanes * slots, most).expand(-1, steps, -1, -1)
-    epochs = -(-steps // -(-tables.smallest // batch))
+    epochs = -(-steps // -(-smallest // batch))
     sample = torch.arange(most, device=device)
     drawn = scores(scores(key[..., None], torch.arange(epochs, device=device))[..., None], sample) ^ _SIGN
     drawn = torch.where(sample < sizes[..., None, None], drawn, _LAST)
