@@ -132,9 +132,8 @@ class FlowerFederation(RemoteFederation):
         there = [{client: online[client] for client in members.tolist() if client in online} for members in drawn]
         messages: dict[int, Message] = {}
         if self._masked:
-            rounds = [
-                MaskedRound(self, self._messenger, *given, not apart) for given in zip(setups, there, strict=True)
-            ]
+            pairs = zip(setups, there, strict=True)
+            rounds = [MaskedRound(self, setup, nodes, wants_drifts=not apart) for setup, nodes in pairs]
             for masked_round in rounds:
                 messages |= masked_round.preparation()
             ready = self._messenger.ask(messages, read_ready, position, together=there)
@@ -271,19 +270,14 @@ class MaskedRound(RemoteRound):
     """A round of masked updates: the server sees their sum."""
 
     def __init__(
-        self,
-        engine: RemoteFederation,
-        messenger: Messenger,
-        setup: RoundSetup,
-        nodes: Mapping[int, int],
-        wants_drifts: bool,
+        self, engine: FlowerFederation, setup: RoundSetup, nodes: Mapping[int, int], wants_drifts: bool
     ) -> None:
         super().__init__(engine)
         if setup.want_gram or setup.want_updates:
             raise InputError(
                 "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
             )
-        self._messenger, self._setup, self._nodes, self._wants_drifts = messenger, setup, nodes, wants_drifts
+        self._messenger, self._setup, self._nodes, self._wants_drifts = engine._messenger, setup, nodes, wants_drifts
         self._fixed = FixedPoint.of(setup.start, max(1, sum(int(self.samples[client]) for client in nodes)))
         self._ready: dict[int, Ready] = {}
         self._total: Words | None = None
