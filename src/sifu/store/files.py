@@ -28,7 +28,7 @@ import numpy as np
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.request_terms import is_request_id
-from sifu.errors import DiskError, NoSpaceError, RunBusyError, RunDamagedError
+from sifu.errors import DiskError, InputError, NoSpaceError, RunBusyError, RunDamagedError
 
 TEMPORARY_PREFIX = ".tmp-"
 SALT = "salt"
@@ -241,6 +241,18 @@ def read_plain(path: Path, *, links: bool = False) -> bytes:
             return stream.read()
     finally:
         os.close(descriptor)
+
+
+def read_named(path: Path, most: int, what: str) -> bytes:
+    """The content of a file that a person named, at most so long as `what` may be; an error is a sentence."""
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file")
+        if path.stat().st_size > most:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than {what}")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def create_private(path: Path) -> int:

@@ -30,7 +30,7 @@ from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.checkpoints import Checkpoint, check_keys, keys_of, latest_checkpoint
 from sifu.store.clock import utc_now
-from sifu.store.files import TEMPORARY_PREFIX, append_line
+from sifu.store.files import TEMPORARY_PREFIX, append_line, read_named
 from sifu.store.keys import KEY_FILE, is_encrypted, signature_holds
 from sifu.store.reader import RunReader
 
@@ -286,14 +286,7 @@ LARGEST_WITNESS_BYTES = 256 << 20
 
 def read_witness(path: Path) -> list[Checkpoint]:
     """The checkpoints in a file: one JSON object a line as witnesses keep them, or a certificate."""
-    try:
-        if not path.is_file():
-            raise InputError(f"{path} is not a file: a witness's file holds one checkpoint a line, or a certificate")
-        if path.stat().st_size > LARGEST_WITNESS_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a witness keeps")
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    content = read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps")
     certificate = _checkpoint_of_certificate(content)
     if certificate is not None:
         return [certificate]

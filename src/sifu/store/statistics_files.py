@@ -11,9 +11,9 @@ and drops the old one, and only then the old one is deleted: a kill at any insta
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class StoredUpdates:
 def salted_digest(values: NDArray[np.floating], salt: NDArray[np.uint8]) -> str:
     """SHA-256 over the salt and the little-endian bytes of one update."""
     content = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-    return hashlib.sha256(salt.tobytes() + content).hexdigest()
+    return sha256(salt.tobytes() + content).hexdigest()
 
 
 def read_updates(folder: Path, row: UpdatesRow) -> StoredUpdates:
@@ -206,7 +206,12 @@ class OwnStatistics:
         if self.blocks is None:
             trunks = tuple(self.networks.values())
             return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, trunks=trunks)]
-        return write_parts(folder, node, client, statistics, self.blocks, parts, seed=seed, networks=self.networks)
+        contents = {}
+        for part in parts:
+            words = cut(statistics, self.blocks, part).astype("<i8", copy=False).tobytes()
+            trunks = tuple(self.networks[group] for group in part)
+            contents[f"{client}.{part_name(part)}"] = (part_heading(statistics.fixed, part) + words, trunks)
+        return _write(folder, node, [client], statistics.samples, contents, seed)
 
 
 def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
@@ -264,32 +269,29 @@ def write_statistics(
     trunks: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
-    file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
-    content = statistics.canonical() + files.new_salt(seed, f"statistics:{file}")
-    files.write_atomically(stored_path(folder, "statistics", file), content)
-    return _row(file, node, clients, statistics.samples, content, trunks)
+    contents = {"sum" if is_sum else str(clients[0]): (statistics.canonical(), trunks)}
+    return _write(folder, node, clients, statistics.samples, contents, seed)[0]
 
 
-def write_parts(
+def _write(
     folder: Path,
     node: int,
-    client: int,
-    statistics: Statistics,
-    blocks: Blocks,
-    parts: Sequence[Part],
-    *,
+    clients: Sequence[int],
+    samples: int,
+    contents: Mapping[str, tuple[bytes, Sequence[int]]],
     seed: int | None,
-    networks: Mapping[int, int],
 ) -> list[dict[str, Any]]:
-    """Write parts of a client's statistics before the event that names them; `networks` are nodes by group."""
-    rows, contents = [], {}
-    for part in parts:
-        file = f"{node}.{client}.{part_name(part)}.statistics"
-        words = cut(statistics, blocks, part).astype("<i8", copy=False).tobytes()
-        content = part_heading(statistics.fixed, part) + words + files.new_salt(seed, f"statistics:{file}")
-        contents[stored_path(folder, "statistics", file)] = content
-        rows.append(_row(file, node, [client], statistics.samples, content, [networks[group] for group in part]))
-    files.write_all_atomically(contents)
+    """Write files, each under what it is called after its node, with its content and its trunks; returns their rows."""
+    rows, salted = [], {}
+    for name, (content, trunks) in contents.items():
+        file = f"{node}.{name}.statistics"
+        content += new_salt(seed, f"statistics:{file}")
+        salted[stored_path(folder, "statistics", file)] = content
+        row = StatisticsRow(
+            file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(trunks)
+        )
+        rows.append(asdict(row))
+    files.write_all_atomically(salted)
     return rows
 
 
@@ -305,20 +307,6 @@ def part_name(part: Part) -> str:
 def part_heading(fixed: FixedPoint, part: Part) -> bytes:
     """The line that a file of a part begins with."""
     return Statistics.heading(fixed)[:-1] + f" part={part_name(part)}\n".encode()
-
-
-def _row(
-    file: str, node: int, clients: Sequence[int], samples: int, content: bytes, trunks: Sequence[int]
-) -> dict[str, Any]:
-    return {
-        "file": file,
-        "node": node,
-        "clients": [int(client) for client in clients],
-        "samples": samples,
-        "bytes": len(content),
-        "digest": hashlib.sha256(content).hexdigest(),
-        "trunks": list(trunks),
-    }
 
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:

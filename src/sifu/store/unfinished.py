@@ -17,8 +17,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class NewRun:
             "run": secrets.token_hex(8),
             "asked": dict(self.given_spec),
             "spec": spec,
-            "layout": _described(self.layout),
+            "layout": asdict(self.layout),
             "facts": recorded_facts,
             "versions": dict(self.versions),
             "public_key": public_key,
@@ -126,21 +126,13 @@ class NewRun:
         if spec["groups"]["count"]:
             values[GROUP_KEY] = _group_key(spec).hex()
         if self.tuned_layout is not None:
-            values[TUNED_LAYOUT] = _described(self.tuned_layout)
+            values[TUNED_LAYOUT] = asdict(self.tuned_layout)
         return values
 
     def sealed_rate(self) -> dict[str, Any]:
         """An automatic local rate, under its key; it follows from everyone's data, so it is sealed, not in the open."""
         automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
-
-
-def _described(layout: ModelLayout) -> dict[str, Any]:
-    return {
-        "names": list(layout.names),
-        "shapes": [list(shape) for shape in layout.shapes],
-        "dtype": layout.dtype,
-    }
 
 
 def _group_key(spec: Mapping[str, Any]) -> bytes:
@@ -156,7 +148,6 @@ _NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a
 _DATABASE_ENDINGS = ("", ".db", ".db-journal", ".db-wal", ".db-shm")
 """A backup's copy of the database has these endings while it is written."""
 _ATTEMPTS = 5
-TAKEN_AWAY = "a new file in {folder} is taken away by another process at once: choose another folder"
 log = logging.getLogger(__name__)
 
 
@@ -169,48 +160,47 @@ class UnfinishedCopy:
 
 
 @contextmanager
-def unfinished_backup(run: Path, folder: Path) -> Iterator[Path]:
-    """A new private file in `folder` to write a backup of `run` into, noted in the run until the block has ended."""
+def _held_copy(
+    kind: str, folder: Path, begin: Callable[[Path], None], end: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
+    """A copy in `folder` under a new name, held until the block has ended; `end` comes once it is taken away."""
     descriptor = None
     try:
         for _ in range(_ATTEMPTS):
-            path = folder.absolute() / _new_name("backup")
-            write_atomically(run / COPYING_FILE, f"{path}\n".encode())
-            os.close(create_private(path))
+            path = folder / f"{TEMPORARY_PREFIX}sifu-{kind}-{secrets.token_hex(8)}"
+            begin(path)
             descriptor = _hold(path)
             if descriptor is not None:
                 break
         else:
-            raise InputError(TAKEN_AWAY.format(folder=folder))
+            raise InputError(f"a new file in {folder} is taken away by another process at once: choose another folder")
         yield path
     finally:
         try:
             _remove(path)
-            (run / COPYING_FILE).unlink(missing_ok=True)
-            sync_folder(run)
+            end()
         finally:
             if descriptor is not None:
                 os.close(descriptor)
 
 
-@contextmanager
-def unfinished_restoration(folder: Path) -> Iterator[Path]:
+def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
+    """A new private file in `folder` to write a backup of `run` into, noted in the run until the block has ended."""
+
+    def begin(path: Path) -> None:
+        write_atomically(run / COPYING_FILE, f"{path}\n".encode())
+        os.close(create_private(path))
+
+    def end() -> None:
+        (run / COPYING_FILE).unlink(missing_ok=True)
+        sync_folder(run)
+
+    return _held_copy("backup", folder.absolute(), begin, end)
+
+
+def unfinished_restoration(folder: Path) -> AbstractContextManager[Path]:
     """A new private folder in `folder` to unpack a backup into; gone after the block unless it got another name."""
-    for _ in range(_ATTEMPTS):
-        path = folder / _new_name("restore")
-        private_folder(path)
-        descriptor = _hold(path)
-        if descriptor is not None:
-            break
-    else:
-        raise InputError(TAKEN_AWAY.format(folder=folder))
-    try:
-        yield path
-    finally:
-        try:
-            _remove(path)
-        finally:
-            os.close(descriptor)
+    return _held_copy("restore", folder, private_folder)
 
 
 def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
@@ -273,14 +263,10 @@ def _noted(run: Path) -> Path | None:
     return path if path.is_absolute() and _NAME.fullmatch(path.name) else None
 
 
-def _new_name(kind: str) -> str:
-    return f"{TEMPORARY_PREFIX}sifu-{kind}-{secrets.token_hex(8)}"
-
-
 def _hold(path: Path) -> int | None:
-    """A descriptor with a lock on a new copy; None if another process removed it as abandoned just before."""
+    """A descriptor with a lock on a copy; None if another process has it, or removed it as abandoned just before."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
@@ -295,20 +281,14 @@ def _hold(path: Path) -> int | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process is at work on a copy."""
+    """Whether a process is at work on a copy; of one of which only the database is left, none is."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False  # only its database is left
+        descriptor = _hold(path)
     except OSError:
         return True  # not ours to judge
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
+    if descriptor is not None:
         os.close(descriptor)
-    return False
+    return descriptor is None and os.path.lexists(path)
 
 
 def _is_there(path: Path) -> bool:

@@ -25,6 +25,7 @@ from sifu.core.wording import Start
 from sifu.errors import InputError
 from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING
 from sifu.store.checkpoints import Checkpoint
+from sifu.store.files import read_named
 from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import signature_holds
 from sifu.theory.calibration import (
@@ -46,11 +47,6 @@ from sifu.verify.verification import Verification, check_public_key
 
 ENVELOPE_FIELDS = {"payload", "payloadType", "signatures"}
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-
-
-def is_envelope(content: Any) -> bool:
-    """Whether a JSON value is a DSSE envelope and not a certificate."""
-    return isinstance(content, dict) and set(content) == ENVELOPE_FIELDS
 
 
 def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
@@ -118,17 +114,12 @@ def verify_certificate(
     signers = None if authority is None else Authority.read(authority)
     check_public_key(public_key)
     result = Verification(str(path))
+    text = read_named(path, LARGEST_CERTIFICATE_BYTES, "a certificate")
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is not a file")
-        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
-        content = read_json(path.read_bytes(), _each_once)
-        enveloped = is_envelope(content)
+        content = read_json(text, _each_once)
+        enveloped = isinstance(content, dict) and set(content) == ENVELOPE_FIELDS
         body = statement_in(content)["predicate"] if enveloped else content["body"]
         kind = body["format"]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
@@ -190,22 +181,17 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     of_training = (NO_NOISE, UNKNOWN) if protection == "training noise" else ()
     if body["noise_source"] not in (*get_args(NoiseSource), *of_training):
         yield f"noise_source says {body['noise_source'][:80]!r}, which no noise of method {body['method']} comes from"
-    if not agree(body["noise_multiplier"], multiplier):
-        yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
+    yield from _unlike(body, noise_multiplier=multiplier)
     if protection == "training noise":
         yield from _check_training_noise(body)
     else:
-        most = delta_of_budget(body["epsilon"], multiplier, exact, protection, None)
-        if not agree(body["delta_at_most"], most):
-            yield f"delta_at_most says {body['delta_at_most']!r}, recomputed {most!r}"
+        yield from _unlike(body, delta_at_most=delta_of_budget(body["epsilon"], multiplier, exact, protection, None))
     refused = any(premise["name"] == "replies" and premise["status"] == "assumed" for premise in body["premises"])
     if protection == "noise" and not exact and not body["sigma"] > 0.0 and not refused:
         yield "no noise was added, although a client that had to be hidden touched the model"
     yield from _check_premises(body)
-    rate, solved = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM
-    if not agree(body["attacker_true_positive_rate_at_1_percent"], rate):
-        stated = body["attacker_true_positive_rate_at_1_percent"]
-        yield f"attacker_true_positive_rate_at_1_percent says {stated!r}, the rest makes it {rate!r}"
+    solved = body["method"] == CLOSED_FORM
+    yield from _unlike(body, attacker_true_positive_rate_at_1_percent=attacker_rate(body["level"], multiplier))
     if body["start"] not in STARTS[info.starts_from]:
         yield f"start says {body['start']!r}, which method {body['method']} never starts from"
     if (body["keeps_statistics"] is not None) != solved:
@@ -219,6 +205,13 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
                 yield f"models.{name} has another commitment than commitments.{name}"
             if hashlib.sha256(bytes.fromhex(model["nonce"] + model["digest"])).hexdigest() != model["commitment"]:
                 yield f"models.{name}: the commitment is not that of its digest and nonce"
+
+
+def _unlike(stated: dict[str, Any], of: str = "", **recomputed: Any) -> Iterator[str]:
+    """A sentence for each of these fields that says something else; `of` is whose fields they are."""
+    for name, value in recomputed.items():
+        if not agree(stated[name], value):
+            yield f"{of}{name} says {stated[name]!r}, recomputed {value!r}"
 
 
 def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
@@ -307,8 +300,7 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
         yield f"subjects hides {hidden}, asked for was {groups}"[:300]
     budget = Subject(0, (), multiplier, body["scope"], 0).budget
     psi_star = hidden_sensitivity(body["sigma"], multiplier)
-    if not agree(body["psi_star"], psi_star):
-        yield f"psi_star says {body['psi_star']!r}, recomputed {psi_star!r}"
+    yield from _unlike(body, psi_star=psi_star)
     largest = max((float(subject["psi"]) for subject in body["subjects"]), default=0.0)
     if not agree(float(body["psi"]), largest):
         yield f"psi says {body['psi']!r}, the largest of the subjects is {largest!r}"
@@ -318,17 +310,13 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
         if protection != "noise":
             continue
         cost = charge(float(subject["psi"]), body["sigma"])
-        if not agree(subject["charge"], finite_or_text(cost)):
-            yield f"the charge of {', '.join(subject['clients'])} says {subject['charge']!r}, recomputed {cost!r}"
-        if not agree(subject["budget"], budget):
-            yield f"the budget of {', '.join(subject['clients'])} says {subject['budget']!r}, recomputed {budget!r}"
+        names = ", ".join(subject["clients"])
+        yield from _unlike(subject, f"subject {names}: the ", charge=finite_or_text(cost), budget=budget)
         if cost > budget * (1.0 + TOLERANCE):
-            yield f"the charge of {', '.join(subject['clients'])} is above its budget"
+            yield f"the charge of {names} is above its budget"
     if protection != "training noise":
         costs = [charge(float(subject["psi"]), body["sigma"]) for subject in body["subjects"]]
-        reached = delta_of_charges(body["epsilon"], costs, protection, None)
-        if not agree(body["delta_reached"], reached):
-            yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
+        yield from _unlike(body, delta_reached=delta_of_charges(body["epsilon"], costs, protection, None))
     if protection == "noise" and float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
         yield f"psi {body['psi']!r} is above psi_star {psi_star!r}"
 
@@ -337,8 +325,7 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     """The figures of noise in training, as far as they follow from each other."""
     stated = body["training_noise"]
     one_round = one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
-    if not agree(stated["epsilon_one_round"], one_round):
-        yield f"epsilon_one_round says {stated['epsilon_one_round']!r}, recomputed {one_round!r}"
+    yield from _unlike(stated, epsilon_one_round=one_round)
     if body["untouched"]:
         return  # the rounds of training that it composes led to models that are gone
     composed = stated["epsilon_composed"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,12 +16,10 @@ from sifu.errors import RunDamagedError
 from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.requests.certification import RecordedRequest, updates_to_erase
 from sifu.run.run_view import RunView
-from sifu.store import files
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
-from sifu.store.files import is_locked
-from sifu.store.projection import ModelRow
+from sifu.store.files import is_locked, read_plain, stored_path
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import UpdatesRow, read_updates
+from sifu.store.statistics_files import read_updates
 
 TOLERANCE = 1e-9
 """Another processor or library may differ in the last digits; recomputed figures may differ by this share."""
@@ -62,12 +60,8 @@ def said(value: Any) -> str:
 
 def check_models(reader: RunReader) -> Iterator[str]:
     """Every model of the table is there as recorded, the current one among them."""
-    rows, busy = reader.models(), is_locked(reader.folder)
-    for node, row in rows.items():
-        problem = _model_problem(reader.folder, row)
-        if problem and not (busy and _model_problem(reader.folder, _model_now(reader.folder, node)) is None):
-            yield problem
-    if reader.tip not in rows:
+    yield from _check_files(reader, "models")
+    if reader.tip not in reader.models():
         yield f"models: the current model (node {reader.tip}) is not there"
 
 
@@ -105,33 +99,43 @@ def check_moved(reader: RunReader) -> Iterator[str]:
             )
 
 
-def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
-    """What is wrong with the file of a row; a row that is gone needs none."""
-    if row is None:
-        return None
+def _check_files(reader: RunReader, kind: Literal["models", "updates"]) -> Iterator[str]:
+    """Every file is as its row says, or as the row of now does where a writer is at work; one that is gone needs none."""
+    for key, row in _rows(reader, kind).items():
+        problem = _file_problem(reader.folder, kind, key, row)
+        if problem and is_locked(reader.folder):
+            with RunReader(reader.folder) as later:
+                now = _rows(later, kind).get(key)
+            problem = problem if now and _file_problem(reader.folder, kind, key, now) else ""
+        if problem:
+            yield problem
+
+
+def _rows(reader: RunReader, kind: Literal["models", "updates"]) -> Mapping[Any, Any]:
+    return reader.models() if kind == "models" else reader.updates()
+
+
+def _file_problem(folder: Path, kind: str, key: int | str, row: Any) -> str:
+    """What is wrong with the file of a row; empty if nothing is."""
+    name = f"{kind}: the file {f'of node {key}' if kind == 'models' else key}"
     try:
-        content = files.stored_path(folder, "models", row.node).read_bytes()
+        content = read_plain(stored_path(folder, kind, key))
+        if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
+            return f"{name} was changed"
+        if kind == "updates":
+            read_updates(folder, row)
     except OSError:
-        return f"models: the file of node {row.node} is missing"
-    if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
-        return f"models: the file of node {row.node} was changed"
-    return None
-
-
-def _model_now(folder: Path, node: int) -> ModelRow | None:
-    """The row as it is now, in case a writer has changed it meanwhile."""
-    with RunReader(folder) as reader:
-        return reader.models().get(node)
+        return f"{name} is missing"
+    except RunDamagedError as error:
+        return f"{kind}: {error}"
+    return ""
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:
     """Every stored update is there as recorded, none of a forgotten client or of a round that was cut off."""
-    rows, busy = reader.updates(), is_locked(reader.folder)
+    yield from _check_files(reader, "updates")
     view = RunView(reader)
-    for row in rows.values():
-        problem = _updates_problem(reader.folder, row)
-        if problem and not (busy and row.file not in _updates_now(reader.folder)):
-            yield problem
+    for row in reader.updates().values():
         if row.node not in view.path.depth_of:
             yield f"updates: {row.file} is of node {row.node}, which was cut off the history"
         for client in sorted(set(row.clients) & view.forgotten):
@@ -181,26 +185,6 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
         due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
         if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
             yield f"updates: those of node {node.node} were never recorded"
-
-
-def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
-    """What is wrong with a file of updates."""
-    path = files.stored_path(folder, "updates", row.file)
-    if not path.is_file():
-        return f"updates: the file {row.file} is missing"
-    if path.stat().st_size != row.bytes:
-        return f"updates: the file {row.file} was changed"
-    try:
-        read_updates(folder, row)
-    except RunDamagedError as error:
-        return f"updates: {error}"
-    return None
-
-
-def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
-    """The rows as they are now, in case a writer has changed them meanwhile."""
-    with RunReader(folder) as reader:
-        return reader.updates()
 
 
 def check_updates_erased(
