@@ -167,18 +167,14 @@ def is_copy_in_memory(connection: sqlite3.Connection) -> bool:
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
     """Tables, views, triggers and indices that are not as sifu makes them."""
-    present, wanted = _definitions(connection), _expected_definitions()
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_schema())
+        present, wanted = _definitions(connection), _definitions(empty)
     return [
         f"{name[:60]!r} is not as sifu makes it, or should not be there"
         for kind, name in sorted(present.keys() | wanted.keys())
         if present.get((kind, name)) != wanted.get((kind, name))
     ]
-
-
-def _expected_definitions() -> dict[tuple[str, str], list[str]]:
-    with closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(_schema())
-        return _definitions(empty)
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:

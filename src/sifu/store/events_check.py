@@ -208,10 +208,6 @@ class _Past:
     carried_out: int = 0
     erased: set[int | str] = field(default_factory=set)
 
-    def copy(self) -> _Past:
-        """The same, which later events do not change."""
-        return _Past(self.carried_out, set(self.erased))
-
 
 @dataclass(frozen=True)
 class _Checked:
@@ -232,7 +228,8 @@ def check_events(reader: RunReader) -> Iterator[str]:
     checked: _Checked | None = reader.shared.earlier(CHECKED)
     if checked is None or not _continues(ledger.events, checked.events):
         checked = _Checked([], ReplayedTables(), _Past())
-    past, tables, problems = checked.past.copy(), checked.tables.copy(), 0
+    past = _Past(checked.past.carried_out, set(checked.past.erased))
+    tables, problems = checked.tables.copy(), 0
     for event, before in ledger.moments(len(checked.events), tables):
         content = event.content
         for problem in (

@@ -48,24 +48,9 @@ class NodeRow:
 
     def values(self) -> tuple[object, ...]:
         """In the order of the table's columns."""
-        node, sums = self.node, self.node.regularity
-        return (
-            node.node,
-            node.parent,
-            node.kind,
-            node.branch,
-            node.position,
-            sums.total_samples,
-            node.order,
-            sums.factor_sum,
-            sums.factor_max,
-            sums.averagedness_sum,
-            sums.averagedness_max,
-            node.mean_shift,
-            node.rounding,
-            node.noise_std,
-            self.distance,
-        )
+        node, (samples, *sums) = self.node, vars(self.node.regularity).values()
+        place = (node.node, node.parent, node.kind, node.branch, node.position, samples, node.order)
+        return *place, *sums, node.mean_shift, node.rounding, node.noise_std, self.distance
 
     @staticmethod
     def of(row: Sequence[Any]) -> NodeRow:

@@ -327,10 +327,7 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                 continue
             other, where = heads.setdefault(seq, (head, path))
             if other != head:
-                yield (
-                    f"fork: the operator signed two heads for event {seq}, {other[:16]}... ({where}) and "
-                    f"{head[:16]}... ({path}): two histories were shown"
-                )
+                yield _two_heads(seq, other, where, head, path)
             if seq > max(hashes):
                 yield _beyond_the_end(path, checkpoint, max(hashes))
             elif hashes.get(seq) != head:
@@ -338,6 +335,13 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                     f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history "
                     "was rewritten after it was shown"
                 )
+
+
+def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
+    return (
+        f"fork: the operator signed two heads for event {seq}, {head[:16]}... ({path}) and {other[:16]}... ({where}): "
+        "two histories were shown"
+    )
 
 
 def _beyond_the_end(path: Path, checkpoint: Checkpoint, last: int) -> str:
@@ -380,10 +384,7 @@ def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
             continue
         where, other = by_number.setdefault(checkpoint.seq, (path, checkpoint))
         if other.head != checkpoint.head:
-            yield (
-                f"fork: the operator signed two heads for event {checkpoint.seq}, {other.head[:16]}... ({where}) and "
-                f"{checkpoint.head[:16]}... ({path}): two histories were shown"
-            )
+            yield _two_heads(checkpoint.seq, other.head, where, checkpoint.head, path)
     ordered = [by_number[number] for number in sorted(by_number)]
     for (_, earlier), (path, later) in itertools.pairwise(ordered):
         if later.time < earlier.time <= utc_now():  # a date ahead of us is of a clock that was wrong

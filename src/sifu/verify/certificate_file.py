@@ -41,7 +41,7 @@ from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_checks import wrong_types
-from sifu.verify.outside_record import Authority, timestamp_of
+from sifu.verify.outside_record import Authority, check_timestamp_of
 from sifu.verify.stored_models import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
@@ -57,8 +57,8 @@ def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
     return statement
 
 
-def check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None) -> tuple[str, list[str], list[str]]:
-    """The key that should have signed, problems, and notes.
+def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None, result: Verification) -> None:
+    """Who should have signed, and whether they did.
 
     An envelope does not name its key: it is the one given, or that of the certificate in the same folder.
     """
@@ -68,11 +68,12 @@ def check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None)
     payload, kind = base64.b64decode(envelope["payload"]), PAYLOAD_TYPE.encode()
     subject = statement_in(envelope)["subject"][0]
     certificate = path.with_name(Path(subject["name"]).name)
-    problems, notes = [], []
     if certificate.is_file():
         text = certificate.read_bytes()
         if hashlib.sha256(text).hexdigest() != subject["digest"]["sha256"]:
-            problems.append(f"envelope: it is about another certificate than {certificate.name} in the same folder")
+            result.problems.append(
+                f"envelope: it is about another certificate than {certificate.name} in the same folder"
+            )
         public_key = public_key or str(read_json(text)["public_key"])
     elif public_key is None:
         raise InputError(
@@ -80,7 +81,8 @@ def check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None)
             f"--public-key, or put {certificate.name} into the same folder"
         )
     else:
-        notes.append(f"{certificate.name}, which the envelope is about, is not in the same folder")
+        result.notes.append(f"{certificate.name}, which the envelope is about, is not in the same folder")
+    result.public_key = public_key.lower()
     message = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     for entry in envelope["signatures"]:
         try:
@@ -90,8 +92,7 @@ def check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None)
         except (InvalidSignature, ValueError, KeyError, TypeError):
             continue
     else:
-        problems.append("signature: no signature of the envelope is that of the operator's key over its content")
-    return public_key.lower(), problems, notes
+        result.problems.append("signature: no signature of the envelope is that of the operator's key over its content")
 
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {
@@ -130,20 +131,16 @@ def verify_certificate(
     result.public_key = str(content.get("public_key", ""))
     if enveloped:
         try:
-            result.public_key, problems, notes = check_envelope(content, path, public_key)
+            _check_envelope(content, path, public_key, result)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            problems, notes = [f"envelope: it cannot be read ({type(error).__name__}: {error})"[:200]], []
-        result.problems.extend(problems)
-        result.notes.extend(notes)
+            result.problems.append(f"envelope: it cannot be read ({type(error).__name__}: {error})"[:200])
     elif not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
     if public_key is None:
         changed = known_key_problem(str(body.get("run")), result.public_key)
         result.problems.extend([changed] if changed else [])
     result.checked.append("signature")
-    problems, notes = timestamp_of(path, signers)
-    result.problems.extend(problems)
-    result.notes.extend(notes)
+    result.problems.extend(check_timestamp_of(path, signers, result.notes))
     try:
         result.problems.extend(_check_body(body, None if enveloped else result.public_key))
     except Exception as error:  # a stranger's file may be wrong in any way

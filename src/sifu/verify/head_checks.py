@@ -190,12 +190,11 @@ def check_statistics_erased(
     recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """What held the forgotten clients must have gone, and the sum without them must have come in its place."""
-    name = f"request {recorded.request.request}"
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
     stored, features = before.read("statistics"), recorded.view.spec.features
     networks = {node for node in content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
     if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
-        yield f"{name}: other statistics were erased than those that hold the forgotten clients"
+        yield "other statistics were erased than those that hold the forgotten clients"
     left = sum_left(stored, gone, networks, features)
     expected = [] if left is None else [(True, left.clients, left.trunks)]
     written = [
@@ -203,4 +202,4 @@ def check_statistics_erased(
         for row in content.get("statistics", [])
     ]
     if written != expected:
-        yield f"{name}: the statistics that were written are not those that are left of those who stay"
+        yield "the statistics that were written are not those that are left of those who stay"

@@ -240,14 +240,15 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
     return time, [f"timestamps: {name} is not signed by the authority given: {why}"] if why else []
 
 
-def timestamp_of(path: Path, authority: Authority | None) -> tuple[list[str], list[str]]:
-    """Problems and notes of a certificate's timestamp: the file of the same name with `.tsr` added."""
+def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]) -> list[str]:
+    """Problems of a certificate's timestamp, the file of the same name with `.tsr` added; what it says is noted."""
     file = path.with_name(f"{path.name}.tsr")
     if not file.is_file() or file.stat().st_size > LARGEST_ANSWER:
-        missing = [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
-        return missing, []
+        return [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
     time, problems = check_timestamp(file.name, read_plain(file), path.read_bytes(), authority)
-    return problems, [] if problems else [_note(path.name, time, authority)]
+    if not problems:
+        notes.append(_note(path.name, time, authority))
+    return problems
 
 
 def _note(name: str, time: str, authority: Authority | None) -> str:

@@ -28,21 +28,21 @@ from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
 
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
     """The method, what it was held against, and the level asked for."""
-    name, auto = f"request {request.request}", content.get("auto")
+    auto = content.get("auto")
     level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
     history = recorded.view.record_history
     restored = bool(history.complete or history.older)
     floor = request.terms.level
     if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
-        yield f"{name}: level {floor} was asked for, and it was carried out at level {level}"
+        yield f"level {floor} was asked for, and it was carried out at level {level}"
     if request.terms.method != AUTO:
         if request.method != request.terms.method or auto is not None:
-            yield f"{name}: method {request.terms.method} was asked for, {request.method} carried it out"
+            yield f"method {request.terms.method} was asked for, {request.method} carried it out"
         return
     if auto is None and SEALED in content and FIGURES_SALT not in content:
         return  # a purge erased what the methods were held against
     if auto is None:
-        yield f"{name}: the method was left to auto, and what {request.method} was held against is not recorded"
+        yield f"the method was left to auto, and what {request.method} was held against is not recorded"
         return
     least = auto["least_level"]
     compared = [Compared(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
@@ -50,18 +50,18 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     always = "closed_form" if recorded.view.spec.model.kind == RIDGE else "scratch"
     wrong = len(set(methods)) < len(methods) or set(methods) - set(METHOD_INFOS)
     if wrong or (request.terms.sigma == AUTO and always not in methods):
-        yield f"{name}: auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
+        yield f"auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
     if LEVELS.index(least) < LEVELS.index(least_level(recorded.request.terms, least)):
-        yield f"{name}: auto chose among levels from {least} on, below the {floor} asked for"
+        yield f"auto chose among levels from {least} on, below the {floor} asked for"
     approved = least_level(request.terms)
     if recorded.view.spec.requests.approval != "none" and least != approved:
-        yield f"{name}: auto chose among levels from {least} on, but the terms approved say {approved}"
+        yield f"auto chose among levels from {least} on, but the terms approved say {approved}"
     taken = choose_way(compared, least)
     if taken != request.method:
-        yield f"{name}: {request.method} carried it out, by the recorded figures auto had to take {taken}"
+        yield f"{request.method} carried it out, by the recorded figures auto had to take {taken}"
     stated = next((way.level for way in compared if way.method == request.method), None)
     if stated != level and not restored:
-        yield f"{name}: auto took {request.method} for its level {stated}, recomputed {level}"
+        yield f"auto took {request.method} for its level {stated}, recomputed {level}"
 
 
 def check_requests(reader: RunReader) -> Iterator[str]:
@@ -80,26 +80,30 @@ def check_requests(reader: RunReader) -> Iterator[str]:
             continue
         request = carried_out.pop(event.content["request"], None)
         if request is not None:
-            charges = stored.get(request.noise_node or 0, {})
-            if request.request in erased:
-                yield from _check_what_is_left(reader, request, charges)
-            else:
-                yield from _check_request(reader, request, charges, before, event.content)
+            charges, recorded = stored.get(request.noise_node or 0, {}), RecordedRequest(reader, request)
+            problems = (
+                _check_what_is_left(request, recorded, charges)
+                if request.request in erased
+                else _check_request(request, recorded, charges, before, event.content)
+            )
+            for problem in problems:
+                yield f"request {request.request}: {problem}"
+            if request.status == "done" and request.request not in erased and request.noise_std is not None:
+                yield from check_statements(reader, request, recorded)
     for left in carried_out:
         yield f"request {left}: the ledger has no event that carried it out"
 
 
 def _check_request(
-    reader: RunReader,
     request: RequestRow,
+    recorded: RecordedRequest,
     stored_charges: dict[tuple[int, int], ChargeRow],
     before: ReplayedTables,
     content: dict[str, Any],
 ) -> Iterator[str]:
-    recorded = RecordedRequest(reader, request)
-    name, noise_node = f"request {request.request}", recorded.view.path.nodes[-1].node
+    reader, noise_node = recorded.reader, recorded.view.path.nodes[-1].node
     if request.noise_std is None:
-        yield f"{name}: its figures are missing, and no purge erased them"
+        yield "its figures are missing, and no purge erased them"
         return
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
     yield from _check_subjects(request, recorded, recorded.noise_std)
@@ -111,7 +115,7 @@ def _check_request(
         left = subject.left(recorded.order)
         if cost > left * (1.0 + TOLERANCE):
             yield (
-                f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
+                f"the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
                 f"{subject.subject} {cost!r}, more than the {left!r} it has left"
             )
         if exposure in new or psi > 0.0:
@@ -121,7 +125,7 @@ def _check_request(
         pair, expected = recorded_charges.get(key, (None, None)), charged.get(key, (None, None))
         if not (agree(_figure(pair[0]), _figure(expected[0])) and agree(pair[1], expected[1])):
             yield (
-                f"{name}: the charge of subject {key[1]} is recorded as {recorded_charges.get(key)}, "
+                f"the charge of subject {key[1]} is recorded as {recorded_charges.get(key)}, "
                 f"recomputed {charged.get(key)}"
             )
     view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
@@ -133,39 +137,34 @@ def _check_request(
     yield from _check_start(view, request, recorded)
     yield from _check_rate(request, recorded, before, content)
     yield from check_choice_of_method(request, recorded, content)
-    yield from _check_rounds(reader, request, recorded)
-    if request.status == "done":
-        yield from check_statements(reader, request, recorded)
+    yield from _check_rounds(request, recorded)
 
 
 def _check_what_is_left(
-    reader: RunReader, request: RequestRow, charges: dict[tuple[int, int], ChargeRow]
+    request: RequestRow, recorded: RecordedRequest, charges: dict[tuple[int, int], ChargeRow]
 ) -> Iterator[str]:
     """Of a request whose figures were erased: they are gone whole, and everything else is as it must be."""
-    recorded = RecordedRequest(reader, request)
     trained = request.source_node is not None
     if trained != (request.noise_std is None) or (trained and charges):
-        yield f"request {request.request}: a purge erased its figures, and they are there again"
+        yield "a purge erased its figures, and they are there again"
     yield from _check_subjects(request, recorded, math.inf if trained else 0.0)
-    yield from _check_rounds(reader, request, recorded)
+    yield from _check_rounds(request, recorded)
 
 
 def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
     """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
     be that of the request."""
     if not agree(request.multiplier, recorded.multiplier):
-        yield (
-            f"request {request.request}: s is recorded as {request.multiplier!r}, ({request.terms.epsilon}, "
-            f"{request.terms.delta}) give {recorded.multiplier!r}"
-        )
+        budget = f"({request.terms.epsilon}, {request.terms.delta})"
+        yield f"s is recorded as {request.multiplier!r}, {budget} give {recorded.multiplier!r}"
     wanted = recorded.view.hidden_together(request.clients, request.terms.unit)
     hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
-        yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"
+        yield f"it hides the clients {hidden}, but was asked to forget {wanted}"
     node = recorded.view.path.nodes[-1]
     place = (node.parent, node.branch, node.order, node.noise_std)
     if place != (request.source_node, recorded.order, recorded.order, noise_std):
-        yield f"request {request.request}: node {node.node} is not the one that its choice describes"
+        yield f"node {node.node} is not the one that its choice describes"
 
 
 def _check_erasure(
@@ -177,15 +176,13 @@ def _check_erasure(
     wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
-        yield (
-            f"request {request.request}: models of nodes {sorted(erased ^ wanted)} were erased or left against "
-            f"retention {request.terms.retention}"
-        )
+        against = sorted(erased ^ wanted)
+        yield f"models of nodes {against} were erased or left against retention {request.terms.retention}"
     if remaining != at_hand - wanted:
-        yield f"request {request.request}: the models that remain are recorded as {sorted(remaining)}"
+        yield f"the models that remain are recorded as {sorted(remaining)}"
     back = {model["node"] for model in content["models"]} & wanted
     if back:
-        yield f"request {request.request}: erased models {sorted(back)} were written again"
+        yield f"erased models {sorted(back)} were written again"
 
 
 def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
@@ -199,17 +196,17 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
         "merge": initial if recorded.merged else None,
     }
     if recorded.merged and start != "merge":
-        yield f"request {request.request}: groups were merged, which method {request.method} does not do"
+        yield f"groups were merged, which method {request.method} does not do"
     if recorded.replayed != (start == "initial"):
         kind = recorded.view.path.nodes[-1].kind
-        yield f"request {request.request}: a node of kind {kind} is recorded, method {request.method} makes none"
+        yield f"a node of kind {kind} is recorded, method {request.method} makes none"
     if start in expected and (request.source_node, request.wanted_node) != (expected[start],) * 2:
-        yield f"request {request.request}: it started from node {request.source_node}, not from the {start} model"
+        yield f"it started from node {request.source_node}, not from the {start} model"
     if recorded.method.info.protection != "noise" and recorded.noise_std != 0.0:
-        yield f"request {request.request}: noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
+        yield f"noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
     sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
-        yield f"request {request.request}: sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
+        yield f"sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
 
 
 def _check_rate(
@@ -227,19 +224,19 @@ def _check_rate(
     if anew:
         rates[node] = recorded.view.rate_without(recorded.gone)
     if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
-        yield f"request {request.request}: {LOCAL_RATES} is recorded as {said}, recomputed {rates}"
+        yield f"{LOCAL_RATES} is recorded as {said}, recomputed {rates}"
 
 
-def _check_rounds(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """A request must not have taken more rounds than its terms allow, and none where the model was released at once."""
     spec = recorded.view.spec
     if request.final_node is None or spec.model.kind == RIDGE:  # a solve is one round, whatever the terms say
         return
     start = recorded.view.path.nodes[-1].position
     limit = 0 if request.terms.release == "now" else request.terms.stop(spec.stop).max_rounds
-    rounds = reader.nodes_by_number()[request.final_node].node.position
+    rounds = recorded.reader.nodes_by_number()[request.final_node].node.position
     if rounds > max(limit, start):
-        yield f"request {request.request}: its terms allow {limit} rounds, and it took {rounds}"
+        yield f"its terms allow {limit} rounds, and it took {rounds}"
 
 
 def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
@@ -254,14 +251,12 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
         ]
         nodes = {view.path.nodes[choice.depth].node for choice in around}
         if request.source_node not in nodes:
-            yield f"request {request.request}: it went back to node {request.source_node}, the rule says {nodes}"
+            yield f"it went back to node {request.source_node}, the rule says {nodes}"
         wanted = {view.path.nodes[choice.wanted_depth].node for choice in around}
         if request.wanted_node not in wanted:
-            yield (
-                f"request {request.request}: the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"
-            )
+            yield f"the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"
     elif request.source_node not in view.path.depth_of:
-        yield f"request {request.request}: its source node {request.source_node} was not on the active history"
+        yield f"its source node {request.source_node} was not on the active history"
 
 
 def _figure(text: str | None) -> float | None:

@@ -100,7 +100,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
 
 
 def _check_files(reader: RunReader, kind: Literal["models", "updates"]) -> Iterator[str]:
-    """Every file is as its row says, or as the row of now does where a writer is at work; one that is gone needs none."""
+    """Every file is as its row says, or as its row does now where a writer is at work; one that is gone needs none."""
     for key, row in _rows(reader, kind).items():
         problem = _file_problem(reader.folder, kind, key, row)
         if problem and is_locked(reader.folder):
@@ -191,13 +191,13 @@ def check_updates_erased(
     view: RunView, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
-    request, name = recorded.request, f"request {recorded.request.request}"
+    request = recorded.request
     exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     stored = before.read("updates")
     gone = updates_to_erase(view, stored, exposures, cut_after, request.terms.retention)
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
-        yield f"{name}: other updates were erased than the forgotten clients' and those of rounds cut off"
+        yield "other updates were erased than the forgotten clients' and those of rounds cut off"
     by_file = {row.file: row for row in stored}
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     extra = 0
@@ -215,20 +215,20 @@ def check_updates_erased(
         }
         extra = len(replayed) if request.method == "fed_eraser" else 0
         for broken in promises_broken(view, stored, recorded.order):
-            yield f"{name}: it replayed updates that hold clients of request {broken}, whose certificate that breaks"
+            yield f"it replayed updates that hold clients of request {broken}, whose certificate that breaks"
         if request.method == "fed_accum":
-            yield from _check_same_updates(name, replayed, content)
+            yield from _check_same_updates(replayed, content)
     written = {
         (row["node"], row["part"]): {int(client) for client in row["clients"]} for row in content.get("updates", [])
     }
     if written != wanted:
-        yield f"{name}: the updates that stay are not those of the remaining clients"
+        yield "the updates that stay are not those of the remaining clients"
     if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (extra, extra):
-        yield f"{name}: {content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
+        yield f"{content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
 
 
-def _check_same_updates(name: str, replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
+def _check_same_updates(replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
     """What `fed_accum` added up it keeps, bit for bit."""
     for kept, written in zip(replayed, content.get("updates", []), strict=False):
         if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
-            yield f"{name}: {written['file']} does not hold the updates of {kept.row.file}"
+            yield f"{written['file']} does not hold the updates of {kept.row.file}"

@@ -190,14 +190,9 @@ def _check_against_outside(
             f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
             f"{time} at the operator's wish. Their signatures can be checked, and what is left of the record holds",
         )
-    result.notes.extend(clock_notes(reader))
-    result.notes.extend(vouched_notes(reader))
-    result.notes.extend(lost_key_notes(reader))
-    result.notes.extend(restored_notes(reader))
-    result.notes.extend(unwritten_notes(reader))
-    result.notes.extend(lost_salt_notes(reader))
-    result.notes.extend(erased_notes(reader))
-    result.notes.extend(copy_notes(reader))
+    earlier = (clock_notes, vouched_notes, lost_key_notes, restored_notes)
+    for notes in (*earlier, unwritten_notes, lost_salt_notes, erased_notes, copy_notes):
+        result.notes.extend(notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
