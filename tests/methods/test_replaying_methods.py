@@ -19,6 +19,7 @@ from sifu.errors import InputError, NotCertifiableError
 from sifu.methods import stored_updates as replay
 from sifu.methods.registry import METHODS
 from sifu.run.training import Progress
+from sifu.store.statistics_files import read_updates
 from sifu.theory.history import ActivePath
 
 pytestmark = pytest.mark.long
@@ -435,7 +436,7 @@ def test_the_digest_of_an_erased_update_tells_nothing_of_a_guess(tmp_path: Path)
     """The ledger keeps a digest of every update; without the salt, which went with the update, it fits no guess."""
     run = sifu.train(spec_for("sifu"), run=tmp_path / "run")
     row = next(iter(run.reader().updates().values()))
-    stored = run.reader().load_updates(row)
+    stored = read_updates(run.folder, row)
     update, salt = stored.values[3].tobytes(), stored.salts[3].tobytes()
     assert hashlib.sha256(salt + update).hexdigest() == row.clients[3]
     assert len({kept.tobytes() for kept in stored.salts.values()}) == len(stored.salts)

@@ -55,7 +55,6 @@ from sifu.store.reader import RunReader
 from sifu.store.sealed import no_certificate
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
-from sifu.verify.outside_record import anchor_of
 from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:
@@ -440,7 +439,7 @@ class Run:
     def anchor(self) -> str:
         """`SEQ:HASH` of the last event, to be published or kept elsewhere."""
         with self.reader() as reader:
-            return anchor_of(reader)
+            return reader.value("head")
 
     def keys(self) -> OperatorKeys:
         """The operator's public keys with the event each was named by, and whether the private one is encrypted."""

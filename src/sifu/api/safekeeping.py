@@ -40,7 +40,7 @@ from sifu.store.sealed import erase_salts, no_certificate
 from sifu.store.statistics_files import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.certificate_file import PAYLOAD_TYPE
-from sifu.verify.outside_record import RESTORED, anchor_of, check_anchor, holds_anchor, parse_anchor
+from sifu.verify.outside_record import RESTORED, check_anchor, holds_anchor, parse_anchor
 from sifu.verify.verification import check_public_key, verify_run
 
 BACKED_UP = "backup made"
@@ -66,7 +66,7 @@ def back_up(writer: RunWriter, file: Path) -> str:
     }
     writer.record(NewEvent(BACKED_UP, content))
     write_backup(writer, file)
-    return anchor_of(writer)
+    return writer.value("head")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def restore(
         check_whole(staged, file)
         with RunReader(staged) as reader:
             key_values = {key for _, key in keys_of(reader)}
-            head, run = anchor_of(reader), reader.value("run")
+            head, run = reader.value("head"), reader.value("run")
             held = anchor is not None and holds_anchor(reader, anchor)
             if anchor is not None and not held and not accept_older:
                 problem = next(iter(check_anchor(reader, anchor)))

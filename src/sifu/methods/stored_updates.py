@@ -31,7 +31,7 @@ from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Method, RoundUpdates, Start, plan_from
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
-from sifu.store.statistics_files import UpdatesRow
+from sifu.store.statistics_files import UpdatesRow, read_updates
 from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
 
@@ -141,7 +141,7 @@ def initial_model(view: RunView) -> Vector:
 
 def load(view: RunView, kept: KeptRound) -> RoundUpdates:
     """The stored updates of the remaining participants of a kept round."""
-    stored, clients = view.reader.load_updates(kept.row), kept.clients.tolist()
+    stored, clients = read_updates(view.reader.folder, kept.row), kept.clients.tolist()
     values, salts = (np.stack([held[client] for client in clients]) for held in (stored.values, stored.salts))
     return RoundUpdates(kept.clients, values, salts)
 

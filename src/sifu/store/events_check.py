@@ -226,7 +226,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
     """
     ledger = ReplayedLedger.of(reader)
     checked: _Checked | None = reader.shared.earlier(CHECKED)
-    if checked is None or not _continues(ledger.events, checked.events):
+    if checked is None or ledger.events[: len(checked.events)] != checked.events:
         checked = _Checked([], ReplayedTables(), _Past())
     past = _Past(checked.past.carried_out, set(checked.past.erased))
     tables, problems = checked.tables.copy(), 0
@@ -241,12 +241,6 @@ def check_events(reader: RunReader) -> Iterator[str]:
             yield _named(event, problem)
     if not problems:
         reader.shared.answer(CHECKED, object(), lambda _: _Checked(ledger.events, tables, past))
-
-
-def _continues(events: list[Event], earlier: list[Event]) -> bool:
-    return len(events) >= len(earlier) and all(
-        event is before or event == before for event, before in zip(events, earlier, strict=False)
-    )
 
 
 def _named(event: Event, problem: str) -> str:

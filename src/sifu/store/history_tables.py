@@ -127,8 +127,7 @@ def clients_digest(clients: Sequence[ClientProfile], salt: str = "") -> str:
     """SHA-256 over salt and the canonical JSON of each client's row, one after the other."""
     digest = hashlib.sha256(bytes.fromhex(salt))
     for index, client in enumerate(clients):
-        row = [index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature]
-        digest.update(canonical_json(row))
+        digest.update(canonical_json([index, *vars(client).values()]))
     return digest.hexdigest()
 
 

@@ -299,10 +299,7 @@ def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, 
     """Into the table of clients, each with its index."""
     connection.executemany(
         "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
-        [
-            (index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
-            for index, client in clients
-        ],
+        [(index, *vars(client).values()) for index, client in clients],
     )
 
 
@@ -373,7 +370,3 @@ class NewEvent:
             "evaluations": [asdict(row) for row in self.evaluations],
         }
         return {**self.payload, **{name: part for name, part in parts.items() if part}}
-
-    def certificate_texts(self) -> dict[tuple[str, str], str]:
-        """The certificates as they are stored."""
-        return {key: json.dumps(value, indent=1, sort_keys=True) for key, value in self.certificates.items()}

@@ -35,7 +35,7 @@ from sifu.store.projection import (
     SubjectRow,
     read_row,
 )
-from sifu.store.statistics_files import StatisticsRow, StoredUpdates, UpdatesRow, read_updates
+from sifu.store.statistics_files import StatisticsRow, UpdatesRow
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
@@ -170,10 +170,6 @@ class RunReader(HistoryReader):
     def updates(self) -> dict[str, UpdatesRow]:
         """The files of clients' updates that exist, by name."""
         return {row.file: row for row in self._rows("updates", "node, part")}
-
-    def load_updates(self, row: UpdatesRow) -> StoredUpdates:
-        """The updates of one kept round by client, each checked against its recorded digest."""
-        return read_updates(self.folder, row)
 
     def statistics(self) -> dict[str, StatisticsRow]:
         """The files of clients' statistics that exist, by name."""
@@ -402,15 +398,11 @@ def next_name(name: str, taken: list[str]) -> str:
     >>> next_name("hospital-3", ["hospital-3"]), next_name("hospital-3~2", ["hospital-3", "hospital-3~2"])
     ('hospital-3~2', 'hospital-3~3')
     """
-    first, number = _first_and_turn(name)
+    first, _, turn = name.rpartition(SEPARATOR)
+    first, number = (first, int(turn)) if first and turn.isdecimal() and turn.isascii() else (name, 1)
     while (again := f"{first}{SEPARATOR}{number + 1}") in taken:
         number += 1
     return again
-
-
-def _first_and_turn(name: str) -> tuple[str, int]:
-    first, _, turn = name.rpartition(SEPARATOR)
-    return (first, int(turn)) if first and turn.isdecimal() and turn.isascii() else (name, 1)
 
 
 def names_now(reader: RunReader) -> dict[str, str]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, read_json
 from sifu.errors import RunDamagedError
@@ -29,14 +30,11 @@ Check = Callable[[RunReader], Iterable[str]]
 
 def check_record(reader: RunReader) -> None:
     """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
+    # The last signature covers everything before it; verification looks at the others, too.
+    last_signature = partial(check_checkpoints, only_last=True)
     refuse_problems(
-        reader, (check_schema, check_ledger, check_sealed, check_last_signature, check_events, check_tables, check_keys)
+        reader, (check_schema, check_ledger, check_sealed, last_signature, check_events, check_tables, check_keys)
     )
-
-
-def check_last_signature(reader: RunReader) -> Iterator[str]:
-    """The last signature covers everything before it; verification looks at the others, too."""
-    return check_checkpoints(reader, only_last=True)
 
 
 def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:

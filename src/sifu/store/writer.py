@@ -7,6 +7,7 @@ drops them; a kill in between leaves a stray file that the next opening removes,
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import shutil
 import sqlite3
@@ -255,7 +256,8 @@ class RunWriter(RunReader):
         self._note_lost_key()
         if new.for_good:
             files.write_atomically(self.folder / SCRUB_FILE, b"")
-        payload, certificates = new.content(), new.certificate_texts()
+        payload, signed = new.content(), new.certificates.items()
+        certificates = {key: json.dumps(certificate, indent=1, sort_keys=True) for key, certificate in signed}
         if certificates:
             payload["certificates"] = {
                 form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in certificates.items()

@@ -27,17 +27,16 @@ from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.files import CERTIFICATES, certificate_path, is_locked
-from sifu.store.keys import signature_holds
+from sifu.store.keys import SIGNATURE, signature_holds
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
+from sifu.store.record_check import TIME
 from sifu.store.sealed import erased_certificates, not_recomputed
 from sifu.theory.history import Accounting
 from sifu.verify.stored_models import differing, said
 
 Check = Callable[[Any], bool]
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
-SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
 def _text(value: Any) -> bool:

@@ -36,6 +36,7 @@ from sifu.store.clock import (
     LARGEST_ANSWER,
     MISSING,
     NAME,
+    TIME_FORMAT,
     protocol,
     read_timestamp,
     time_of,
@@ -233,7 +234,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
         if "pip install" in str(error):
             return "", []
         return "", [f"timestamps: {name}: {error}"]
-    time = response.tst_info.gen_time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = response.tst_info.gen_time.strftime(TIME_FORMAT)
     if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
         return time, [f"timestamps: {name} is a timestamp of something else: it, or what it is of, was changed"]
     why = authority.signed(answer, content) if authority is not None else None
@@ -311,11 +312,6 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
             f"a timestamp was asked for and did not come: {', '.join(dict.fromkeys(still))[:200]}; sifu timestamp asks "
             "again"
         )
-
-
-def anchor_of(reader: RunReader) -> str:
-    """`SEQ:HASH` of the last event: publish it, and nothing before it can be rewritten unnoticed."""
-    return reader.value("head")
 
 
 def parse_anchor(anchor: str) -> tuple[int, str]:

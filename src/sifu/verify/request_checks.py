@@ -14,7 +14,7 @@ from sifu.core.premises import level_of
 from sifu.core.request_terms import AUTO
 from sifu.core.spec import RIDGE
 from sifu.planning.plan import Compared, choose_way, least_level
-from sifu.requests.certification import RecordedRequest, nodes_to_erase
+from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
@@ -129,8 +129,12 @@ def _check_request(
                 f"recomputed {charged.get(key)}"
             )
     view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
-    yield from _check_erasure(view, request, recorded, at_hand, content)
-    yield from check_updates_erased(view, recorded, before, content)
+    exposures = view.exposures([exposure.subject for exposure in new])
+    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
+    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
+    yield from _check_erasure(request, wanted, at_hand, content)
+    gone = updates_to_erase(view, before.read("updates"), exposures, cut_after, request.terms.retention)
+    yield from check_updates_erased(view, recorded, gone, before, content)
     yield from check_statistics_erased(recorded, before, content)
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, at_hand)
@@ -167,13 +171,8 @@ def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: f
         yield f"node {node.node} is not the one that its choice describes"
 
 
-def _check_erasure(
-    view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int], content: dict[str, Any]
-) -> Iterator[str]:
-    """What had to be erased must be what was erased."""
-    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
-    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
-    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
+def _check_erasure(request: RequestRow, wanted: set[int], at_hand: set[int], content: dict[str, Any]) -> Iterator[str]:
+    """What had to be erased (`wanted`) must be what was erased."""
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
         against = sorted(erased ^ wanted)

@@ -14,7 +14,7 @@ import numpy as np
 from sifu.core.method_info import method_info
 from sifu.errors import RunDamagedError
 from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
-from sifu.requests.certification import RecordedRequest, updates_to_erase
+from sifu.requests.certification import RecordedRequest, UpdatesErased
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked, read_plain, stored_path
@@ -188,14 +188,10 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def check_updates_erased(
-    view: RunView, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
+    view: RunView, recorded: RecordedRequest, gone: UpdatesErased, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
-    request = recorded.request
-    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
-    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
-    stored = before.read("updates")
-    gone = updates_to_erase(view, stored, exposures, cut_after, request.terms.retention)
+    request, stored = recorded.request, before.read("updates")
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
         yield "other updates were erased than the forgotten clients' and those of rounds cut off"
     by_file = {row.file: row for row in stored}
