@@ -22,6 +22,7 @@ from sifu.store.files import read_plain, sync_folder, write_atomically
 from sifu.theory.arrays import Integers
 
 STANDING_FILE = "standing.json"
+COLUMNS = ("clients", "samples", "correct")
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,17 @@ class Standing:
 
 def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
     """Put an evaluation of the model of `node` in place of the one before."""
-    content = {
-        "node": node,
-        "clients": evaluation.clients.tolist(),
-        "samples": evaluation.samples.tolist(),
-        "correct": evaluation.correct.tolist(),
-    }
-    write_atomically(folder / STANDING_FILE, canonical_json(content))
+    columns = {name: getattr(evaluation, name).tolist() for name in COLUMNS}
+    write_atomically(folder / STANDING_FILE, canonical_json({"node": node} | columns))
 
 
 def write_held_out(folder: Path, node: int, figures: HeldOutFigures) -> None:
     """Add the figures of the model of `node` on held-out rows."""
     before = read_standing(folder)
-    content: dict[str, Any] = {"node": node, "clients": [], "samples": [], "correct": []}
-    if before is not None and before.node == node:
-        content |= {name: getattr(before, name).tolist() for name in ("clients", "samples", "correct")}
-    write_atomically(folder / STANDING_FILE, canonical_json(content | {"held_out": asdict(figures)}))
+    same = before is not None and before.node == node
+    columns = {name: getattr(before, name).tolist() if same else [] for name in COLUMNS}
+    content = {"node": node, "held_out": asdict(figures)} | columns
+    write_atomically(folder / STANDING_FILE, canonical_json(content))
 
 
 def read_held_out(folder: Path, node: int) -> HeldOutFigures | None:
@@ -73,7 +69,7 @@ def read_standing(folder: Path) -> Standing | None:
     """The last one written; None where there is none that makes sense."""
     try:
         content = json.loads(read_plain(folder / STANDING_FILE))
-        columns = [np.array(content[name], dtype=np.int64) for name in ("clients", "samples", "correct")]
+        columns = [np.array(content[name], dtype=np.int64) for name in COLUMNS]
         clients, samples, correct = columns
         held_out = None if content.get("held_out") is None else _figures(content["held_out"])
         standing = Standing(int(content["node"]), clients, samples, correct, held_out)

@@ -49,17 +49,6 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.files import (
-    CERTIFICATES,
-    FOLDERS,
-    LOCK_FILE,
-    TIMESTAMPS,
-    WriterLock,
-    certificate_path,
-    private_folder,
-    strange_files,
-    uninterrupted,
-)
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.kept_outside import (
     WitnessPost,
@@ -115,7 +104,7 @@ class RunWriter(RunReader):
     """The one process that may change a run."""
 
     def __init__(
-        self, folder: Path, connection: sqlite3.Connection, lock: WriterLock, shared: Memory | None = None
+        self, folder: Path, connection: sqlite3.Connection, lock: files.WriterLock, shared: Memory | None = None
     ) -> None:
         super().__init__(folder, connection, shared)
         self._lock = lock
@@ -133,9 +122,9 @@ class RunWriter(RunReader):
         witness_targets()
         timestamp_authority()
         check_free(folder)
-        private_folder(folder, parents=True)
+        files.private_folder(folder, parents=True)
         folder.chmod(0o700)
-        lock = WriterLock(folder / LOCK_FILE)
+        lock = files.WriterLock(folder / files.LOCK_FILE)
         try:
             if (folder / DATABASE).exists():  # another process was faster; its run is not to be cleared away
                 raise RunBusyError(
@@ -144,12 +133,12 @@ class RunWriter(RunReader):
             clear_unfinished(folder)
             (folder / CREATING).touch(mode=0o600)
             files.sync_folder(folder)
-            for name in FOLDERS:
-                private_folder(folder / name)
+            for name in files.FOLDERS:
+                files.private_folder(folder / name)
             public_key = create_key(folder)
             # The database appears under its name only when it is whole: until then the folder is not a run.
             staging = folder / STAGING
-            private_folder(staging)
+            files.private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
             salt = secrets.token_hex(NONCE_BYTES)
             writer._begin(new, new.values(public_key, salt), {FIGURES_SALT: salt} | new.sealed_rate())
@@ -193,12 +182,12 @@ class RunWriter(RunReader):
         """
         witness_targets()  # a witness that cannot be one is refused before anything is touched
         timestamp_authority()
-        strange = next(strange_files(folder), None) if folder.is_dir() else None
+        strange = next(files.strange_files(folder), None) if folder.is_dir() else None
         if strange:
             raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
         connection = open_database(folder)
         try:
-            lock = WriterLock(folder / LOCK_FILE)
+            lock = files.WriterLock(folder / files.LOCK_FILE)
         except BaseException:
             connection.close()
             raise
@@ -222,12 +211,12 @@ class RunWriter(RunReader):
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
             finish_creation(folder)
-            for name in FOLDERS:
-                private_folder(folder / name)
+            for name in files.FOLDERS:
+                files.private_folder(folder / name)
             writer._remove_strays()
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
-            for name in ("", CERTIFICATES, TIMESTAMPS):  # a key that was being written, for example
+            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # a key that was being written, for example
                 files.remove_temporary(folder / name)
             writer.copies_removed = remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
@@ -250,7 +239,7 @@ class RunWriter(RunReader):
             super().close()
             self._lock.release()
 
-    @uninterrupted()
+    @files.uninterrupted()
     def record(self, new: NewEvent) -> Event:
         """One event with everything that belongs to it, durable when this returns; Ctrl-C waits until then."""
         self._note_lost_key()
@@ -296,7 +285,7 @@ class RunWriter(RunReader):
         if "subjects" in payload or new.joined is not None:
             erase_salts(self)
         for (request, form), content in certificates.items():
-            files.write_atomically(certificate_path(self.folder, request, form), content.encode())
+            files.write_atomically(files.certificate_path(self.folder, request, form), content.encode())
         if new.for_good:
             self.scrub()
         return event
@@ -346,11 +335,13 @@ class RunWriter(RunReader):
             remove_standing(self.folder)
         purge = erasure_of_all(self.events())
         erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
-        for path in (certificate_path(self.folder, request, form) for request in erased for form in erased[request]):
+        for path in (
+            files.certificate_path(self.folder, request, form) for request in erased for form in erased[request]
+        ):
             files.remove_files([path])
             files.remove_files([timestamp_path(self.folder, path.name)])
         self._remove_strays()
-        for name in ("", *FOLDERS):
+        for name in ("", *files.FOLDERS):
             files.remove_temporary(self.folder / name)
             files.sync_folder(self.folder / name)
         done = scrub_database(self.connection)
@@ -461,7 +452,7 @@ class RunWriter(RunReader):
     def export_certificates(self) -> None:
         """Write each certificate to its file, unless it is there already."""
         for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
-            path = certificate_path(self.folder, request, form)
+            path = files.certificate_path(self.folder, request, form)
             if not path.exists():
                 files.write_atomically(path, self.certificates(request)[(request, form)].encode())
 

@@ -60,36 +60,34 @@ def check_clients(reader: RunReader) -> Iterator[str]:
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
 
 
+CHANGED = "a row of nodes, participation (samples, drift) or grams"
+
+
 def check_rounds(reader: RunReader) -> Iterator[str]:
     """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
     everyone = reader.everyone()
     seen, erased = 0, erased_by_purges(reader.events())
+
+    def digest_of(first: int, last: int, salt: str) -> str:
+        return rows_digest(
+            reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last), salt
+        )
+
     for event in reader.events():
         rows, salt = event.content.get("rows"), event.content.get(FIGURES_SALT, "")
         kept = event.content.get("kept_rows")
         if kept is not None and event.seq not in erased:
             last = int(kept["last"])
-            digest = rows_digest(reader.node_rows(0, last), everyone.between(0, last), reader.grams(0, last), salt)
-            if digest != kept["digest"]:
-                yield (
-                    f"rounds: a row of nodes, participation (samples, drift) or grams up to node {last} is not "
-                    f"what the purge at event {event.seq} left"
-                )
+            if digest_of(0, last, salt) != kept["digest"]:
+                yield f"rounds: {CHANGED} up to node {last} is not what the purge at event {event.seq} left"
         if rows is None:
             continue
         first, last = int(rows["first"]), int(rows["last"])
         if first != seen:
             yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
         seen = last + 1
-        if event.seq in erased:
-            continue
-        part = everyone.between(first, last)
-        digest = rows_digest(reader.node_rows(first, last), part, reader.grams(first, last), salt)
-        if digest != rows["digest"]:
-            yield (
-                f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
-                f"what event {event.seq} commits to"
-            )
+        if event.seq not in erased and digest_of(first, last, salt) != rows["digest"]:
+            yield f"rounds: {CHANGED} of nodes {first} to {last} is not what event {event.seq} commits to"
     for table in ("nodes", "participation", "grams"):
         extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
         if extra:

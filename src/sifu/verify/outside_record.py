@@ -29,19 +29,8 @@ from typing import Any
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
+from sifu.store import clock
 from sifu.store.checkpoints import Checkpoint, signed_events
-from sifu.store.clock import (
-    BEHIND,
-    CLOCK_SET,
-    LARGEST_ANSWER,
-    MISSING,
-    NAME,
-    TIME_FORMAT,
-    protocol,
-    read_timestamp,
-    time_of,
-    timestamp_path,
-)
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
 from sifu.store.projection import KEYS
@@ -67,16 +56,10 @@ class Leftover:
     why: str
 
 
-@dataclass(frozen=True)
-class Stray:
-    """A file that an interrupted change does not explain, or that contradicts an erasure: a sentence about it."""
-
-    problem: str
-
-
-def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
+def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
     """Every file that no table names, and the mark of an erasure that was not finished.
 
+    A sentence is about one that an interrupted change does not explain, or that contradicts an erasure.
     Nothing while a writer is at work: it is about to record or to delete such files.
     """
     if is_locked(reader.folder):
@@ -92,36 +75,34 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
         yield _unfinished_erasure(record)
 
 
-def _judged(record: _Record, kind: str, path: Path) -> Leftover | Stray:
+def _judged(record: _Record, kind: str, path: Path) -> Leftover | str:
     name = path.relative_to(record.folder).as_posix()
     if path.parent != record.folder / kind:
-        return Stray(f"{kind}: {name} {STRAY}")
+        return f"{kind}: {name} {STRAY}"
     digest = hashlib.sha256(read_plain(path)).hexdigest()
     event = record.last
     if path in record.dropped_last and digest == record.digests[path]:
         if record.erases_for_good(event.seq):
-            return Stray(
+            return (
                 f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that "
                 f"erasure was interrupted; {FINISH}"
             )
         return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
     if digest in record.erased:
-        return Stray(f"{kind}: {name} holds what was recorded as {record.erased[digest]} and erased; delete it")
-    if path in record.digests:
-        return Stray(f"{kind}: {name} {STRAY}")
-    if path.name.startswith(TEMPORARY_PREFIX):
+        return f"{kind}: {name} holds what was recorded as {record.erased[digest]} and erased; delete it"
+    if path not in record.digests and path.name.startswith(TEMPORARY_PREFIX):
         return Leftover(name, "a temporary file: the process that wrote it ended before it was finished")
-    if record.may_be_unrecorded(kind, path):
+    if path not in record.digests and record.may_be_unrecorded(kind, path):
         return Leftover(name, "no event names it: the process that wrote it ended before recording it")
-    return Stray(f"{kind}: {name} {STRAY}")
+    return f"{kind}: {name} {STRAY}"
 
 
-def _unfinished_erasure(record: _Record) -> Leftover | Stray:
+def _unfinished_erasure(record: _Record) -> Leftover | str:
     """The mark exists from before a permanent erasure is recorded until nothing of it is left in the database."""
     claimed = [event.seq for event in record.events if record.erases_for_good(event.seq)]
     if not claimed:
         return Leftover(SCRUB_FILE, "an erasure was about to begin, and its process ended before it recorded it")
-    return Stray(
+    return (
         f"erasure: the file {SCRUB_FILE} says that a permanent erasure was not finished (event {claimed[-1]} was the "
         f"last one): what it erased may still be in the pages or the log of the database; {FINISH}"
     )
@@ -202,7 +183,7 @@ class Authority:
         """From a file that the verifier trusts."""
         from cryptography.x509 import load_pem_x509_certificates
 
-        protocol()
+        clock.protocol()
         try:
             return Authority(tuple(load_pem_x509_certificates(read_plain(Path(path), links=True))))
         except OSError as error:
@@ -212,7 +193,7 @@ class Authority:
 
     def signed(self, answer: bytes, content: bytes) -> str | None:
         """None if the authority signed a timestamp over `content`, otherwise why not."""
-        client = protocol()
+        client = clock.protocol()
         builder = client.VerifierBuilder()
         for certificate in self.certificates:
             if certificate.issuer == certificate.subject:
@@ -220,7 +201,7 @@ class Authority:
             else:
                 builder = builder.add_intermediate_certificate(certificate)
         try:
-            builder.build().verify_message(read_timestamp(answer), content)
+            builder.build().verify_message(clock.read_timestamp(answer), content)
         except (client.VerificationError, InputError, ValueError) as error:
             return str(error)[:200]
         return None
@@ -229,12 +210,12 @@ class Authority:
 def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authority | None) -> tuple[str, list[str]]:
     """When the authority says that `content` was there, and what is wrong with it."""
     try:
-        response = read_timestamp(answer)
+        response = clock.read_timestamp(answer)
     except InputError as error:
         if "pip install" in str(error):
             return "", []
         return "", [f"timestamps: {name}: {error}"]
-    time = response.tst_info.gen_time.strftime(TIME_FORMAT)
+    time = response.tst_info.gen_time.strftime(clock.TIME_FORMAT)
     if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
         return time, [f"timestamps: {name} is a timestamp of something else: it, or what it is of, was changed"]
     why = authority.signed(answer, content) if authority is not None else None
@@ -244,7 +225,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
 def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]) -> list[str]:
     """Problems of a certificate's timestamp, the file of the same name with `.tsr` added; what it says is noted."""
     file = path.with_name(f"{path.name}.tsr")
-    if not file.is_file() or file.stat().st_size > LARGEST_ANSWER:
+    if not file.is_file() or file.stat().st_size > clock.LARGEST_ANSWER:
         return [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
     time, problems = check_timestamp(file.name, read_plain(file), path.read_bytes(), authority)
     if not problems:
@@ -264,12 +245,12 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
 
     The head was there by then, so it is not dated later; what follows it was not there yet, so it is not dated before.
     """
-    moment = time_of(stamped)
-    head, corrected = events[seq - 1], any(event.kind == CLOCK_SET for event in events[seq:])
-    if time_of(head.time) - moment > BEHIND and not corrected:
+    moment = clock.time_of(stamped)
+    head, corrected = events[seq - 1], any(event.kind == clock.CLOCK_SET for event in events[seq:])
+    if clock.time_of(head.time) - moment > clock.BEHIND and not corrected:
         yield f"clock: event {seq} is dated {head.time}, and its timestamp says that it was there at {stamped}"
     for event in events[seq:]:
-        if moment - time_of(event.time) > BEHIND:
+        if moment - clock.time_of(event.time) > clock.BEHIND:
             yield f"clock: event {event.seq} is dated {event.time}, after event {seq} was stamped at {stamped}"
             return
 
@@ -289,10 +270,10 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if path.name.startswith(TEMPORARY_PREFIX):
             continue
         name = path.name.removesuffix(".tsr")
-        if not NAME.fullmatch(path.name) or name not in contents:
+        if not clock.NAME.fullmatch(path.name) or name not in contents:
             yield f"timestamps: {path.name[:80]} is of nothing that this run has signed"
             continue
-        if path.stat().st_size > LARGEST_ANSWER:
+        if path.stat().st_size > clock.LARGEST_ANSWER:
             yield f"timestamps: {path.name} is far larger than a timestamp"
             continue
         time, problems = check_timestamp(path.name, read_plain(path), contents[name], authority)
@@ -302,10 +283,12 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if time and name.endswith(".checkpoint.json"):
             yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
-    wanted = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
+    wanted = [name for event in reader.events() if event.kind == clock.MISSING for name in event.content["missing"]]
     # A later head covers an earlier one; every certificate needs its own timestamp.
     still = [
-        name for name in wanted if name.endswith(".public.json") and not timestamp_path(reader.folder, name).exists()
+        name
+        for name in wanted
+        if name.endswith(".public.json") and not clock.timestamp_path(reader.folder, name).exists()
     ]
     if still:
         notes.append(

@@ -13,15 +13,7 @@ from sifu.requests.approvals import check_approvals
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
-from sifu.store.checkpoints import (
-    check_checkpoints,
-    check_covered,
-    check_keys,
-    keys_of,
-    lost_key_notes,
-    signs_of_an_older_database,
-    vouched_notes,
-)
+from sifu.store import checkpoints
 from sifu.store.clock import check_not_ahead, clock_notes
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
@@ -29,27 +21,10 @@ from sifu.store.kept_outside import check_witnesses, contradictions, files_of_wi
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes, not_recomputed
+from sifu.verify import group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
-from sifu.verify.group_checks import (
-    check_groups,
-    check_history,
-    check_remainders,
-    check_sample_digests,
-    lost_salt_notes,
-)
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
-from sifu.verify.outside_record import (
-    Authority,
-    Leftover,
-    Stray,
-    check_anchor,
-    check_restored,
-    check_timestamps,
-    files_of_no_row,
-    parse_anchor,
-    restored_notes,
-)
 from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
@@ -65,7 +40,7 @@ class Verification:
     problems: list[str] = field(default_factory=list)
     not_recomputed: dict[str, str] = field(default_factory=dict)
     """Requests whose certificates can be checked by their signatures alone: when a purge erased their figures."""
-    leftovers: list[Leftover] = field(default_factory=list)
+    leftovers: list[outside_record.Leftover] = field(default_factory=list)
     """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
     """Of a certificate: what was checked, as it was read."""
@@ -97,8 +72,8 @@ def verify_run(
     folder = Path(folder)
     check_public_key(public_key)
     if anchor is not None:
-        parse_anchor(anchor)
-    signers = None if authority is None else Authority.read(authority)
+        outside_record.parse_anchor(anchor)
+    signers = None if authority is None else outside_record.Authority.read(authority)
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
@@ -113,34 +88,34 @@ def verify_run(
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
-            ("signatures", check_checkpoints),
-            ("signatures", check_covered),
+            ("signatures", checkpoints.check_checkpoints),
+            ("signatures", checkpoints.check_covered),
             ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
             ("clock", check_not_ahead),
             ("tables", check_tables),
             ("tables", check_clients),
-            ("tables", check_sample_digests),
+            ("tables", group_checks.check_sample_digests),
             ("rounds", check_rounds),
-            ("history", check_history),
-            ("groups", check_groups),
+            ("history", group_checks.check_history),
+            ("groups", group_checks.check_groups),
             ("models", check_models),
             ("models", check_moved),
             ("updates", check_updates),
             ("statistics", check_kept_statistics),
-            ("keys", check_keys),
+            ("keys", checkpoints.check_keys),
             ("certificates", check_certificates),
             ("certificates", check_no_other_certificates),
             ("folder", _check_belongs_together),
             ("folder", lambda reader: _check_files_of_no_row(reader, result)),
             ("requests", check_requests),
-            ("requests", check_remainders),
+            ("requests", group_checks.check_remainders),
             ("lifecycles", check_lifecycles),
             ("approvals", check_approvals),
             ("purges", check_purges),
-            ("restored", check_restored),
-            ("timestamps", lambda reader: check_timestamps(reader, signers, result.notes)),
+            ("restored", outside_record.check_restored),
+            ("timestamps", lambda reader: outside_record.check_timestamps(reader, signers, result.notes)),
         ):
             before = len(result.problems)
             try:
@@ -168,7 +143,7 @@ def _check_against_outside(
     reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
 ) -> None:
     """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
-    named = [key for _, key in keys_of(reader)]
+    named = [key for _, key in checkpoints.keys_of(reader)]
     changed = key_problem(reader)
     if changed:
         result.problems.append(changed)
@@ -177,7 +152,7 @@ def _check_against_outside(
     if public_key is not None and public_key.lower() not in named:
         result.problems.append("key: the run was signed with another key than the one given")
     if anchor is not None:
-        result.problems.extend(check_anchor(reader, anchor))
+        result.problems.extend(outside_record.check_anchor(reader, anchor))
         result.checked.append("anchor")
     if witnesses:
         result.problems.extend(check_witnesses(reader, witnesses))
@@ -190,16 +165,16 @@ def _check_against_outside(
             f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
             f"{time} at the operator's wish. Their signatures can be checked, and what is left of the record holds",
         )
-    earlier = (clock_notes, vouched_notes, lost_key_notes, restored_notes)
-    for notes in (*earlier, unwritten_notes, lost_salt_notes, erased_notes, copy_notes):
+    earlier = (clock_notes, checkpoints.vouched_notes, checkpoints.lost_key_notes, outside_record.restored_notes)
+    for notes in (*earlier, unwritten_notes, group_checks.lost_salt_notes, erased_notes, copy_notes):
         result.notes.extend(notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
     """Files that no row names must be what an interrupted change left; those are noted."""
-    for entry in files_of_no_row(reader):
-        if isinstance(entry, Stray):
-            yield entry.problem
+    for entry in outside_record.files_of_no_row(reader):
+        if isinstance(entry, str):
+            yield entry
         else:
             result.leftovers.append(entry)
     if result.leftovers:
@@ -215,7 +190,7 @@ def _check_belongs_together(reader: RunReader) -> Iterator[str]:
     """Files of the run folder must not name events that the database does not have."""
 
     if not is_locked(reader.folder):  # its writer may have gone on since
-        for sign in signs_of_an_older_database(reader):
+        for sign in checkpoints.signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
 
