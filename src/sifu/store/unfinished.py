@@ -29,16 +29,6 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.checkpoints import HEAD_FILE
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
-from sifu.store.files import (
-    FOLDERS,
-    LOCK_FILE,
-    TEMPORARY_PREFIX,
-    create_private,
-    private_folder,
-    read_plain,
-    sync_folder,
-    write_atomically,
-)
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
@@ -48,7 +38,7 @@ from sifu.theory.merging import KEY_BYTES
 
 STAGING = ".new"
 CREATING = ".creating"
-_OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, STAGING, CREATING} | {
+_OWN_FILES = {files.LOCK_FILE, *files.FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, STAGING, CREATING} | {
     files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE, SALTS_FILE)
 }
 
@@ -57,7 +47,7 @@ def check_free(folder: Path) -> None:
     """Refuse a folder that holds anything but the rest of a creation that was cut short."""
     # Only what a creation of ours left behind may be cleared away: its marker was written first.
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    allowed = {CLIENTS_FILE} | (_OWN_FILES if CREATING in present else {LOCK_FILE})
+    allowed = {CLIENTS_FILE} | (_OWN_FILES if CREATING in present else {files.LOCK_FILE})
     if rest_of_a_run(folder):
         raise RunDamagedError(
             f"{folder} holds the rest of a run whose {DATABASE} is gone: put it back from a backup (sifu restore), "
@@ -69,7 +59,7 @@ def check_free(folder: Path) -> None:
 
 def clear_unfinished(folder: Path) -> None:
     """Remove what an interrupted creation left; a folder without a database is not a run yet."""
-    for name in _OWN_FILES - {LOCK_FILE, CREATING}:
+    for name in _OWN_FILES - {files.LOCK_FILE, CREATING}:
         path = folder / name
         if path.is_dir():
             shutil.rmtree(path)
@@ -144,7 +134,7 @@ def _group_key(spec: Mapping[str, Any]) -> bytes:
 
 COPYING_FILE = "copying"
 """Exists while a backup of the run is being written: where its unfinished copy lies."""
-_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a-f]{16}")
+_NAME = re.compile(re.escape(files.TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a-f]{16}")
 _DATABASE_ENDINGS = ("", ".db", ".db-journal", ".db-wal", ".db-shm")
 """A backup's copy of the database has these endings while it is written."""
 _ATTEMPTS = 5
@@ -167,7 +157,7 @@ def _held_copy(
     descriptor = None
     try:
         for _ in range(_ATTEMPTS):
-            path = folder / f"{TEMPORARY_PREFIX}sifu-{kind}-{secrets.token_hex(8)}"
+            path = folder / f"{files.TEMPORARY_PREFIX}sifu-{kind}-{secrets.token_hex(8)}"
             begin(path)
             descriptor = _hold(path)
             if descriptor is not None:
@@ -188,19 +178,19 @@ def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
     """A new private file in `folder` to write a backup of `run` into, noted in the run until the block has ended."""
 
     def begin(path: Path) -> None:
-        write_atomically(run / COPYING_FILE, f"{path}\n".encode())
-        os.close(create_private(path))
+        files.write_atomically(run / COPYING_FILE, f"{path}\n".encode())
+        os.close(files.create_private(path))
 
     def end() -> None:
         (run / COPYING_FILE).unlink(missing_ok=True)
-        sync_folder(run)
+        files.sync_folder(run)
 
     return _held_copy("backup", folder.absolute(), begin, end)
 
 
 def unfinished_restoration(folder: Path) -> AbstractContextManager[Path]:
     """A new private folder in `folder` to unpack a backup into; gone after the block unless it got another name."""
-    return _held_copy("restore", folder, private_folder)
+    return _held_copy("restore", folder, files.private_folder)
 
 
 def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
@@ -218,7 +208,7 @@ def unfinished_copies_in(folder: Path) -> list[Path]:
     """Copies in a folder that no process is at work on."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(TEMPORARY_PREFIX + "sifu-")]
+            names = [entry.name for entry in entries if entry.name.startswith(files.TEMPORARY_PREFIX + "sifu-")]
     except OSError:
         return []  # a folder that may not be listed; its owner's commands take care of it
     paths = sorted({folder / match[0] for name in names if (match := _NAME.match(name))})
@@ -250,14 +240,14 @@ def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
         removed += remove_copies_in(noted.parent)
     if (run / COPYING_FILE).exists() and (noted is None or (noted.parent.is_dir() and not _is_there(noted))):
         (run / COPYING_FILE).unlink(missing_ok=True)
-        sync_folder(run)
+        files.sync_folder(run)
     return tuple(removed)
 
 
 def _noted(run: Path) -> Path | None:
     """Where the run says that an unfinished backup lies; a folder from a stranger can name nothing but such a copy."""
     try:
-        path = Path(read_plain(run / COPYING_FILE).decode().rstrip("\n"))
+        path = Path(files.read_plain(run / COPYING_FILE).decode().rstrip("\n"))
     except (OSError, UnicodeDecodeError):
         return None
     return path if path.is_absolute() and _NAME.fullmatch(path.name) else None
@@ -303,4 +293,4 @@ def _remove(path: Path) -> None:
     for ending in _DATABASE_ENDINGS:
         path.with_name(path.name + ending).unlink(missing_ok=True)
     if path.parent.is_dir():
-        sync_folder(path.parent)
+        files.sync_folder(path.parent)

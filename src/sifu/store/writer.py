@@ -21,7 +21,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
-from sifu.store import files
+from sifu.store import files, kept_outside, unfinished
 from sifu.store.checkpoints import (
     KEY_LOST,
     Signer,
@@ -50,13 +50,6 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
-from sifu.store.kept_outside import (
-    WitnessPost,
-    check_files_of_witnesses,
-    check_known_key,
-    remember_key,
-    witness_targets,
-)
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.projection import (
     Change,
@@ -84,15 +77,6 @@ from sifu.store.sealed import (
     set_apart,
 )
 from sifu.store.statistics_files import NewUpdates
-from sifu.store.unfinished import (
-    CREATING,
-    STAGING,
-    NewRun,
-    check_free,
-    clear_unfinished,
-    finish_creation,
-    remove_unfinished_copies,
-)
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
@@ -109,7 +93,7 @@ class RunWriter(RunReader):
         super().__init__(folder, connection, shared)
         self._lock = lock
         self._signer: Signer | None = None
-        self._witnesses = WitnessPost()
+        self._witnesses = kept_outside.WitnessPost()
         self._recorded = False
         self._new_spec: Mapping[str, Any] | None = None
         """The spec of a run that is being made, whose table of values is still empty."""
@@ -117,11 +101,11 @@ class RunWriter(RunReader):
         """Unfinished copies of a run that were taken away when this one was opened."""
 
     @classmethod
-    def create(cls, folder: Path, new: NewRun) -> RunWriter:
+    def create(cls, folder: Path, new: unfinished.NewRun) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
-        witness_targets()
+        kept_outside.witness_targets()
         timestamp_authority()
-        check_free(folder)
+        unfinished.check_free(folder)
         files.private_folder(folder, parents=True)
         folder.chmod(0o700)
         lock = files.WriterLock(folder / files.LOCK_FILE)
@@ -130,14 +114,14 @@ class RunWriter(RunReader):
                 raise RunBusyError(
                     f"{folder} was made by another process just now: run the command again to continue it"
                 )
-            clear_unfinished(folder)
-            (folder / CREATING).touch(mode=0o600)
+            unfinished.clear_unfinished(folder)
+            (folder / unfinished.CREATING).touch(mode=0o600)
             files.sync_folder(folder)
             for name in files.FOLDERS:
                 files.private_folder(folder / name)
             public_key = create_key(folder)
             # The database appears under its name only when it is whole: until then the folder is not a run.
-            staging = folder / STAGING
+            staging = folder / unfinished.STAGING
             files.private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
             salt = secrets.token_hex(NONCE_BYTES)
@@ -145,10 +129,11 @@ class RunWriter(RunReader):
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
-            remember_key(writer)  # before anybody can open it: another run may have been known in this place
+            # Before anybody can open it: another run may have been known in this place.
+            kept_outside.remember_key(writer)
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
-            finish_creation(folder)
+            unfinished.finish_creation(folder)
             writer.connection = open_database(folder)
             writer._recorded = True
             writer._witnesses.recorded(writer, 1)
@@ -157,7 +142,7 @@ class RunWriter(RunReader):
             raise
         return writer
 
-    def _begin(self, new: NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
+    def _begin(self, new: unfinished.NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
         """Record the first event in a database that is still empty."""
         salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
         self._new_spec = values["spec"]
@@ -180,7 +165,7 @@ class RunWriter(RunReader):
         Events at the end that no signature covers are not built on, nor a run without its file `head`, unless the
         operator is `vouching` for what there is.
         """
-        witness_targets()  # a witness that cannot be one is refused before anything is touched
+        kept_outside.witness_targets()  # a witness that cannot be one is refused before anything is touched
         timestamp_authority()
         strange = next(files.strange_files(folder), None) if folder.is_dir() else None
         if strange:
@@ -200,8 +185,8 @@ class RunWriter(RunReader):
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
             check_record(writer)
-            check_known_key(writer)
-            check_files_of_witnesses(writer)
+            kept_outside.check_known_key(writer)
+            kept_outside.check_files_of_witnesses(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
             if is_copy_in_memory(connection):  # of an earlier schema: all is well with it as it would be in today's
@@ -210,7 +195,7 @@ class RunWriter(RunReader):
             tail = unsigned_tail(writer.events())
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
-            finish_creation(folder)
+            unfinished.finish_creation(folder)
             for name in files.FOLDERS:
                 files.private_folder(folder / name)
             writer._remove_strays()
@@ -218,7 +203,7 @@ class RunWriter(RunReader):
             finish_rotation(folder, writer.value("public_key"))
             for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # a key that was being written, for example
                 files.remove_temporary(folder / name)
-            writer.copies_removed = remove_unfinished_copies(folder)
+            writer.copies_removed = unfinished.remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
                 writer.scrub()
             erase_salts(writer)
@@ -279,7 +264,7 @@ class RunWriter(RunReader):
         self._witnesses.recorded(self, event.seq)
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
-            remember_key(self)
+            kept_outside.remember_key(self)
         dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
         files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
         if "subjects" in payload or new.joined is not None:

@@ -28,15 +28,7 @@ from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named
 from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import signature_holds
-from sifu.theory.calibration import (
-    LARGEST_EPSILON,
-    SMALLEST_DELTA,
-    exact_multiplier,
-    hidden_sensitivity,
-    noise_multiplier,
-    one_round_epsilon,
-    stated_delta,
-)
+from sifu.theory import calibration
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
@@ -169,7 +161,7 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
         return
     yield from _check_head(body, public_key)
     yield from _check_terms(body)
-    multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    multiplier = calibration.noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
     exact, info = body["untouched"], method_info(body["method"])
     protection = info.protection
     if protection != body["protection"]:
@@ -296,7 +288,7 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     if hidden != groups:
         yield f"subjects hides {hidden}, asked for was {groups}"[:300]
     budget = Subject(0, (), multiplier, body["scope"], 0).budget
-    psi_star = hidden_sensitivity(body["sigma"], multiplier)
+    psi_star = calibration.hidden_sensitivity(body["sigma"], multiplier)
     yield from _unlike(body, psi_star=psi_star)
     largest = max((float(subject["psi"]) for subject in body["subjects"]), default=0.0)
     if not agree(float(body["psi"]), largest):
@@ -321,14 +313,14 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
 def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     """The figures of noise in training, as far as they follow from each other."""
     stated = body["training_noise"]
-    one_round = one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
+    one_round = calibration.one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
     yield from _unlike(stated, epsilon_one_round=one_round)
     if body["untouched"]:
         return  # the rounds of training that it composes led to models that are gone
     composed = stated["epsilon_composed"]
-    least = SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no round that counts
-    if 0.0 < composed <= LARGEST_EPSILON:  # both follow from one ratio; it is inverted, so to fewer digits
-        least = stated_delta(body["epsilon"], exact_multiplier(composed, body["delta"]))
+    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no round that counts
+    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; it is inverted, so to fewer digits
+        least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))
     if not body["delta_at_most"] >= least * (1.0 - 1e-6):
         yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"
     within = composed <= body["epsilon"]
