@@ -370,3 +370,9 @@ class NewEvent:
             "evaluations": [asdict(row) for row in self.evaluations],
         }
         return {**self.payload, **{name: part for name, part in parts.items() if part}}
+
+    def files(self) -> Iterator[tuple[str, int | str]]:
+        """Kind and key of the files that are in the run once this is recorded; some may be there already."""
+        yield from (("models", model.node) for model in self.models)
+        yield from (("updates", updates.file) for updates in self.updates)
+        yield from (("statistics", row["file"]) for row in self.statistics)

@@ -256,8 +256,11 @@ class RunWriter(RunReader):
         except Exception:
             # An error while committing does not say whether the event will be there after a crash: its files stay.
             # If it is not, the next opening finds that no row names them.
+            # Only files of this event go: others may be there already for the next one.
             if not committing:
-                self._remove_strays()
+                new_files = {files.stored_path(self.folder, kind, key) for kind, key in new.files()}
+                for path in new_files - self.stored_files():
+                    path.unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
         self._recorded = True
