@@ -121,15 +121,7 @@ def _unpack(file: Path, staged: Path) -> None:
         if error.errno not in (None, errno.EINVAL, errno.EISDIR):
             raise
         raise InputError(f"{file} is not a backup: {error}") from error
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{file} is not a backup of sifu, or is damaged: {error}") from error
     if not (staged / DATABASE).is_file():
         raise RunDamagedError(f"{file} holds no {DATABASE}")

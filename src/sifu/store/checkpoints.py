@@ -280,32 +280,6 @@ def uncovered(tail: tuple[int, int]) -> str:
     )
 
 
-def vouched_notes(reader: RunReader) -> list[str]:
-    """Notes for the reader of a verification about events that were signed only afterwards."""
-    return [
-        f"events {first} to {last} were written without a signature; the operator vouched for them at {event.time} "
-        f"(event {event.seq})"
-        for event in reader.events()
-        if event.kind == VOUCHED and (gap := event.content.get("unsigned"))
-        for first, last in [gap]
-    ]
-
-
-def lost_key_notes(reader: RunReader) -> list[str]:
-    """When the operator's key was found to be gone, and whether it is there now."""
-    notes = [
-        f"the operator's key was gone, or was another one, at {event.time} (event {event.seq})"
-        for event in reader.events()
-        if event.kind == KEY_LOST
-    ]
-    if not (reader.folder / keys.KEY_FILE).is_file():
-        notes.append(
-            f"the folder has no {keys.KEY_FILE}: it can be verified, but nothing more can be signed until the key is "
-            "put back, from a backup for example"
-        )
-    return notes
-
-
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
     """The last event that carries a signature."""
     rows = reader.query(

@@ -93,16 +93,6 @@ def check_not_ahead(reader: RunReader) -> Iterator[str]:
         yield f"clock: event {last.seq} is dated {last.time}, and the clock here says {now}: one of them is wrong"
 
 
-def clock_notes(reader: RunReader) -> list[str]:
-    """When the operator confirmed or corrected the clock."""
-    return [
-        f"the operator set the clock from {event.content['before']} to {event.time} (event {event.seq}): what is dated "
-        "before that event may have happened at another time"
-        for event in reader.events()
-        if event.kind == CLOCK_SET
-    ]
-
-
 def time_of(text: str) -> datetime.datetime:
     """A time as the ledger writes it."""
     return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)

@@ -328,13 +328,8 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
             other, where = heads.setdefault(seq, (head, path))
             if other != head:
                 yield _two_heads(seq, other, where, head, path)
-            if seq > max(hashes):
-                yield _beyond_the_end(path, checkpoint, max(hashes))
-            elif hashes.get(seq) != head:
-                yield (
-                    f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history "
-                    "was rewritten after it was shown"
-                )
+            if hashes.get(seq) != head:
+                yield _not_in_the_run(path, checkpoint, max(hashes))
 
 
 def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
@@ -344,10 +339,16 @@ def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
     )
 
 
-def _beyond_the_end(path: Path, checkpoint: Checkpoint, last: int) -> str:
+def _not_in_the_run(path: Path, checkpoint: Checkpoint, last: int) -> str:
+    seq = checkpoint.seq
+    if seq > last:
+        return (
+            f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {last}: an older state was "
+            "put back, or its end was taken away"
+        )
     return (
-        f"witness: {path} has event {checkpoint.seq} of {checkpoint.time}, the run ends at event {last}: an older "
-        "state was put back, or its end was taken away"
+        f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history was rewritten "
+        "after it was shown"
     )
 
 
@@ -361,13 +362,11 @@ def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> I
             continue
         if checkpoint.run != run or heads.get(checkpoint.seq) == checkpoint.head or not checkpoint.holds:
             continue
-        seq = checkpoint.seq
         if checkpoint.public_key not in keys:
-            yield f"fork: {path} has event {seq}, signed with the key {checkpoint.public_key}, which the run never had"
-        elif seq > max(heads):
-            yield _beyond_the_end(path, checkpoint, max(heads))
+            by = f"signed with the key {checkpoint.public_key}, which the run never had"
+            yield f"fork: {path} has event {checkpoint.seq}, {by}"
         else:
-            yield f"fork: {path} has another event {seq} than the run: the history was rewritten after it was shown"
+            yield _not_in_the_run(path, checkpoint, max(heads))
 
 
 def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:

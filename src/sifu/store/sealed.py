@@ -40,6 +40,7 @@ from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import Change, RequestRow, apply_change
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
 from sifu.theory.history import TAKEN_PART
+from sifu.theory.regularity import RoundRegularity
 
 SALTS_FILE = "salts.json"
 WITHOUT_SALTS = (
@@ -453,9 +454,8 @@ def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgott
 
 def is_erased(row: NodeRow, part: ParticipationRows) -> bool:
     """Whether all figures of a round or merge are as a purge leaves them; `part` are those who took part in it."""
-    node = row.node
-    overwritten = replace(node.regularity, factor_max=1.0, averagedness_sum=0.0, averagedness_max=0.0)
-    overwritten = replace(overwritten, factor_sum=float(node.regularity.total_samples))
+    node, samples = row.node, row.node.regularity.total_samples
+    overwritten = RoundRegularity(samples, float(samples), factor_max=1.0, averagedness_sum=0.0, averagedness_max=0.0)
     unbounded = math.isinf(node.rounding) and math.isinf(node.mean_shift) and bool(np.all(np.isinf(part.drifts)))
     return unbounded and node.regularity == overwritten
 

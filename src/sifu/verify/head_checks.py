@@ -4,7 +4,7 @@ of anybody forgotten is kept (docs/theory.md, section 14)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -91,14 +91,13 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         if not view.spec.is_tuned and row.trunks:
             yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
-    groups, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
+    in_parts = view.spec.features.tune == "blocks"
     for row in rows:
-        part = tuple(groups[node].grp for node in row.trunks if node in groups)
+        part = tuple(_groups_of(view.reader, row.trunks))
         if row.part != (None if row.is_sum or not in_parts else part):
             yield f"statistics: {row.file} is named after other networks of groups than its features went through"
-    nodes = {node for row in rows for node in row.trunks if node in groups}
-    different = len({groups[node].grp for node in nodes}) < len(nodes)
-    if different or (not in_parts and len({row.trunks for row in rows}) > 1):
+    groups = _groups_of(view.reader, {node for row in rows for node in row.trunks})
+    if len(set(groups)) < len(groups) or (not in_parts and len({row.trunks for row in rows}) > 1):
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
@@ -106,11 +105,15 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         yield "statistics: those of single clients are kept, where the spec says that only their sum is"
 
 
+def _groups_of(reader: RunReader, nodes: Iterable[int]) -> list[int]:
+    """The groups of these networks; what is none of theirs is left out."""
+    groups = reader.group_models()
+    return [groups[node].grp for node in nodes if node in groups]
+
+
 def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
     """Nothing is left of the blocks whose networks are erased, or never were."""
-    groups = reader.group_models()
-    there = {groups[node].grp for node in row.trunks if node in groups}
-    for group in sorted(set(range(blocks.count)) - there):
+    for group in sorted(set(range(blocks.count)) - set(_groups_of(reader, row.trunks))):
         if not is_struck(statistics, blocks, group):
             yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
 
@@ -166,9 +169,7 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
-    groups = reader.group_models()
-    there = {groups[node].grp for node in row.trunks if node in groups}
-    places = places_of_head(view.spec, reader.layout, there)
+    places = places_of_head(view.spec, reader.layout, set(_groups_of(reader, row.trunks)))
     weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
     if np.any(np.delete(weights, places, axis=0)):
         yield "statistics: the current head has weights of features whose network is not there"

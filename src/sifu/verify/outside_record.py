@@ -30,9 +30,10 @@ from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.store import clock
-from sifu.store.checkpoints import Checkpoint, signed_events
+from sifu.store.checkpoints import KEY_LOST, VOUCHED, Checkpoint, signed_events
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
+from sifu.store.keys import KEY_FILE
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
 from sifu.store.unfinished import unfinished_copies
@@ -330,16 +331,29 @@ def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:
 RESTORED = "restored"
 
 
-def restored_notes(reader: RunReader) -> Iterator[str]:
-    """That a run was restored is never forgotten."""
-    for seq, time, payload in reader.query("SELECT seq, time, payload FROM events WHERE kind = ?", (RESTORED,)):
-        content = json.loads(payload)
-        gap = (
-            "the anchor given then was its last event"
-            if content["complete"]
-            else "what was done between the backup and then is not in this record"
+def event_notes(reader: RunReader) -> Iterator[str]:
+    """What the reader of a verification should know of the past: a clock or key that was wrong, a restoration."""
+    for event in reader.events():
+        seq, time, content = event.seq, event.time, event.content
+        if event.kind == clock.CLOCK_SET:
+            yield (
+                f"the operator set the clock from {content['before']} to {time} (event {seq}): what is dated before "
+                "that event may have happened at another time"
+            )
+        elif event.kind == VOUCHED and content.get("unsigned"):
+            gap = "events {} to {} were written without a signature".format(*content["unsigned"])
+            yield f"{gap}; the operator vouched for them at {time} (event {seq})"
+        elif event.kind == KEY_LOST:
+            yield f"the operator's key was gone, or was another one, at {time} (event {seq})"
+        elif event.kind == RESTORED:
+            lost = "what was done between the backup and then is not in this record"
+            gap = "the anchor given then was its last event" if content["complete"] else lost
+            yield f"event {seq} restored the run from a backup on {time}; {gap}"
+    if not (reader.folder / KEY_FILE).is_file():
+        yield (
+            f"the folder has no {KEY_FILE}: it can be verified, but nothing more can be signed until the key is put "
+            "back, from a backup for example"
         )
-        yield f"event {seq} restored the run from a backup on {time}; {gap}"
 
 
 def check_restored(reader: RunReader) -> Iterator[str]:

@@ -14,7 +14,7 @@ from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints
-from sifu.store.clock import check_not_ahead, clock_notes
+from sifu.store.clock import check_not_ahead
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
 from sifu.store.kept_outside import check_witnesses, contradictions, files_of_witnesses, key_problem, remember_key
@@ -165,8 +165,8 @@ def _check_against_outside(
             f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
             f"{time} at the operator's wish. Their signatures can be checked, and what is left of the record holds",
         )
-    earlier = (clock_notes, checkpoints.vouched_notes, checkpoints.lost_key_notes, outside_record.restored_notes)
-    for notes in (*earlier, unwritten_notes, group_checks.lost_salt_notes, erased_notes, copy_notes):
+    of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
+    for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes):
         result.notes.extend(notes(reader))
 
 
