@@ -425,27 +425,19 @@ def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgott
     """
     kept, gone = canonical_json(sorted(path)).decode(), canonical_json(sorted(forgotten)).decode()
     off_path = "node NOT IN (SELECT value FROM json_each(?))"
-    connection.execute(
-        "UPDATE nodes SET factor_sum = samples, factor_max = 1, averagedness_sum = 0, averagedness_max = 0, "
-        f"mean_shift = 9e999, rounding = 9e999 WHERE kind IN ('round', 'merge') AND {off_path}",
-        (kept,),
-    )
-    connection.execute(f"UPDATE nodes SET distance = 0 WHERE {off_path}", (kept,))
-    connection.execute(
-        f"UPDATE nodes SET parent = node - 1, noise_std = 9e999, rounding = 9e999 WHERE kind = 'noise' AND {off_path}",
-        (kept,),
-    )
     trained = "source_node IS NOT NULL AND noise_node IN (SELECT node FROM nodes WHERE kind = 'noise')"
     trained += f" AND noise_{off_path}"
-    connection.execute(
-        f"DELETE FROM charges WHERE noise_node IN (SELECT noise_node FROM requests WHERE {trained})", (kept,)
-    )
-    connection.execute(
-        f"UPDATE requests SET noise_std = NULL, source_node = noise_node - 1, wanted_node = noise_node - 1 "
+    for statement in (
+        "UPDATE nodes SET factor_sum = samples, factor_max = 1, averagedness_sum = 0, averagedness_max = 0, "
+        f"mean_shift = 9e999, rounding = 9e999 WHERE kind IN ('round', 'merge') AND {off_path}",
+        f"UPDATE nodes SET distance = 0 WHERE {off_path}",
+        f"UPDATE nodes SET parent = node - 1, noise_std = 9e999, rounding = 9e999 WHERE kind = 'noise' AND {off_path}",
+        f"DELETE FROM charges WHERE noise_node IN (SELECT noise_node FROM requests WHERE {trained})",
+        "UPDATE requests SET noise_std = NULL, source_node = noise_node - 1, wanted_node = noise_node - 1 "
         f"WHERE {trained}",
-        (kept,),
-    )
-    connection.execute(f"UPDATE participation SET drift = 9e999 WHERE {off_path}", (kept,))
+        f"UPDATE participation SET drift = 9e999 WHERE {off_path}",
+    ):
+        connection.execute(statement, (kept,))
     connection.execute(
         "UPDATE clients SET smoothness = NULL, curvature = NULL WHERE client IN (SELECT value FROM json_each(?))",
         (gone,),

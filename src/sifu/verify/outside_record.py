@@ -197,10 +197,8 @@ class Authority:
         client = clock.protocol()
         builder = client.VerifierBuilder()
         for certificate in self.certificates:
-            if certificate.issuer == certificate.subject:
-                builder = builder.add_root_certificate(certificate)
-            else:
-                builder = builder.add_intermediate_certificate(certificate)
+            root = certificate.issuer == certificate.subject
+            builder = (builder.add_root_certificate if root else builder.add_intermediate_certificate)(certificate)
         try:
             builder.build().verify_message(clock.read_timestamp(answer), content)
         except (client.VerificationError, InputError, ValueError) as error:
