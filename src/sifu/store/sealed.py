@@ -290,14 +290,9 @@ def keeps_figures(
 def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, at_wish: bool = False) -> str:
     """`keeps_figures` of a run, now or when its small tables were `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
-    if tables is None:
-        run = [str(key) for (key,) in reader.query("SELECT key FROM run")]
-        carried_out = [row for row in reader.requests() if row.noise_node is not None]
-        requests = {row.request: {"level": row.level, "method": row.method} for row in carried_out}
-    else:
-        run = [str(key) for (key,) in tables.rows["run"]]
-        rows = {str(key): row for (key,), row in tables.rows["requests"].items()}
-        requests = {request: row for request, row in rows.items() if row.get("noise_node") is not None}
+    rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
+    run = [str(key) for (key,) in rows["run"]]
+    requests = {str(key): row for (key,), row in rows["requests"].items() if row.get("noise_node") is not None}
     erased = not_recomputed(reader)
     left = [row for request, row in requests.items() if request not in erased]
     if requests and not left:

@@ -39,12 +39,8 @@ Check = Callable[[Any], bool]
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
+def _is(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
 
 
 def _whole(value: Any) -> bool:
@@ -93,6 +89,7 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bool) or (type(value) in (int, float) and math.isfinite(value))
 
 
+_text, _truth = _is(str), _is(bool)
 NAMES, NODES = _list_of(_text, 1), _list_of(_whole)
 SUBJECTS = _list_of(
     _object(clients=NAMES, psi=_figure_or_infinite, charge=_or_null(_figure_or_infinite), budget=_figure)
