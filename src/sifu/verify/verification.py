@@ -25,6 +25,7 @@ from sifu.verify import group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
+from sifu.verify.outside_record import Leftover
 from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
@@ -40,7 +41,7 @@ class Verification:
     problems: list[str] = field(default_factory=list)
     not_recomputed: dict[str, str] = field(default_factory=dict)
     """Requests whose certificates can be checked by their signatures alone: when a purge erased their figures."""
-    leftovers: list[outside_record.Leftover] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
     """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
     """Of a certificate: what was checked, as it was read."""
