@@ -26,7 +26,7 @@ from sifu.run.group_state import has_groups, members_now, models_at_hand
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.clock import current_time
+from sifu.store.clock import TIME_FORMAT, current_time
 from sifu.store.inbox import letters
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
@@ -331,37 +331,32 @@ def _state(view: RunView, client: int) -> ClientState:
 
 def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.datetime) -> list[RequestStatus]:
     """Where requests stand."""
-    approvals, lacking = approvals_of(reader), unapproved(reader)
-    return [
-        _request_status(reader, row, now, approvals.get(row.request, Approvals()), lacking.get(row.request, 0))
-        for row in rows
-    ]
-
-
-def _request_status(
-    reader: RunReader, row: RequestRow, now: datetime.datetime, approvals: Approvals, lacking: int
-) -> RequestStatus:
-    return RequestStatus(
-        request=row.request,
-        status=row.status,
-        clients=plain_names(reader, row.clients),
-        records=len(row.records) or None,
-        method=row.method,
-        epsilon=row.terms.epsilon,
-        delta=row.terms.delta,
-        sigma=row.noise_std if row.noise_std is not None else row.terms.sigma,
-        level=row.level,
-        received=row.received,
-        deadline=deadline_of(row).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        overdue=is_overdue(row, now),
-        finished=row.finished,
-        cost=cost_of(reader, row) if row.status == "done" else None,
-        filed_by=approvals.filed_by,
-        approvals=tuple(approvals.approved_by),
-        approvals_missing=lacking if row.waits else 0,
-        terms=replace(row.terms, clients=plain_names(reader, row.clients)),
-        terms_digest=row.terms.digest(row.request),
-    )
+    approvals, lacking, statuses = approvals_of(reader), unapproved(reader), []
+    for row in rows:
+        given, clients = approvals.get(row.request, Approvals()), plain_names(reader, row.clients)
+        status = RequestStatus(
+            request=row.request,
+            status=row.status,
+            clients=clients,
+            records=len(row.records) or None,
+            method=row.method,
+            epsilon=row.terms.epsilon,
+            delta=row.terms.delta,
+            sigma=row.noise_std if row.noise_std is not None else row.terms.sigma,
+            level=row.level,
+            received=row.received,
+            deadline=deadline_of(row).strftime(TIME_FORMAT),
+            overdue=is_overdue(row, now),
+            finished=row.finished,
+            cost=cost_of(reader, row) if row.status == "done" else None,
+            filed_by=given.filed_by,
+            approvals=tuple(given.approved_by),
+            approvals_missing=lacking.get(row.request, 0) if row.waits else 0,
+            terms=replace(row.terms, clients=clients),
+            terms_digest=row.terms.digest(row.request),
+        )
+        statuses.append(status)
+    return statuses
 
 
 def _refusals(reader: RunReader) -> tuple[Refusal, ...]:

@@ -205,7 +205,7 @@ def list_runs(visit: Visit) -> Any:
     listed = []
     for run in visit.desk.runs(visit.who):
         try:
-            live = run.live().to_mapping() if visit.who.may("see") else {}
+            live = asdict(run.live()) if visit.who.may("see") else {}
         except SifuError as error:  # one run that cannot be read hides no other
             live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
@@ -216,7 +216,7 @@ def show_run(visit: Visit) -> Any:
     """One run now, the curve of its accuracy, its last verification."""
     run, verification = visit.run, visit.run.verification(visit.who)
     jobs = [asdict(job) for job in run.jobs.of_run(run.key)]
-    return {"run": run.key, "name": run.name, "verification": verification, "jobs": jobs} | run.live().to_mapping()
+    return {"run": run.key, "name": run.name, "verification": verification, "jobs": jobs} | asdict(run.live())
 
 
 def list_requests(visit: Visit) -> Any:

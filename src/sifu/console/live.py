@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,6 @@ class Live:
     waiting: int
     overdue: int
     held_out: HeldOutFigures | None = None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
-        return asdict(self)
 
 
 @dataclass

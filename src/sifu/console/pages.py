@@ -293,7 +293,7 @@ def live_values(run: RunAtDesk, who: Token) -> dict[str, Any]:
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
     stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
     rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
-    return live.to_mapping() | {"jobs": jobs, "stamp": stamp} | rendered
+    return asdict(live) | {"jobs": jobs, "stamp": stamp} | rendered
 
 
 @page
@@ -302,7 +302,7 @@ def show_request(visit: Visit) -> Response:
     run, who = visit.run, visit.who
     numbered, spec = run.request(who, visit.number), run.run.spec
     status = numbered.record.status
-    waits = status.status in ("received", "verified", "planned")
+    usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
     plan, others, body, refusal, erased = None, None, None, "", ""
     if waits and who.may("see"):
         try:
@@ -329,7 +329,9 @@ def show_request(visit: Visit) -> Response:
         plan=plan,
         others=others,
         refusal=refusal,
-        terms=shown_terms(status.terms, spec),
+        terms=_terms_in_words(status.terms, spec),
+        usual=_terms_in_words(usual, spec),
+        changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
         answer=_certificate_words(body) if body else None,
         body=body,
         erased=erased,
@@ -350,32 +352,18 @@ def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
     return None
 
 
-def shown_terms(terms: RequestTerms, spec: Spec) -> list[dict[str, Any]]:
-    """Every term of a request but its clients: what it is about, what was filed, and what is usual in the run."""
-    usual, filed = usual_terms(spec, terms.clients).to_mapping(), terms.to_mapping()
-    return [
-        {
-            "name": name,
-            "help": term.about.help,
-            "value": _term_words(name, filed[name], spec),
-            "usual": _term_words(name, usual[name], spec),
-            "changed": filed[name] != usual[name],
-        }
-        for name, term in terms_on_offer().items()
-    ]
-
-
-def _term_words(name: str, value: Any, spec: Spec) -> str:
-    """A term as people read it; a default from the spec is shown with its value."""
-    if name == "records":
-        return rows_words(value)
-    if name == "target" and value is None:
-        return f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
-    if name == "max_rounds" and value == 0:
-        return f"{spec.stop.max_rounds} (the run's)"
-    if value is None:
-        return "conditional, or none for a method without a guarantee"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _terms_in_words(terms: RequestTerms, spec: Spec) -> dict[str, str]:
+    """The terms of a request as people read them; a default from the spec is shown with its value."""
+    filed = terms.to_mapping()
+    words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
+    words["records"] = rows_words(terms.records)
+    if terms.level is None:
+        words["level"] = "conditional, or none for a method without a guarantee"
+    if terms.target is None:
+        words["target"] = f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
+    if terms.max_rounds == 0:
+        words["max_rounds"] = f"{spec.stop.max_rounds} (the run's)"
+    return words
 
 
 def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
