@@ -16,8 +16,7 @@ import sifu
 from run_tools import copy_run, small_spec, state
 from sifu.api.advice import advise
 from sifu.core.spec import Spec
-from sifu.planning.budgets import influence
-from sifu.planning.forecast import Forecast, Prediction
+from sifu.planning.forecast import Forecast, Prediction, influence
 from sifu.planning.plan import SIGMA_LADDER, on_ladder
 from sifu.run.run_view import RunView
 from sifu.run.training import track_everyone

@@ -43,7 +43,7 @@ from sifu.core.wording import TRAINING_DATA
 from sifu.errors import SifuError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
-from sifu.planning.budgets import influence, most_expensive
+from sifu.planning.forecast import influence, most_expensive
 from sifu.planning.plan import LARGEST_NOISE_TO_SIGNAL
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.recorded_data import held_out_figures, rows_at_hand

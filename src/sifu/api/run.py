@@ -32,7 +32,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RunBusyError, VerificationError
 from sifu.methods.registry import plan_request
-from sifu.planning.budgets import most_expensive
+from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
 from sifu.requests.erasure import Purge, purge

@@ -19,7 +19,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.core.wording import HeldOutFigures
 from sifu.methods.registry import METHODS, method_named
-from sifu.planning.budgets import Outlook, budget_lines, outlook_now
+from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import Approvals, approvals_of, deadline_of, is_overdue, unapproved
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.group_state import has_groups, members_now, models_at_hand

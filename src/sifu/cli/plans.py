@@ -20,7 +20,7 @@ from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count
 from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
-from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
+from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import Plan, Way
 from sifu.plots.style import byte_size
 

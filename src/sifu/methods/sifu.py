@@ -14,8 +14,7 @@ from typing import ClassVar
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim, Method, plan_from
-from sifu.planning.budgets import budget_lines, outlook
-from sifu.planning.forecast import Forecast
+from sifu.planning.forecast import Forecast, budget_lines, outlook
 from sifu.planning.plan import Plan, both_units, choose_noise, noise_options
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity

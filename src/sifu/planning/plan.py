@@ -32,8 +32,7 @@ from sifu.choices import LEVELS, Level, Unit
 from sifu.core.method_info import METHOD_INFOS, Protection, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.planning.budgets import BudgetLine, Outlook
-from sifu.planning.forecast import WORTH_IT, Forecast
+from sifu.planning.forecast import WORTH_IT, BudgetLine, Forecast, Outlook
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise, least_noises

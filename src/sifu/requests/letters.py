@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -94,10 +95,8 @@ def receive(
     if request is not None and request in received:
         return request
     check_deadline(deadline_days)
-    number = len(received) + 1
-    while request is None:
-        request = f"r{number}" if f"r{number}" not in received else None
-        number += 1
+    numbered = (f"r{number}" for number in itertools.count(len(received) + 1))
+    request = request or next(name for name in numbered if name not in received)
     content = terms.to_mapping() | {"request": request, "deadline_days": deadline_days}
     writer.record(NewEvent("request received", {"request": content, "actor": actor_name(actor)}))
     return request
