@@ -21,7 +21,7 @@ from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
-from sifu.planning.plan import EXACT_ORDER, Compared, choose_way
+from sifu.planning.plan import EXACT_ORDER, Way, choose_way
 
 RUNS: dict[str, dict[str, Any]] = {
     "linear": small_spec(data={"clients": 40}, stop={"target": 0.8, "max_rounds": 60}),
@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 ways = st.lists(
     st.builds(
-        Compared,
+        Way,
         st.sampled_from(["sifu", "scratch", "groups", "closed_form", "fine_tuning", "dp", "last"]),
         st.sampled_from(LEVELS),
         st.one_of(st.none(), st.integers(0, 50).map(float)),
@@ -52,7 +52,7 @@ ways = st.lists(
 
 
 @given(ways, st.sampled_from(LEVELS))
-def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: list[Compared], least: Any) -> None:
+def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: list[Way], least: Any) -> None:
     chosen = choose_way(compared, least)
     enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
     if not enough:
@@ -68,8 +68,8 @@ def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: l
 
 
 @given(ways, st.data())
-def test_no_prediction_decides_between_ways_that_are_exact(compared: list[Compared], data: st.DataObject) -> None:
-    other = [Compared(way.method, way.level, data.draw(st.floats(0.0, 99.0))) for way in compared]
+def test_no_prediction_decides_between_ways_that_are_exact(compared: list[Way], data: st.DataObject) -> None:
+    other = [Way(way.method, way.level, data.draw(st.floats(0.0, 99.0))) for way in compared]
     assert choose_way(compared, "exact") == choose_way(other, "exact")
 
 

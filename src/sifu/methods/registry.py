@@ -29,7 +29,7 @@ from sifu.methods.groups import Groups
 from sifu.methods.sifu import Sifu
 from sifu.methods.stored_updates import FedAccum, FedEraser
 from sifu.planning.forecast import Forecast
-from sifu.planning.plan import AutoChoice, Compared, Plan, Way, choose_way, least_level, reason_of, strongest_way
+from sifu.planning.plan import AutoChoice, Plan, Way, choose_way, least_level, reason_of, strongest_way
 from sifu.run.run_view import RunView
 
 METHODS: dict[str, type[Method]] = {
@@ -138,7 +138,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))
         except (InputError, NotCertifiableError) as error:
-            ways.append(Way(name, METHOD_INFOS[name].summary, refused=str(error)))
+            ways.append(Way(name, summary=METHOD_INFOS[name].summary, refused=str(error)))
         else:
             ways.append(_way(view, method, plans[name]))
     # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
@@ -147,8 +147,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
     allowed = [way for way in ways if not way.refused]
     if not allowed:
         raise InputError(f"this run allows no way to forget them: {ways[0].refused}")
-    among = [way for way in allowed if way.may_be_chosen] or allowed
-    compared = tuple(Compared(way.method, way.level, way.rounds) for way in among)
+    compared = tuple(way for way in allowed if way.may_be_chosen) or tuple(allowed)
     chosen = choose_way(compared, least) or strongest_way(compared)
     choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
     return replace(plans[chosen], ways=tuple(ways), auto=choice)

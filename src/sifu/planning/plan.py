@@ -55,10 +55,10 @@ class Way:
     """
 
     method: str
-    summary: str
-    refused: str = ""
     level: Level = "none"
     rounds: float | None = None
+    summary: str = ""
+    refused: str = ""
     predicted_rounds: int | None = None
     predicted_interval: tuple[int, int] | None = None
     noise_std: float = 0.0
@@ -76,21 +76,12 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What the ledger records of a way that `auto` could take: all that the choice rests on."""
-
-    method: str
-    level: Level
-    rounds: float | None
-
-
-@dataclass(frozen=True)
 class AutoChoice:
-    """Which way `auto` took, at which least level, and what it was held against."""
+    """Which way `auto` took, at which least level, and what it was held against: all that the choice rests on."""
 
     method: str
     least_level: Level
-    compared: tuple[Compared, ...]
+    compared: tuple[Way, ...]
     reason: str
 
     def to_mapping(self) -> dict[str, object]:
@@ -112,13 +103,13 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
     return max(usual, terms.level or "none", key=LEVELS.index)
 
 
-def choose_way(compared: Sequence[Compared], least: Level) -> str | None:
+def choose_way(compared: Sequence[Way], least: Level) -> str | None:
     """The method `auto` takes among these, None where none reaches the least level.
 
-    >>> ways = [Compared("sifu", "proven", 9.0), Compared("scratch", "exact", 90.0)]
+    >>> ways = [Way("sifu", "proven", 9.0), Way("scratch", "exact", 90.0)]
     >>> choose_way(ways, "conditional"), choose_way(ways, "exact")
     ('sifu', 'scratch')
-    >>> choose_way([Compared("sifu", "proven", 90.0), Compared("scratch", "exact", 90.0)], "conditional")
+    >>> choose_way([Way("sifu", "proven", 90.0), Way("scratch", "exact", 90.0)], "conditional")
     'scratch'
     """
     enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
@@ -130,12 +121,12 @@ def choose_way(compared: Sequence[Compared], least: Level) -> str | None:
     return min(candidates, key=lambda way: (_cost(way), -LEVELS.index(way.level), _place(way.method))).method
 
 
-def strongest_way(compared: Sequence[Compared]) -> str:
+def strongest_way(compared: Sequence[Way]) -> str:
     """The way with the strongest guarantee: what is planned, and refused, where none reaches the level asked for."""
     return min(compared, key=lambda way: (-LEVELS.index(way.level), _cost(way), _place(way.method))).method
 
 
-def _cost(way: Compared) -> float:
+def _cost(way: Way) -> float:
     return math.inf if way.rounds is None else way.rounds
 
 
@@ -144,7 +135,7 @@ def _place(method: str) -> int:
     return EXACT_ORDER.index(method) if method in EXACT_ORDER else len(EXACT_ORDER)
 
 
-def reason_of(method: str, compared: Sequence[Compared], least: Level) -> str:
+def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:
     """Why a way was taken, in a sentence."""
     taken = next(way for way in compared if way.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):

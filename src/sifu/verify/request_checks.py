@@ -13,7 +13,7 @@ from sifu.core.method_info import METHOD_INFOS
 from sifu.core.premises import level_of
 from sifu.core.request_terms import AUTO
 from sifu.core.spec import RIDGE
-from sifu.planning.plan import Compared, choose_way, least_level
+from sifu.planning.plan import Way, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
@@ -45,7 +45,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         yield f"the method was left to auto, and what {request.method} was held against is not recorded"
         return
     least = auto["least_level"]
-    compared = [Compared(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
+    compared = [Way(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
     methods = [way.method for way in compared]
     always = "closed_form" if recorded.view.spec.model.kind == RIDGE else "scratch"
     wrong = len(set(methods)) < len(methods) or set(methods) - set(METHOD_INFOS)
