@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.spec import RIDGE, Spec
+from sifu.api.loaded_model import described_map
+from sifu.core.spec import RIDGE
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
-from sifu.data.feature_maps.build import specified_map
 from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
 from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
@@ -126,18 +126,9 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     if kind not in WRITTEN_MAPS:
         raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
     samples, shape = raw_samples(graph, description, width)
-    mapped = kind != "none" or description["model"] == RIDGE
-    if mapped:
-        samples = graph.cast(samples, np.float64)
-        mapping = specified_map(
-            Spec.from_mapping({"features": description["features"] | {"tune": "none"}}).features, shape
-        )
-        if mapping.digest() != description["features_digest"]:
-            raise InputError(
-                f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on, so "
-                f"it cannot be written as ONNX: {INSTEAD}"
-            )
-        return replace(_mapped(graph, mapping, samples), shape=(mapping.features,))
+    if kind != "none" or description["model"] == RIDGE:
+        mapping = described_map(description, {}, shape)
+        return replace(_mapped(graph, mapping, graph.cast(samples, np.float64)), shape=(mapping.features,))
     flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)
     largest = float(np.finfo(description["dtype"]).max)
     return Prepared(samples, at_most(graph, flat, np.array(largest, description["dtype"])), shape)
