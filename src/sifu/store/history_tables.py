@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,19 +22,8 @@ from sifu.theory.regularity import RoundRegularity
 NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "heuristic", "group", "merge")
 NODE_DTYPE = np.dtype(
     [(name, "<i8") for name in ("node", "parent", "kind", "branch", "position", "samples", "request_order")]
-    + [
-        (name, "<f8")
-        for name in (
-            "factor_sum",
-            "factor_max",
-            "averagedness_sum",
-            "averagedness_max",
-            "mean_shift",
-            "rounding",
-            "noise_std",
-            "distance",
-        )
-    ]
+    + [(sums.name, "<f8") for sums in fields(RoundRegularity)[1:]]
+    + [(name, "<f8") for name in ("mean_shift", "rounding", "noise_std", "distance")]
 )
 PARTICIPATION_DTYPE = np.dtype([("node", "<i8"), ("client", "<i8"), ("samples", "<i8"), ("drift", "<f8")])
 
