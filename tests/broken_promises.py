@@ -14,7 +14,7 @@ import sifu.requests.certification as certification
 import sifu.run.run_view as run_view
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
-from sifu.core.randomness import NormalSource, add_noise
+from sifu.core.round import NormalSource, add_noise
 from sifu.store.projection import GroupModelRow
 from sifu.theory.closed_form import Statistics
 

@@ -30,7 +30,7 @@ import sifu.methods.base as noised
 from sifu.api.engine_check import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position
-from sifu.core.randomness import NormalSource
+from sifu.core.round import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.client_updates import Clipping

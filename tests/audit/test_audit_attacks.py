@@ -15,7 +15,7 @@ from sifu.audit import AuditOptions, Replays, audit_run
 from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira, relearn_rounds
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.engines.sim.scoring import Scorer, stacked
+from sifu.engines.sim.models import Scorer, stacked
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import exact_multiplier
 

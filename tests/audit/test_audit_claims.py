@@ -16,7 +16,7 @@ from sifu.audit import AuditOptions, Replays, audit_run, run_controls
 from sifu.audit.controls import DELTA, LEAVING, HalfNoise, carried_out_by, designed_run
 from sifu.audit.releases import _likelihood_ratios
 from sifu.audit.replay_evidence import noise_drawn
-from sifu.core.randomness import SystemNormals
+from sifu.core.round import SystemNormals
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
 from sifu.theory.history import PathNode

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.core.layout import ModelLayout
-from sifu.core.randomness import SystemNormals, add_noise, keyed_generator, noise_source
 from sifu.core.request_terms import RequestTerms, check_request_id
+from sifu.core.round import SystemNormals, add_noise, keyed_generator, noise_source
 from sifu.errors import InputError, SifuError
 from sifu.theory.participation import Participation, base_key, place_key
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from sifu.core.randomness import noise_rounding
+from sifu.core.round import noise_rounding
 from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
 from sifu.theory.history import ActivePath, PathNode
 from sifu.theory.tracking import SensitivityTracker

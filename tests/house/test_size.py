@@ -11,10 +11,10 @@ import sifu
 from run_tools import small_spec
 
 SOURCES = Path(sifu.__file__).resolve().parent
-MOST_LINES = 57_400
+MOST_LINES = 54_700
 """Lower it when `src/sifu` gets smaller; a feature takes as many lines out elsewhere as it adds."""
-MOST_FILES = 270
-MOST_ENTERED = 92
+MOST_FILES = 245
+MOST_ENTERED = 80
 """Files of which `sifu forget` calls a function."""
 
 FORGET = """

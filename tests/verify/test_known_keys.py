@@ -16,8 +16,8 @@ from sifu.api import verify_certificate, verify_run
 from sifu.audit.client_audit import audit_client
 from sifu.errors import RunDamagedError
 from sifu.store import kept_outside, keys
-from sifu.store.checkpoints import checkpoint_body
 from sifu.store.files import certificate_path
+from sifu.store.keys import checkpoint_body
 
 
 @pytest.fixture

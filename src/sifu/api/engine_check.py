@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
-from sifu.data.table import is_frame
+from sifu.data.client_data import is_frame
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
 from sifu.run.devices import facts_of

@@ -27,12 +27,20 @@ from sifu.requests.erasure import forgetting_models, statistics_to_erase
 from sifu.run.run_view import RunView
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
-from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, check_keys, keys_of, unsigned_tail, write_head
 from sifu.store.clock import CLOCK_SET, actor_name
 from sifu.store.database import transaction
 from sifu.store.files import certificate_path, uninterrupted
 from sifu.store.kept_outside import key_problem, known_key_problem, remember_key
-from sifu.store.keys import load_key
+from sifu.store.keys import (
+    ROTATED,
+    VOUCHED,
+    check_checkpoints,
+    check_keys,
+    keys_of,
+    load_key,
+    unsigned_tail,
+    write_head,
+)
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, names_now
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems

@@ -34,8 +34,8 @@ from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
+from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
-from sifu.data.table import is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in

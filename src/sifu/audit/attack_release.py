@@ -25,9 +25,9 @@ from sifu.audit.replay_evidence import Evidence, Watched
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.core.randomness import NormalSource, SystemNormals, keyed_generator
+from sifu.core.round import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
-from sifu.engines.sim.scoring import Samples, Scorer, scorer_of, stacked
+from sifu.engines.sim.models import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured

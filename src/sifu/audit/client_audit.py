@@ -20,7 +20,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words
 from sifu.data.npz import read_arrays
 from sifu.engines.sim import LinearModel
-from sifu.engines.sim.scoring import Samples, Scorer
+from sifu.engines.sim.models import Samples, Scorer
 from sifu.errors import InputError
 from sifu.store.files import read_plain
 from sifu.store.kept_outside import check_heads, read_witness

@@ -9,8 +9,8 @@ import numpy as np
 
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
-from sifu.core.randomness import NormalSource, add_noise
-from sifu.engines.sim.scoring import Samples, Scorer
+from sifu.core.round import NormalSource, add_noise
+from sifu.engines.sim.models import Samples, Scorer
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices

@@ -33,7 +33,7 @@ import numpy as np
 from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched, made_of
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.core.randomness import NormalSource
+from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import solves

@@ -136,7 +136,7 @@ def train(
     from sifu.run.run_view import RunView
 
     merged = sifu.load_spec(spec, settings or [])
-    with RoundsProgress(MetricsLog(run, metrics, warn)) as progress:
+    with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         trained = sifu.train(
             merged,
             run=run,

@@ -158,6 +158,7 @@ def forget(
     writes a signed certificate. An interrupted request is finished first. With --records the client joins again with
     what it has left, in the same command.
     """
+    from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.report.metrics_log import MetricsLog
 
@@ -169,8 +170,8 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
-    with RoundsProgress(MetricsLog(run, metrics, warn)) as progress:
-        opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
+    with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
+        opened = open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,

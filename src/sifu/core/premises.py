@@ -19,7 +19,7 @@ from typing import Any, Literal
 from sifu.choices import Calibration, Level
 from sifu.core.ledger import finite_or_text
 from sifu.core.premise_sentences import sentence
-from sifu.core.randomness import NoiseSource
+from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.theory import facts as fact
 from sifu.theory.calibration import TrainingNoise

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     import torch
 
 
+def is_frame(data: Any) -> bool:
+    """Whether this is a frame or table of some library, by what it can do."""
+    columns = getattr(data, "column_names", None) or getattr(data, "columns", None)
+    return columns is not None and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's samples as model inputs, and their labels (int64 classes, or floats)."""

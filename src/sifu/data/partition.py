@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sifu.core.randomness import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu.data.dataset import SCALES, Dataset
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers

@@ -9,7 +9,7 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,6 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
     if not columns or not table.rows:
         raise InputError("the frame has no rows")
     return _dataset("frame", [table], coding, **testing)
-
-
-def is_frame(data: Any) -> bool:
-    """Whether this is a frame or table of some library, by what it can do."""
-    columns = getattr(data, "column_names", None) or getattr(data, "columns", None)
-    return columns is not None and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
 
 
 def _values(column: Any) -> list[Any]:

@@ -25,8 +25,8 @@ from sifu.core.premises import (
     heuristic_premise,
     level_of,
 )
-from sifu.core.randomness import add_noise, noise_source
 from sifu.core.request_terms import RequestTerms
+from sifu.core.round import add_noise, noise_source
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged

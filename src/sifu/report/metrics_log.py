@@ -367,8 +367,9 @@ def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
 class MetricsLog:
     """Keeps a target up to date from within a command; its troubles are told once and never stop the command."""
 
-    def __init__(self, folder: Path, target: str | None, warn: Callable[[str], None]) -> None:
-        self._folder, self._target, self._warn = folder, target and check_target(target), warn
+    def __init__(self, folder: Path, target: str, warn: Callable[[str], None]) -> None:
+        self._folder, self._warn = folder, warn
+        self._target: str | None = check_target(target)
         self._opened: Target | None = None
         self._looked = -EVERY
 

@@ -2,7 +2,7 @@
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.method_info import METHOD_INFOS
-from sifu.core.randomness import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import RIDGE, ModelSpec, StopSpec
 from sifu.core.spec.run_spec import number_of_groups, rounds_apart

@@ -14,8 +14,8 @@ import numpy as np
 
 from sifu.core.closed_form_engine import solved_once, targets_of
 from sifu.core.engine import Engine
-from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ALL, ReplyRules
+from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.client_data import ClientData
@@ -172,7 +172,8 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
 
 def columns_of_features(data: DataSpec, frame: Any = None) -> str:
     """The columns that are features, of a table or a frame, as a spec writes them; empty for other data."""
-    from sifu.data.table import column_names, frame_names, is_frame
+    from sifu.data.client_data import is_frame
+    from sifu.data.table import column_names, frame_names
     from sifu.data.table_coding import TableCoding, join_names
 
     if frame is not None and not is_frame(frame):

@@ -13,7 +13,7 @@ import numpy as np
 from sifu.core.closed_form_engine import StatisticsEngine, Trunk, TunedEngine, places_of_head
 from sifu.core.engine import Engine, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.randomness import add_noise, noise_source
+from sifu.core.round import add_noise, noise_source
 from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
 from sifu.core.spec import Spec, StopSpec
 from sifu.errors import RunDamagedError

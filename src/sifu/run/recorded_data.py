@@ -25,8 +25,7 @@ from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.spec import Spec
 from sifu.core.wording import HeldOutFigures
-from sifu.data.client_data import ClientData
-from sifu.data.table import is_frame
+from sifu.data.client_data import ClientData, is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import (
     TABLE,
@@ -65,7 +64,7 @@ def rows_at_hand(spec: Spec, data_folder: str | Path | None = None, clients: Any
 
 def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRows) -> HeldOutFigures | None:
     """Figures of a model on rows; None where there is no row, or the engine does not show its model."""
-    from sifu.engines.sim.scoring import Samples, scorer_of
+    from sifu.engines.sim.models import Samples, scorer_of
 
     samples, scorer = Samples(np.asarray(rows.x), np.asarray(rows.y)), scorer_of(engine)
     if scorer is None or samples.count == 0:

@@ -25,7 +25,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, Evaluation, Position, evaluate_each
 from sifu.core.layout import Vector
-from sifu.core.randomness import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu.errors import NoClientResponseError, RoundRejectedError
 from sifu.store.projection import EvaluationRow
 from sifu.theory.participation import ClientIndices

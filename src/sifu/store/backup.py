@@ -20,7 +20,6 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.checkpoints import HEAD_FILE
 from sifu.store.client_accuracy import STANDING_FILE
 from sifu.store.database import DATABASE
 from sifu.store.files import (
@@ -32,7 +31,7 @@ from sifu.store.files import (
     room_to_write,
     sync_folder,
 )
-from sifu.store.keys import KEY_FILE
+from sifu.store.keys import HEAD_FILE, KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.sealed import SALTS_FILE
 from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration

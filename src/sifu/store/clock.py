@@ -28,8 +28,8 @@ from typing import Any
 
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, RunDamagedError, SifuError
-from sifu.store.checkpoints import latest_checkpoint
 from sifu.store.files import TIMESTAMPS, certificate_path, write_atomically
+from sifu.store.keys import latest_checkpoint
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 

@@ -28,10 +28,9 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.checkpoints import Checkpoint, check_keys, keys_of, latest_checkpoint
 from sifu.store.clock import utc_now
 from sifu.store.files import TEMPORARY_PREFIX, append_line, read_named
-from sifu.store.keys import KEY_FILE, is_encrypted, signature_holds
+from sifu.store.keys import KEY_FILE, Checkpoint, check_keys, is_encrypted, keys_of, latest_checkpoint, signature_holds
 from sifu.store.reader import RunReader
 
 KNOWN_KEYS = "SIFU_KNOWN_KEYS"

@@ -1,17 +1,26 @@
-"""The operator's Ed25519 key, plain or encrypted, and statements signed by the key of a client's node."""
+"""The operator's Ed25519 key, statements signed with it or with a node's, checkpoints, and the file `head`.
+
+A checkpoint is signed over an event and all before it. The operator's key is stored plain or encrypted.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sifu.core.identity import key_fingerprint
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import Event, canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.files import sync_folder, write_atomically
+from sifu.store.files import CERTIFICATES, read_plain, sync_folder, write_atomically
+from sifu.store.reader import RunReader
 
 KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
@@ -199,3 +208,280 @@ def signer_of(statement: dict[str, Any]) -> str | None:
     except (InvalidSignature, UnsupportedAlgorithm, KeyError, ValueError, TypeError):
         return None
     return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+HEAD_FILE = "head"
+"""`SEQ:HASH` of the last event; while an event is being committed, a second line names it."""
+_CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
+"""One line or two, each with its end: the file is written whole or not at all, so anything else was changed."""
+
+
+def write_head(folder: Path, event: Event) -> None:
+    """Note the last event that the database has."""
+    write_atomically(folder / HEAD_FILE, f"{event.head}\n".encode())
+
+
+def announce_head(folder: Path, before: str, event: Event) -> None:
+    """Note the event that is about to be committed after the head: killed now, the database has it or has not."""
+    write_atomically(folder / HEAD_FILE, f"{before}\n{event.head}\n".encode())
+
+
+def check_head_file(reader: RunReader) -> Iterator[str]:
+    """The file must name the database's last event: an older database put back, or an older file, does not."""
+    last = reader.value("head")
+    try:
+        content = read_plain(reader.folder / HEAD_FILE).decode("ascii")
+    except FileNotFoundError:
+        yield (
+            f"the file {HEAD_FILE} is missing, so nothing says whether this is the latest state of the run. If it is, "
+            "sifu sign writes the file again"
+        )
+        return
+    except UnicodeDecodeError:
+        content = ""
+    except OSError as error:
+        yield f"the file {HEAD_FILE} cannot be read: {error.strerror}"
+        return
+    lines = content.splitlines()
+    if not _CONTENT.fullmatch(content):
+        yield f"the file {HEAD_FILE} cannot be read: it holds no SEQ:HASH of an event"
+    elif last not in lines:
+        named, ends = int(lines[0].partition(":")[0]), int(last.partition(":")[0])
+        how = (
+            f"the database ends at event {ends}: an older state was put back"
+            if named > ends
+            else "the database has gone on, or has another event there"
+        )
+        yield f"the file {HEAD_FILE} names event {named}, but {how}"
+
+
+def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
+    """Files of the run folder that name events which the database does not have."""
+    if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
+        yield from check_head_file(reader)
+    hashes = reader.hashes()
+    for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
+        try:
+            seq, head = _named_by(read_plain(certificate))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # verification names what is wrong with it
+        if hashes.get(seq) != head:
+            yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
+
+
+_seen: dict[bytes, tuple[int, str]] = {}
+"""The event that each certificate names, by the digest of its bytes: a run is opened for writing again and again."""
+_MOST_SEEN = 100_000
+
+
+def _named_by(certificate: bytes) -> tuple[int, str]:
+    """Number and hash of the event that a certificate was issued after."""
+    digest = hashlib.sha256(certificate).digest()
+    if digest not in _seen:
+        ledger = json.loads(certificate)["body"]["ledger"]
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[digest] = int(ledger["seq"]), str(ledger["head"])
+    return _seen[digest]
+
+
+def keys_of(reader: RunReader) -> list[tuple[int, str]]:
+    """The operator's public keys with the event each was named by, in order."""
+    sql = "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq"
+    return [(seq, str(json.loads(text)["run"]["public_key"])) for seq, text in reader.query(sql, (ROTATED,))]
+
+
+def rotations(reader: RunReader) -> list[dict[str, str]]:
+    """Every change of keys: the old key and the new, and the signatures of both."""
+    rows = reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,))
+    return [
+        {"old": content["old_key"], "new": content["run"]["public_key"]}
+        | {name: content[name] for name in ("signature_by_old", "signature_by_new")}
+        for content in (json.loads(payload) for (payload,) in rows)
+    ]
+
+
+def rotation_holds(run: str, rotation: Mapping[str, Any]) -> bool:
+    """Whether a change of keys is signed by the old key and by the new one."""
+    named = {whose: str(rotation.get(whose)) for whose in ("old", "new")}
+    body = rotation_statement(run, **named)
+    return all(
+        signature_holds({"body": body, "public_key": key, "signature": rotation.get(f"signature_by_{whose}")})
+        for whose, key in named.items()
+    )
+
+
+def check_keys(reader: RunReader) -> Iterator[str]:
+    """Every change of keys must be signed by the old key and by the new one."""
+    named = keys_of(reader)
+    for rotation in rotations(reader):
+        new, place = rotation["new"], [key for _, key in named].index(rotation["new"])
+        if place == 0 or named[place - 1][1] != rotation["old"]:
+            yield f"keys: the key {new[:16]}... does not follow the one before it"
+        if not rotation_holds(reader.value("run"), rotation):
+            yield f"keys: the change to key {new[:16]}... is not signed by both keys"
+    if not named or reader.value("public_key") != named[-1][1]:
+        yield "keys: the run's public key is not the last one the ledger names"
+
+
+FORMAT = "sifu-checkpoint-1"
+VOUCHED = "checkpoint"
+"""The event by which an operator vouches for events that were written without a signature."""
+ROTATED = "key rotated"
+KEY_LOST = "key lost"
+"""The event that says, before anything is written without it, that the operator's key is gone or is another one."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A signed head of the chain, as it is given to witnesses."""
+
+    run: str
+    seq: int
+    head: str
+    time: str
+    public_key: str
+    signature: str
+
+    @staticmethod
+    def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
+        """That of an event, with its own signature or with another one."""
+        signature = (event.signature or b"").hex() if signature is None else signature
+        return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
+
+    @staticmethod
+    def in_certificate(body: dict[str, Any], public_key: str) -> Checkpoint:
+        """The one that the body of a certificate names, under the certificate's key."""
+        ledger = body["ledger"]
+        return Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key, ledger["signature"])
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"format": FORMAT} | asdict(self)
+
+    @staticmethod
+    def from_json(text: bytes | str) -> Checkpoint:
+        """From a line of a witness's file, which anybody may have written."""
+        try:
+            content = read_json(text)
+            stated = content.pop("format")
+            types = {column.name: column.type for column in fields(Checkpoint)}
+            if stated != FORMAT or {name: type(value).__name__ for name, value in content.items()} != types:
+                raise ValueError("its fields are not those of a checkpoint")
+            return Checkpoint(**content)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"not a checkpoint of sifu: {type(error).__name__} {error}"[:200]) from error
+
+    @property
+    def holds(self) -> bool:
+        """Whether the signature is that of the key it names."""
+        body = checkpoint_body(self.run, self.seq, self.head, self.time)
+        return signature_holds({"body": body, "public_key": self.public_key, "signature": self.signature})
+
+
+def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
+    """What the operator signs."""
+    return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
+
+
+class Signer:
+    """Signs events with the operator's key, or says once why it cannot."""
+
+    def __init__(self, folder: Path, public_key: str) -> None:
+        self.public_key = public_key
+        self.key: Any = None
+        self.reason, self.lost, self.noted = "", False, False
+        try:
+            self.key = load_key(folder, public_key)
+        except (InputError, RunDamagedError) as error:
+            self.reason = str(error)
+            self.lost = isinstance(error, RunDamagedError)  # not merely locked by a passphrase
+        self._said = False
+
+    def sign(self, run: str, event: Event) -> bytes | None:
+        """The signature over an event; None where the key is not available."""
+        if self.key is None:
+            if not self._said:
+                log.warning(
+                    "what is written now has no signature: %s. Nothing is lost; with the key, sifu sign covers it",
+                    self.reason,
+                )
+            self._said = True
+            return None
+        body = checkpoint_body(run, event.seq, event.hash.hex(), event.time)
+        signature: bytes = self.key.sign(canonical_json(body))
+        return signature
+
+
+def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
+    """Every event with the key that must have signed it: the one named last before it, or by the first event."""
+    key = ""
+    for event in events:
+        named = event.content.get("run", {}).get("public_key", key) if event.kind in ("run created", ROTATED) else key
+        key = key or str(named)
+        yield event, key
+        key = str(named)
+
+
+def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
+    """The first and last of the events that no signature covers."""
+    covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
+    return (covered + 1, events[-1].seq) if covered < len(events) else None
+
+
+def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
+    """Signatures hold; events without one are vouched for by the event that covers them."""
+    events = reader.events()
+    run = str(events[0].content["run"]["run"])
+    tail, first_unsigned = unsigned_tail(events), 0
+    last = tail[0] - 1 if tail else len(events)
+    for event, key in signed_events(events):
+        if event.signature is None:
+            first_unsigned = first_unsigned or event.seq
+            continue
+        gap = [first_unsigned, event.seq - 1] if first_unsigned else None
+        if (gap or event.kind == VOUCHED) and (event.kind != VOUCHED or event.content.get("unsigned") != gap):
+            yield (
+                f"signatures: events {first_unsigned or event.seq} to {event.seq - 1} have no signature, and event "
+                f"{event.seq} ({event.kind}) does not vouch for them"
+            )
+        first_unsigned = 0
+        if only_last and event.seq != last:
+            continue
+        if not Checkpoint.of(run, event, key).holds:
+            yield (
+                f"signatures: the signature of event {event.seq} ({event.kind}) is not that of the operator's key over "
+                f"it: events up to {event.seq} were changed, or the signature was"
+            )
+
+
+def check_covered(reader: RunReader) -> Iterator[str]:
+    """Every event up to the last one must be covered by a signature."""
+    tail = unsigned_tail(reader.events())
+    if tail is not None:
+        yield f"signatures: {uncovered(tail)}"
+
+
+def uncovered(tail: tuple[int, int]) -> str:
+    """A sentence about unsigned events at the end of the ledger."""
+    first, last = tail
+    which = f"event {first}" if first == last else f"events {first} to {last}"
+    return (
+        f"no signature covers {which}: written without the operator's key, or changed by someone without it. "
+        "An operator who knows them to be right, for example from a witness, vouches for them with sifu sign"
+    )
+
+
+def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
+    """The last event that carries a signature."""
+    rows = reader.query(
+        "SELECT seq, time, hash, signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
+    )
+    if not rows:
+        return None
+    seq, time, digest, signature = rows[0]
+    # Of a rotation, the old key has signed; its own event names it.
+    old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
+    key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
+    return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())

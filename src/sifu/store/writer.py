@@ -22,15 +22,6 @@ from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Ev
 from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, kept_outside, unfinished
-from sifu.store.checkpoints import (
-    KEY_LOST,
-    Signer,
-    announce_head,
-    signs_of_an_older_database,
-    uncovered,
-    unsigned_tail,
-    write_head,
-)
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import (
     CLOCK_SET,
@@ -50,7 +41,17 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
-from sifu.store.keys import create_key, finish_rotation
+from sifu.store.keys import (
+    KEY_LOST,
+    Signer,
+    announce_head,
+    create_key,
+    finish_rotation,
+    signs_of_an_older_database,
+    uncovered,
+    unsigned_tail,
+    write_head,
+)
 from sifu.store.projection import (
     Change,
     NewEvent,

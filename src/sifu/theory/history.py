@@ -43,7 +43,7 @@ class PathNode:
 
     For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
     allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart), `rounding` the allowance of
-    its addition (`sifu.core.randomness.noise_rounding`), and `order` counts the requests carried out, so that "added
+    its addition (`sifu.core.round.noise_rounding`), and `order` counts the requests carried out, so that "added
     at or after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing
     is known of anyone's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took. A
     merge of groups' models is like a round of all their members whose drifts are not known, so infinite; the models of

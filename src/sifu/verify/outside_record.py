@@ -30,10 +30,9 @@ from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.store import clock
-from sifu.store.checkpoints import KEY_LOST, VOUCHED, Checkpoint, signed_events
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
-from sifu.store.keys import KEY_FILE
+from sifu.store.keys import KEY_FILE, KEY_LOST, VOUCHED, Checkpoint, signed_events
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
 from sifu.store.unfinished import unfinished_copies

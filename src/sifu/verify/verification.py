@@ -13,7 +13,7 @@ from sifu.requests.approvals import check_approvals
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
-from sifu.store import checkpoints
+from sifu.store import keys
 from sifu.store.clock import check_not_ahead
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
@@ -89,8 +89,8 @@ def verify_run(
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
-            ("signatures", checkpoints.check_checkpoints),
-            ("signatures", checkpoints.check_covered),
+            ("signatures", keys.check_checkpoints),
+            ("signatures", keys.check_covered),
             ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
@@ -105,7 +105,7 @@ def verify_run(
             ("models", check_moved),
             ("updates", check_updates),
             ("statistics", check_kept_statistics),
-            ("keys", checkpoints.check_keys),
+            ("keys", keys.check_keys),
             ("certificates", check_certificates),
             ("certificates", check_no_other_certificates),
             ("folder", _check_belongs_together),
@@ -144,7 +144,7 @@ def _check_against_outside(
     reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
 ) -> None:
     """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
-    named = [key for _, key in checkpoints.keys_of(reader)]
+    named = [key for _, key in keys.keys_of(reader)]
     changed = key_problem(reader)
     if changed:
         result.problems.append(changed)
@@ -191,7 +191,7 @@ def _check_belongs_together(reader: RunReader) -> Iterator[str]:
     """Files of the run folder must not name events that the database does not have."""
 
     if not is_locked(reader.folder):  # its writer may have gone on since
-        for sign in checkpoints.signs_of_an_older_database(reader):
+        for sign in keys.signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
 

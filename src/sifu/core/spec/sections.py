@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sifu.choices import Approval, Calibration, Retention, Scope, Unit
-from sifu.core.randomness import NoiseSource
 from sifu.core.replies import OnRejection
+from sifu.core.round import NoiseSource
 from sifu.theory.history import Accounting
 
 RIDGE = "ridge"

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.randomness import NoiseSource, NormalSource, SystemNormals, keyed_generator
-from sifu.core.round import Average
-from sifu.engines.sim.client_blocks import Part, PartPlaces
+from sifu.core.round import Average, NoiseSource, NormalSource, SystemNormals, keyed_generator
+from sifu.engines.sim.embedded_clients import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up, up

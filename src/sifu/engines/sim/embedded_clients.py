@@ -1,4 +1,12 @@
-"""The data of the clients, checked once, in the element type that training uses, and the losses of linear models.
+"""The data of the clients, checked once, many of them side by side in one tensor, and the losses of linear models.
+
+Every client is padded to a number of rows that follows from its own number of samples (`padded_rows`), and clients of
+equal padding make a block. A round works on parts of blocks, which follow from those who take part. So the shape of
+every operation, and with it the last bits of what comes out, is the same whether a client that does not take part
+exists or not (docs/theory.md, section 6.6). Rows added as padding are zeros with weight zero, and each client's data is
+held once. Parts have so few rows that what a round allocates stays small however many clients take part.
+
+Clients of near-equal size lie together, in the element type that training uses, so that one call trains many of them.
 
 For outputs z of one sample and target t (a one-hot row, a 0/1 label, or real values):
 
@@ -12,17 +20,267 @@ averages over outputs and has no half: it has another factor, and is not what `l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
-from sifu.theory.arrays import Array
+from sifu.theory.arrays import Array, Floats, Integers
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import enlargement
+
+PART_ROWS = 2**14
+"""No part of a round has more rows, padding included, unless a single client has."""
+PART_BYTES = 2**27
+"""No copy of the samples of a part is larger, unless a single client's is."""
+COPY_BYTES = 2**17
+"""Clients whose samples take this much or more are multiplied one by one where they lie; smaller ones are gathered."""
+FINE, MEDIUM, COARSE = 8, 4, 2
+"""Numbers of rows between a power of two and the next, for large clients, small ones, and clients that are trained
+in mini-batches, whose padding costs little. Each number of rows that occurs costs some calls a round."""
+LARGE = 64
+"""Samples of a client that is large."""
+
+
+PartPlaces = slice | Integers
+"""Which of all that were asked for: a slice where they lie side by side, which is the quicker index."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Padded data of some clients, steps and outputs last but one.
+
+    `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
+    `row_weights` (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client where
+    steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
+    """
+
+    clients: ClientIndices
+    samples: Integers
+    x: Tensor
+    targets: Tensor
+    row_weights: Tensor
+    gram: Tensor | None
+    lengths: Floats
+
+    @functools.cached_property
+    def each(self) -> tuple[Tensor, ...]:
+        """X_i of each client: making a view takes a tenth of the time of a product with it."""
+        return self.x.unbind()
+
+    @functools.cached_property
+    def turned(self) -> tuple[Tensor, ...]:
+        """X_i' of each client, looked at in place."""
+        return self.x.transpose(1, 2).unbind()
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each client's samples are multiplied by themselves."""
+        _, padded, width = self.x.shape
+        return padded * width * self.x.element_size() >= COPY_BYTES
+
+    def bring_forward(self, rows: Integers) -> None:
+        """Move the clients at `rows` to the front, in this order, and the others behind them."""
+        order = np.concatenate([rows, np.setdiff1d(np.arange(self.clients.size), rows)])
+        for values in (self.clients, self.samples, self.lengths):
+            values[:] = values[order]
+        index = torch.from_numpy(order)
+        for tensor in (self.x, self.targets, self.row_weights, self.gram):
+            if tensor is not None:
+                columns = max(1, PART_BYTES // (order.size * tensor.element_size()))
+                for some in torch.split(tensor.flatten(1), columns, dim=1):
+                    some.copy_(some.index_select(0, index))
+
+    def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
+        """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
+
+        None where no one else was. Where the cuts are does not depend on who lies between those clients.
+        """
+        padded, width = self.x.shape[1:]
+        count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
+        for start in range(0, rows.size, count):
+            stop = min(start + count, rows.size)
+            yield Part(self, rows[start:stop], slice(start, stop) if places is None else places[start:stop])
+
+
+class Part:
+    """Some clients of a block, with products that copy no more of their samples than is worthwhile.
+
+    They lie at `rows` of the `block`; `places` are theirs among all that were asked for. `one_by_one` says whether
+    their samples are multiplied where they lie.
+    """
+
+    def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
+        self.places, self.size = places, rows.size
+        self.block, self.rows = block, rows
+        # Clients that lie side by side are looked at in place.
+        self._beside = side_by_side(rows)
+        self._index = slice(int(rows[0]), int(rows[-1]) + 1) if self._beside else torch.from_numpy(rows)
+        self._x = self._take(block.x) if self._beside else None
+        self.one_by_one = block.one_by_one
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """Encoded targets (clients, outputs, rows)."""
+        return self._take(self.block.targets)
+
+    @functools.cached_property
+    def row_weights(self) -> Tensor:
+        """Weights of the rows (see `Block`)."""
+        return self._take(self.block.row_weights)
+
+    @functools.cached_property
+    def gram(self) -> Tensor | None:
+        """X_i X_i' of each, where steps are cheaper between samples."""
+        return None if self.block.gram is None else self._take(self.block.gram)
+
+    @property
+    def clients(self) -> ClientIndices:
+        """Who they are."""
+        return self.block.clients[self.rows]
+
+    @property
+    def samples(self) -> Integers:
+        """How many samples each has."""
+        return self.block.samples[self.rows]
+
+    @property
+    def lengths(self) -> Floats:
+        """||X_i||_F of each, rounded up."""
+        return self.block.lengths[self.rows]
+
+    def _take(self, values: Tensor) -> Tensor:
+        """These clients of `values`, a view where they lie side by side."""
+        return values[self._index] if isinstance(self._index, slice) else values.index_select(0, self._index)
+
+    @property
+    def x(self) -> Tensor:
+        """The samples (clients, rows, width), gathered when first asked for."""
+        if self._x is None:
+            self._x = self._take(self.block.x)
+        return self._x
+
+    def let_go(self) -> None:
+        """Forget gathered samples; they are gathered again when needed."""
+        if not self._beside:
+            self._x = None
+
+    def outputs(self, model: Tensor) -> Tensor:
+        """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
+        count, padded, width = self.size, *self.block.x.shape[1:]
+        if self.one_by_one:
+            products = model.new_empty((count, model.shape[0], padded))
+            for own, row in zip(products.unbind(), self.rows.tolist(), strict=True):
+                torch.mm(model, self.block.turned[row], out=own)
+            return products
+        products = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
+        return products.transpose(1, 2).contiguous()
+
+    def pulled_back(self, dual: Tensor) -> Tensor:
+        """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
+        if not self.one_by_one:
+            return torch.bmm(dual, self.x)
+        products = dual.new_empty((self.size, dual.shape[1], self.block.x.shape[2]))
+        for own, row, out in zip(dual.unbind(), self.rows.tolist(), products.unbind(), strict=True):
+            torch.mm(own, self.block.each[row], out=out)
+        return products
+
+    def summed(self, dual: Tensor) -> Tensor:
+        """sum_i X_i' V_i, transposed: (outputs, width), as one product over the rows of all clients."""
+        count, outputs, padded = dual.shape
+        side_by_side = dual.transpose(0, 1).reshape(outputs, count * padded)
+        return side_by_side @ self.x.reshape(count * padded, -1)
+
+
+def side_by_side(rows: Integers) -> bool:
+    """Whether rows follow each other."""
+    return int(rows[-1]) - int(rows[0]) + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
+
+
+def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
+    """The rows each client is padded to: a function of its samples and of the plan.
+
+    Clients that a batch holds whole are never padded beyond it, so that the rows say whose batches are whole.
+
+    >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000])).tolist()
+    [3, 16, 20, 104, 112, 1024]
+    >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000]), batch_size=100).tolist()
+    [3, 16, 20, 100, 128, 1024]
+    """
+    whole = np.full(samples.shape, True) if batch_size is None else samples <= batch_size
+    classes = np.where(whole, np.where(samples >= LARGE, FINE, MEDIUM), COARSE)
+    power = np.left_shift(1, np.frexp(samples.astype(np.float64))[1].astype(np.int64) - 1)  # the last one not above
+    step = np.maximum(1, power // classes)
+    rows: Integers = -(-samples // step) * step
+    return rows if batch_size is None else np.where(whole, np.minimum(rows, batch_size), rows)
+
+
+def groups_of(rows: Integers) -> Iterator[Integers]:
+    """Indices of the clients with equal `rows`, the fewest rows first."""
+    for size in np.unique(rows):
+        yield np.flatnonzero(rows == size)
+
+
+def padded_samples(clients: Sequence[CheckedClient], rows: int) -> Floats:
+    """Samples of `clients` in float64 with the bias column appended, padded with rows of zeros to `rows`."""
+    samples = np.array([client.samples for client in clients])
+    padded = np.zeros((len(clients), rows, clients[0].x.shape[1] + 1))
+    _fill(padded, clients, samples)
+    return padded
+
+
+def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], samples: Integers) -> None:
+    rows = np.concatenate([client.x for client in clients])
+    if int(samples.min()) == padded.shape[1]:
+        padded[..., :-1] = rows.reshape(len(clients), padded.shape[1], -1)
+        padded[..., -1] = 1.0
+    else:
+        real = np.arange(padded.shape[1]) < samples[:, None]
+        padded[..., :-1][real] = rows
+        padded[real, -1] = 1.0
+
+
+def make_block(
+    clients: Sequence[CheckedClient],
+    indices: Integers,
+    padded: int,
+    objective: Objective,
+    outputs: int,
+    dtype: torch.dtype,
+    *,
+    between_samples: bool,
+) -> Block:
+    """Copy the data of some clients, padded to `padded` rows; `between_samples` also forms their Gram matrices."""
+    samples = np.array([clients[i].samples for i in indices], dtype=np.int64)
+    width = clients[indices[0]].x.shape[1] + 1
+    x = torch.zeros((indices.size, padded, width), dtype=dtype)
+    targets = torch.zeros((indices.size, padded, outputs), dtype=dtype)
+    gram = torch.zeros((indices.size, padded, padded), dtype=dtype) if between_samples else None
+    real = np.arange(padded) < samples[:, None]
+    lengths = np.zeros(indices.size)
+    step = max(1, PART_BYTES // (padded * width * x.element_size()))
+    for start in range(0, indices.size, step):
+        some = slice(start, start + step)
+        chosen = [clients[i] for i in indices[some]]
+        _fill(x[some].numpy(), chosen, samples[some])
+        labels = torch.from_numpy(np.concatenate([client.y for client in chosen]))
+        targets[some][torch.from_numpy(real[some])] = objective.encode(labels, outputs, dtype)
+        if gram is not None:
+            with one_thread():  # BLAS splits a product by its threads, and its last bits depend on how
+                torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
+        lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
+    row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
+    targets = targets.transpose(1, 2).contiguous()
+    return Block(indices, samples, x, targets, row_weights, gram, lengths * enlargement(padded * width))
+
 
 ObjectiveName = Literal["softmax", "logistic", "least_squares"]
 

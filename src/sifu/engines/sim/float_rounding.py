@@ -25,8 +25,14 @@ from functools import partial
 
 import numpy as np
 
-from sifu.engines.sim.client_blocks import PART_ROWS, groups_of, padded_rows, padded_samples
-from sifu.engines.sim.embedded_clients import CheckedClient, Objective
+from sifu.engines.sim.embedded_clients import (
+    PART_ROWS,
+    CheckedClient,
+    Objective,
+    groups_of,
+    padded_rows,
+    padded_samples,
+)
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
 from sifu.errors import InputError

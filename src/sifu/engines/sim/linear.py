@@ -40,9 +40,18 @@ from torch import Tensor, nn
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.client_updates import KEEP_BYTES, DualUpdates, LocalUpdates, RowUpdates, average
-from sifu.engines.sim.embedded_clients import CheckedClient, Objective
+from sifu.engines.sim.embedded_clients import (
+    Block,
+    CheckedClient,
+    Objective,
+    Part,
+    PartPlaces,
+    groups_of,
+    make_block,
+    padded_rows,
+    side_by_side,
+)
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread, scripted

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sifu.core.engine import Position
-from sifu.core.randomness import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu.errors import InputError
 from sifu.theory.arrays import Booleans, Integers
 from sifu.theory.participation import ClientIndices, base_key, place_key, scores

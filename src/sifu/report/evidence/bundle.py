@@ -31,9 +31,9 @@ from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
-from sifu.store.checkpoints import Checkpoint, keys_of, rotations, signed_events
 from sifu.store.clock import timestamp_path, utc_now
 from sifu.store.files import certificate_path, read_plain, write_atomically
+from sifu.store.keys import Checkpoint, keys_of, rotations, signed_events
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.sealed import no_certificate
