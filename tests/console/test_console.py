@@ -7,8 +7,10 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -684,6 +686,55 @@ def test_many_who_look_at_a_run_at_work_share_one_look(desk: Any, monkeypatch: p
         )
         assert filed.status_code == 201
         assert eve.get(f"/api/v1/runs/{north}").json()["waiting"] == 1  # what we did ourselves is seen at once
+
+
+def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While rounds are written, a slow plan is worked out once for all who ask for it; other pages are served."""
+    from sifu.console import live
+
+    monkeypatch.setattr(live, "FRESH_FOR", 0.0)
+    south, begun, may_end, plans = desk.key("south"), threading.Event(), threading.Event(), 0
+    original = sifu.Run.plan_of
+
+    def slow(run: Any, request: str) -> Any:
+        nonlocal plans
+        plans += 1
+        begun.set()
+        assert may_end.wait(60)
+        return original(run, request)
+
+    monkeypatch.setattr(sifu.Run, "plan_of", slow)
+    page = f"/runs/{south}/requests/5"
+    with RunWriter.open(desk.folder / "south") as writer, ThreadPoolExecutor(8) as viewers:
+        looking = []
+        for number in range(4):  # each comes after another event
+            writer.record(NewEvent("run note", {"note": number}))
+            looking.append(viewers.submit(lambda: desk.program("eve").get(page).status_code))
+            assert begun.wait(60)
+        others = ["/", "/requests", f"/runs/{south}", f"/runs/{south}/live", f"/api/v1/runs/{south}/requests"]
+        served = [viewers.submit(lambda path=path: desk.program("otto").get(path).status_code) for path in others]
+        try:
+            assert [answer.result(30) for answer in served] == [200] * len(others)
+            assert plans == 1
+        finally:
+            may_end.set()
+        assert [answer.result(60) for answer in looking] == [200] * 4
+        assert plans == 1
+        decision = {"request": "waits", "decision": "verified"}
+        assert desk.program("ann").post(f"/api/v1/runs/{south}/decisions", json=decision).status_code == 200
+        assert desk.program("eve").get(page).status_code == 200
+        assert plans == 2  # something other than a round happened
+
+
+def test_no_more_than_some_results_are_remembered(desk: Any) -> None:
+    from sifu.console.desk import MOST_REMEMBERED
+
+    run = desk.app._app.state.console.desk.every_run()[desk.key("north")]
+    for number in range(3 * MOST_REMEMBERED):
+        assert run.remembered(("plan", number), lambda number=number: number, run.lock) == number
+    assert len(run._memory) <= MOST_REMEMBERED
 
 
 def test_a_page_of_a_request_that_was_just_begun_is_no_error(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

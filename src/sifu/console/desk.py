@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +28,14 @@ from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
 from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.store.clock import current_time, same_person, utc_now
-from sifu.store.database import Memory
 from sifu.store.files import private_folder
 from sifu.store.inbox import letters
 
 FOUND_AGAIN_EVERY = 3.0
 """Seconds between two looks for new run folders."""
 REPORT = Path("report", "index.html")
+KEPT_LONGER = 20.0
+MOST_REMEMBERED = 64
 SETTLED = ("done", "refused", "withdrawn")
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class RequestLine:
 class RunAtDesk:
     """One run and what can be done with it at the desk: its requests, plans, decisions and long work.
 
-    Every right is checked here, once. What is worked out is shared; status queries never block on slow plans.
+    Every right is checked here, once. What is worked out is shared. What a run does, its requests and
+    the names of its clients never wait for a slow plan: they have a lock of their own.
     """
 
     def __init__(self, folder: Path, jobs: Jobs, data_folder: Path | None = None) -> None:
@@ -108,44 +110,59 @@ class RunAtDesk:
         self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self.name = folder.resolve().name
         self.lock = threading.RLock()
+        self.lists_lock = threading.Lock()
         self._live_lock = threading.Lock()
         self._live_view = LiveView(folder)
         self.run = Run(folder)
-        self._memory = Memory()
+        self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
 
     def live(self) -> Live:
         """The run now."""
         with self._live_lock:
             return self._live_view.read()
 
-    def remembered(self, what: tuple[Any, ...], work: Callable[[], Any], state: Any = None) -> Any:
-        """A result that holds as long as nothing is written to the run, or as long as `state` is the same."""
-        answers = self._memory.answer(what[0], state or self.live().events, lambda _: {})
-        if what not in answers:
-            with self.lock:
-                if what not in answers:
-                    answers[what] = work()
-        return answers[what]
+    def remembered(self, what: tuple[Any, ...], work: Callable[[], Any], lock: AbstractContextManager[Any]) -> Any:
+        """A result that holds as long as nothing is written to the run.
+
+        While rounds are all that is written, it is also kept for `KEPT_LONGER` times as long as it took to work out:
+        however many ask, a run at work is not slowed by more than that. All who wait for `lock` share one result.
+        """
+        kept = self._kept(what)
+        if kept is None:
+            with lock:
+                kept = self._kept(what)
+                if kept is None:
+                    memory, live, started = self._memory, self.live(), time.monotonic()
+                    kept = (work(),)
+                    now = time.monotonic()
+                    if len(memory) >= MOST_REMEMBERED:
+                        memory.clear()
+                    memory[what] = (live.events, _beside_rounds(live), now + KEPT_LONGER * (now - started), kept)
+        return kept[0]
+
+    def _kept(self, what: tuple[Any, ...]) -> tuple[Any] | None:
+        """What was worked out before, if it is as good as a new result."""
+        live = self.live()
+        events, beside_rounds, until, kept = self._memory.get(what, (None, None, 0.0, None))
+        same_but_rounds = live.at_work and beside_rounds == _beside_rounds(live) and time.monotonic() < until
+        return kept if events == live.events or same_but_rounds else None
 
     def written(self) -> None:
-        """We wrote to the run: nothing that was read before holds."""
+        """We wrote to the run: nothing that was read before holds, nor what is being worked out now."""
         with self._live_lock:
             self._live_view.look_again()
-        self._memory = Memory()
+        self._memory = {}
 
     def status(self, who: Token) -> RunStatus:
         """Everything that is known of a run."""
         who.demand("see")
-        status: RunStatus = self.remembered(("status",), self.run.status)
+        status: RunStatus = self.remembered(("status",), self.run.status, self.lock)
         return status
 
     def requests(self, who: Token) -> list[NumberedRequest]:
         """The requests of a run that a visitor may see, in the order they were received."""
-        live = self.live()
-        # Rounds change no request: while a run is at work, what else happens to it is what counts.
-        lately = (live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients)
-        state = utc_now()[:10], lately if live.at_work else live.events
-        records: list[RequestRecord] = self.remembered(("requests",), self.run.request_records, state)
+        what = ("requests", utc_now()[:10])
+        records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
             NumberedRequest(number, record, self._state(record.status))
             for number, record in enumerate(records, start=1)
@@ -171,7 +188,7 @@ class RunAtDesk:
         """Requests that wait in the inbox of a run and are not in its ledger yet."""
         if not letters(self.folder):
             return []
-        with self.lock, self.run.reader() as reader:
+        with self.run.reader() as reader:
             waiting = [row for row in pending_requests(reader, current_time()) if row.status == POSTED]
         if who.may("see"):
             return waiting
@@ -191,13 +208,13 @@ class RunAtDesk:
         """What a request would do; where its method is left to `auto`, with every way side by side."""
         who.demand("see")
         what = ("plan", tuple(clients), json.dumps(terms, sort_keys=True))
-        plan: Plan = self.remembered(what, lambda: self.run.plan(clients, **terms))
+        plan: Plan = self.remembered(what, lambda: self.run.plan(clients, **terms), self.lock)
         return plan
 
     def plan_of(self, who: Token, request: str) -> Plan:
         """What a waiting request would do, planned from exactly the terms that it was filed with."""
         who.demand("see")
-        plan: Plan = self.remembered(("plan of", request), lambda: self.run.plan_of(request))
+        plan: Plan = self.remembered(("plan of", request), lambda: self.run.plan_of(request), self.lock)
         return plan
 
     def file(
@@ -433,6 +450,11 @@ def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
             raise NotAllowedError(f"{name} {value:g} protects less than the {usual:g} of this run: ask an operator")
     if terms.get("level") == "none":
         raise NotAllowedError("level none guarantees nothing: ask an operator")
+
+
+def _beside_rounds(live: Live) -> tuple[Any, ...]:
+    """What changes when something other than a round happens to a run."""
+    return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
 
 
 def is_own(who: Token, filed_by: str) -> bool:

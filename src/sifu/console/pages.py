@@ -38,6 +38,7 @@ from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.requests.letters import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.run.run_view import RunView
 from sifu.store.clock import same_person
 from sifu.store.reader import clients_now, plain_name
 
@@ -198,10 +199,15 @@ def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[s
 
 def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
     """Names, whether they can be asked to be forgotten, and numbers of the clients of a run."""
-    with run.run.view() as view:
-        active = set(view.active.tolist())
-        now = enumerate(clients_now(view.reader))
-        return [(plain_name(view.reader, client), client in active, number) for number, client in now]
+
+    def read() -> list[tuple[str, bool, int]]:
+        with run.run.snapshot() as reader:  # not the view that a plan in another thread may be using
+            active = set(RunView(reader).active.tolist())
+            now = enumerate(clients_now(reader))
+            return [(plain_name(reader, client), client in active, number) for number, client in now]
+
+    names: list[tuple[str, bool, int]] = run.remembered(("clients",), read, run.lists_lock)
+    return names
 
 
 @page
@@ -423,7 +429,7 @@ def figure(visit: Visit) -> Response:
         with narrow_figures() if phone else nullcontext():
             return figure_bytes(draw_plan(plan), "svg")
 
-    drawing = visit.run.remembered(("figure", request, phone), draw)
+    drawing = visit.run.remembered(("figure", request, phone), draw, visit.run.lock)
     return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
 
 
