@@ -100,15 +100,13 @@ def check_moved(reader: RunReader) -> Iterator[str]:
 
 
 def _check_files(reader: RunReader, kind: Literal["models", "updates"]) -> Iterator[str]:
-    """Every file is as its row says, or as its row does now where a writer is at work; one that is gone needs none."""
-    for key, row in _rows(reader, kind).items():
-        problem = _file_problem(reader.folder, kind, key, row)
-        if problem and is_locked(reader.folder):
-            with RunReader(reader.folder) as later:
-                now = _rows(later, kind).get(key)
-            problem = problem if now and _file_problem(reader.folder, kind, key, now) else ""
-        if problem:
-            yield problem
+    """Every file is as its row says, or as it says now: since the reader's snapshot a writer may have dropped it."""
+    rows, folder = _rows(reader, kind), reader.folder
+    problems = {key: problem for key in rows if (problem := _file_problem(folder, kind, key, rows[key]))}
+    if problems:
+        with RunReader(folder) as later:
+            now = _rows(later, kind)
+        yield from (problems[key] for key in problems if key in now and _file_problem(folder, kind, key, now[key]))
 
 
 def _rows(reader: RunReader, kind: Literal["models", "updates"]) -> Mapping[Any, Any]:
