@@ -32,7 +32,7 @@ Status = Literal["met", "trusted", "assumed", "failed"]
 
 @dataclass(frozen=True)
 class Premise:
-    """One premise: its name, whether it holds, and what its sentence is made of (`sentences.SENTENCES`).
+    """One premise: its name, whether it holds, and what its sentence is made of (`premise_sentences`).
 
     `case` tells sentences of one name apart; it is the status where that says enough. `values` are the figures in the
     sentence. `confidential` ones may depend on clients' data and are in the auditor's copy only. Certificates hold all

@@ -110,7 +110,7 @@ class StreamedRound:
 
 
 def is_lost(engine: Engine, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-    """Whether a round was lost: no one took part although clients were asked, of an engine whose may not answer."""
+    """Whether a round was lost: no one took part although clients were asked; of most engines no round is."""
     loses: Callable[..., bool] | None = getattr(engine, "loses", None)
     return loses is not None and loses(position, active, participants)
 

@@ -3,8 +3,8 @@
 Every sentence is true for anyone who may read it. A public certificate says neither whether anything was undone nor
 whether a model was erased, so the sentences do not say so either. Held-out rows are those that no client trained with.
 
-Certificates hold none of these sentences. They are made from its fields whenever someone reads it, so a better wording
-changes no certificate. `WORDING` counts the versions; a certificate names the one of its time.
+Certificates hold none of these sentences. They are made from the fields of one whenever someone reads it, so a better
+wording changes no certificate. `WORDING` counts the versions; a certificate names the one of its time.
 """
 
 from __future__ import annotations

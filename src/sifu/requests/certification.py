@@ -252,7 +252,7 @@ class RecordedRequest:
     def auditor_form(
         self, models: Mapping[str, Mapping[str, Any]], ledger: Event, ledger_signature: str, issued: str
     ) -> dict[str, Any]:
-        """Everything the certificate states, confidential (`public_form` has the rest of it).
+        """Everything the certificate states, confidential; `public_form` is what anyone may see of it.
 
         `models` holds the rows of source, noised and final model, `ledger` is the event before the certificate and
         `ledger_signature` that of the certificate's key over it.

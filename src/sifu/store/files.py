@@ -244,7 +244,7 @@ def read_plain(path: Path, *, links: bool = False) -> bytes:
 
 
 def read_named(path: Path, most: int, what: str) -> bytes:
-    """The content of a file that a person named, at most so long as `what` may be; an error is a sentence."""
+    """The content of a file that a person named, of at most `most` bytes, the size of `what`; errors are sentences."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file")

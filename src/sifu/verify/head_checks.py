@@ -4,7 +4,7 @@ of anybody forgotten is kept (docs/theory.md, section 14)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sifu.requests.erasure import statistics_to_erase, sum_left
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedTables
 from sifu.store.files import is_locked
+from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Statistics, total
@@ -91,12 +92,12 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         if not view.spec.is_tuned and row.trunks:
             yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
-    in_parts = view.spec.features.tune == "blocks"
+    models, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
     for row in rows:
-        part = tuple(_groups_of(view.reader, row.trunks))
+        part = tuple(_groups_of(models, row.trunks))
         if row.part != (None if row.is_sum or not in_parts else part):
             yield f"statistics: {row.file} is named after other networks of groups than its features went through"
-    groups = _groups_of(view.reader, {node for row in rows for node in row.trunks})
+    groups = _groups_of(models, {node for row in rows for node in row.trunks})
     if len(set(groups)) < len(groups) or (not in_parts and len({row.trunks for row in rows}) > 1):
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
@@ -105,15 +106,14 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         yield "statistics: those of single clients are kept, where the spec says that only their sum is"
 
 
-def _groups_of(reader: RunReader, nodes: Iterable[int]) -> list[int]:
-    """The groups of these networks; what is none of theirs is left out."""
-    groups = reader.group_models()
-    return [groups[node].grp for node in nodes if node in groups]
+def _groups_of(models: Mapping[int, GroupModelRow], nodes: Iterable[int]) -> list[int]:
+    """The groups whose networks (`models`) these nodes are; a node that is no group's is left out."""
+    return [models[node].grp for node in nodes if node in models]
 
 
 def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
     """Nothing is left of the blocks whose networks are erased, or never were."""
-    for group in sorted(set(range(blocks.count)) - set(_groups_of(reader, row.trunks))):
+    for group in sorted(set(range(blocks.count)) - set(_groups_of(reader.group_models(), row.trunks))):
         if not is_struck(statistics, blocks, group):
             yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
 
@@ -169,7 +169,7 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
-    places = places_of_head(view.spec, reader.layout, set(_groups_of(reader, row.trunks)))
+    places = places_of_head(view.spec, reader.layout, set(_groups_of(reader.group_models(), row.trunks)))
     weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
     if np.any(np.delete(weights, places, axis=0)):
         yield "statistics: the current head has weights of features whose network is not there"
