@@ -6,17 +6,21 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import sifu
 from run_tools import Command, copy_run, query, small_spec, state
-from sifu.api import verify_certificate
+from sifu.api import verify_certificate, verify_run
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.core.request_terms import RequestTerms
 from sifu.core.wording import words_of
 from sifu.errors import InputError, NotCertifiableError
+from sifu.methods.base import Method, plan_from
 from sifu.methods.registry import METHODS
+from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import exact_multiplier, gaussian_epsilon, one_round_epsilon
 
@@ -260,6 +264,40 @@ class TestCost:
         assert status["requests"][0]["cost"]["bytes_sent"] == outcome.cost.bytes_sent
         assert set(status["bytes_kept"]) == set(METHODS)
         assert status["bytes_kept"]["sifu"] > status["bytes_kept"]["scratch"] == 0
+
+
+class Quiet(Method):
+    """A method of one's own that rests on its noise, and adds as much as it was told to."""
+
+    info: ClassVar[MethodInfo] = MethodInfo(
+        "quiet", "noise of a given size", certifies=True, protection="noise", starts_from="current"
+    )
+    noise_std: ClassVar[float] = 0.0
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        return plan_from(self, view, terms, view.path.tip, self.noise_std)
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 0.1, 1.0])
+def test_a_method_that_adds_too_little_noise_promises_nothing(
+    own_trained: Path, monkeypatch: pytest.MonkeyPatch, noise_std: float
+) -> None:
+    """Neither a plan nor a certificate says `proven` of noise that is not enough; both do of noise that is."""
+    monkeypatch.setitem(METHODS, "quiet", Quiet)
+    monkeypatch.setitem(METHOD_INFOS, "quiet", Quiet.info)
+    monkeypatch.setattr(Quiet, "noise_std", noise_std)
+    run, before = sifu.open_run(own_trained), state(own_trained)
+    if noise_std == 1.0:
+        assert run.plan(["client-000"], method="quiet").level == "proven"
+        run.forget(["client-000"], method="quiet")
+        assert certificate(own_trained)["level"] == "proven"
+        assert verify_run(own_trained).problems == []
+        return
+    with pytest.raises(NotCertifiableError, match="does not hide everyone who has a part"):
+        run.plan(["client-000"], method="quiet")
+    with pytest.raises(NotCertifiableError, match="does not hide everyone who has a part"):
+        run.forget(["client-000"], "quietly", method="quiet", level="none")
+    assert state(own_trained) == before
 
 
 def test_methods_are_listed(cli: Command) -> None:

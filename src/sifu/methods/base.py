@@ -27,6 +27,7 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import add_noise, noise_source
+from sifu.errors import NotCertifiableError
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged
@@ -34,6 +35,9 @@ from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
+
+TOLERANCE = 1e-9
+"""The share of a budget by which a charge may exceed it, as in verification: least noises are rounded, too."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ class Method(Protocol):
 def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:
     """The plan that continues from the model at `depth` (None: a fresh one) with noise of this size.
 
-    A method replaces what it does differently.
+    A method replaces what it does differently. One that rests on its noise is refused if the noise is not enough.
     """
     order, place, forecast = view.next_order, depth or 0, Forecast(view, terms)
     subjects = view.new_subjects(terms, order)
@@ -159,6 +163,12 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         for subject, psi in psi_of.items()
         if psi > 0.0 or subject in subjects
     )
+    charged = charges if method.info.protection == "noise" else ()
+    if any(cost.charge > cost.subject.left(order) * (1.0 + TOLERANCE) for cost in charged):
+        raise NotCertifiableError(
+            f"method {method.info.name} would add noise of {noise_std:g}, which does not hide everyone who has a part "
+            "in the model it goes on from: nothing was changed. It needs more noise, or an earlier model"
+        )
     scratch = forecast.scratch()
     predicted = scratch if depth is None else forecast.predict(place, noise_std)
     node = None if depth is None else view.path.nodes[depth].node
@@ -175,7 +185,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         multiplier=terms.multiplier,
         psi=max(psi_of[subject] for subject in subjects),
         psi_star=hidden_sensitivity(noise_std, terms.multiplier),
-        charges=charges if method.info.protection == "noise" else (),
+        charges=charged,
         premises=premises,
         level=level_of(premises, exact=untouched, fresh=depth is None),
         predicted_rounds=predicted.rounds if predicted else None,
