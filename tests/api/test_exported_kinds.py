@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,31 @@ def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
     check_graph_agrees(run, model, x)
     with pytest.raises(InputError, match=r"takes (samples of shape|rows of)"):
         model.predict(np.zeros((2, 3, 20, 20)))
+
+
+def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without onnxscript, or with a torch that cannot use it, the user is told what to install, and no file is left."""
+    pytest.importorskip("onnx")
+    import torch
+
+    needed = r"^to write a network as ONNX, install onnxscript and torch 2\.7 or later: pip install 'sifu\[onnx\]'"
+    run = trained(rows(tmp_path), tmp_path, "mlp", model={"kind": "mlp", "dtype": "float32"})
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "onnxscript", None)
+        without.setitem(sys.modules, "onnxscript.optimizer", None)
+        with pytest.raises(InputError, match=f"{needed}$"):
+            run.export(tmp_path / "m.onnx")
+    for version in ("2.6.0", "2.6.0+cu124"):
+        with monkeypatch.context() as older:
+            older.setattr(torch, "__version__", version)
+            with pytest.raises(InputError, match=needed + rf" \(torch {re.escape(version)} is installed\)$"):
+                run.export(tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+    for version in (torch.__version__, "2.10.0"):  # a later one is no earlier one
+        monkeypatch.setattr(torch, "__version__", version)
+        assert run.export(tmp_path / "m.onnx").exists()
 
 
 def test_a_residual_network(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.torch_version import TorchVersion
 
 from sifu.api.loaded_model import LoadedModel, described_map
 from sifu.api.onnx_inputs import (
@@ -44,6 +45,8 @@ from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.engines.sim.models import Model
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
+
+NEEDED = "to write a network as ONNX, install onnxscript and torch 2.7 or later: pip install 'sifu[onnx]'"
 
 
 def onnx_bytes(
@@ -190,12 +193,16 @@ def _nodes(graph: Graph, exported: Any, module: torch.nn.Module, samples: str) -
 
 def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]:
     """A module as torch's exporter writes it, and how many numbers a sample becomes."""
+    try:
+        from onnxscript.optimizer import fold_constants, remove_unused_nodes
+    except ImportError as error:
+        raise InputError(NEEDED) from error
+    if TorchVersion(torch.__version__) < (2, 7):
+        raise InputError(f"{NEEDED} (torch {torch.__version__} is installed)")
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)  # it warns of every library that it could also translate
     try:
-        from onnxscript.optimizer import fold_constants, remove_unused_nodes
-
         with warnings.catch_warnings(action="ignore"):
             exported = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
             exported = exported.run_decompositions({torch.ops.aten.batch_norm.default: _normalised})
