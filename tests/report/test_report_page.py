@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import HOSTILE, SMALL
@@ -104,6 +106,26 @@ def test_the_page_names_every_request_its_level_and_its_clients(
         words = words_of(request.certificate)
         for sentence in (*words.not_covered, words.guarantee, *(premise.statement for premise in words.premises)):
             assert sentence in page.text
+
+
+def test_what_failed_comes_before_what_is_trusted_or_assumed(
+    busy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sifu.core import wording
+
+    statuses = ("met", "assumed", "trusted", "failed", "met")
+
+    def mixed(body: Any) -> Any:
+        said = words_of(body)
+        return replace(said, premises=[replace(said.premises[0], status=status) for status in statuses])
+
+    monkeypatch.setattr(wording, "words_of", mixed)
+    content, _ = page_of(busy_run, tmp_path / "page")
+    articles = content.split("What it rests on</h4>")[1:]
+    assert articles
+    for article in articles:
+        shown = re.findall(r'<li><span class="badge[^>]*>\s*(\w+)', article.split("What is not covered")[0])
+        assert shown == ["failed", "trusted", "assumed", "met", "met"]
 
 
 def test_the_page_says_that_it_is_confidential_before_anything_else(busy_page: tuple[Path, str, Page]) -> None:
