@@ -77,8 +77,10 @@ def test_a_damaged_or_missing_face_is_refused(tmp_path, write_celeba):
     with pytest.raises(InputError, match=r"image 000002\.jpg is not a readable jpeg"):
         read_celeba(tmp_path)
     face.unlink()
-    with pytest.raises(InputError, match=r"000002\.jpg cannot be read"):
+    with pytest.raises(InputError, match=r"image 000002\.jpg cannot be read") as refusal:
         read_celeba(tmp_path)
+    assert str(face) in str(refusal.value)
+    assert str(tmp_path / face.name) not in str(refusal.value)  # it never lay there
 
 
 def test_a_damaged_zip_is_refused(tmp_path, write_celeba):

@@ -152,7 +152,7 @@ def _decode(open_image: Callable[[str], IO[bytes]], name: str, folder: Path) -> 
     except KeyError as error:
         raise InputError(f"{folder / ARCHIVE} has no image {name}; get the full archive") from error
     except Exception as error:  # a damaged member raises zlib, zip, struct or end-of-file errors
-        raise InputError(f"image {folder / name} cannot be read ({error}); get {ARCHIVE} again") from error
+        raise InputError(f"image {name} cannot be read ({error}); get {ARCHIVE} in {folder} again") from error
     if len(content) > LARGEST_JPEG:
         raise InputError(f"image {name} has more than {LARGEST_JPEG} bytes; it is not CelebA's")
     try:
