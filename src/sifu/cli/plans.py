@@ -22,7 +22,7 @@ from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import Plan, Way
-from sifu.plots.style import byte_size
+from sifu.plots.style import byte_size, counted
 
 
 def _attacker(way: Way) -> str:
@@ -284,11 +284,12 @@ def _print_pilot(advice: Advice) -> None:
         )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
     reached = reached if advice.target > 0.0 else "the spec has no target"
-    pilot = "a solve" if solved else f"{advice.pilot_rounds} round{'' if advice.pilot_rounds == 1 else 's'}"
+    pilot = "a solve" if solved else counted(advice.pilot_rounds, "round")
     facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
     if advice.predicted_rounds is not None and not solved:
         low, high = advice.predicted_interval or (advice.predicted_rounds,) * 2
-        rounds = f"perhaps {advice.predicted_rounds} ({low} to {high}) rounds; Scratch {advice.scratch_rounds}"
+        predicted = counted(advice.predicted_rounds, "round")
+        rounds = f"perhaps {predicted} ({low} to {high}); Scratch {advice.scratch_rounds}"
         facts.add_row("a plain request", rounds)
     chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
     trained_by = f", trained by {chosen.name}" if chosen is not None and chosen.name == "groups" else ""
@@ -309,11 +310,9 @@ def _print_training_ways(advice: Advice, everything: bool) -> None:
     title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
     shown = table(*columns, title=f"\n{title}")
     for way in advice.ways:
-        rounds = "-"
-        if way.request_rounds is not None:
-            rounds = f"{way.request_rounds:.0f} round{'' if round(way.request_rounds) == 1 else 's'}"
+        rounds = "-" if way.request_rounds is None else counted(round(way.request_rounds), "round")
         if way.request_interval is not None:
-            rounds = f"{way.request_rounds:.0f} ({way.request_interval[0]}-{way.request_interval[1]}) rounds"
+            rounds += f" ({way.request_interval[0]}-{way.request_interval[1]})"
         name = way.name + (" *" if way.name == advice.recommended else "")
         shown.add_row(
             name,
