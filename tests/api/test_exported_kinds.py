@@ -106,6 +106,28 @@ def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
         assert run.export(tmp_path / "m.onnx").exists()
 
 
+def test_what_torch_cannot_export_is_refused_by_name_in_one_line() -> None:
+    pytest.importorskip("onnxscript")
+    import torch
+
+    from sifu.api.onnx_graph import _exported
+
+    class Spectrum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.svdvals(x.reshape(x.shape[0], 3, 6))
+
+    class OneWayOrTheOther(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    for module, named in ((Spectrum(), "aten._linalg_svd"), (OneWayOrTheOther(), "data-dependent")):
+        with pytest.raises(
+            InputError, match=f"torch cannot export the network .*{named}.*export it as safe"
+        ) as refused:
+            _exported(module, torch.zeros(2, 18))
+        assert len(str(refused.value).splitlines()) == 1
+
+
 def test_a_residual_network(tmp_path: Path) -> None:
     file = images(tmp_path, 8, 8, 3)
     run = trained(file, tmp_path, "resnet_small", model={"kind": "resnet_small", "dtype": "float32"})

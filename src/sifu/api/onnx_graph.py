@@ -197,7 +197,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
         from onnxscript.optimizer import fold_constants, remove_unused_nodes
     except ImportError as error:
         raise InputError(NEEDED) from error
-    if TorchVersion(torch.__version__) < (2, 7):
+    if TorchVersion(torch.__version__) < "2.7":
         raise InputError(f"{NEEDED} (torch {torch.__version__} is installed)")
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
@@ -215,7 +215,11 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
             fold_constants(program.model)
             remove_unused_nodes(program.model)
     except Exception as error:  # of many kinds: a module may do anything
-        raise InputError(f"torch cannot export the network ({error}): {INSTEAD}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch's own error is a page of advice: the first one names the operation
+            cause = cause.__cause__
+        why = " ".join(str(cause).split())[:300]
+        raise InputError(f"torch cannot export the network ({why}): {INSTEAD}") from error
     finally:
         exporter.setLevel(level)
     graph = program.model_proto.graph

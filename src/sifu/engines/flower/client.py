@@ -60,7 +60,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
 
     It takes part in masked rounds too. With `masked_only` it never sends an update, or statistics, in the clear. The
-    signed heads of the run's ledger that it is shown are kept, and it takes no part in a fork (`kept_checkpoints`).
+    signed heads of the run's ledger that it is shown are kept, and it takes no part in a fork (`checkpoints_of_nodes`).
     """
     app = ClientApp()
 
