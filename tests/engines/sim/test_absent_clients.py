@@ -23,7 +23,7 @@ from sifu.engines.sim import (
     LocalTraining,
     ModuleModel,
     SimulatedFederation,
-    client_blocks,
+    embedded_clients,
     linear,
 )
 from sifu.engines.sim.client_updates import Clipping
@@ -191,8 +191,8 @@ def test_padding_to_the_largest_client_is_told_apart(monkeypatch: pytest.MonkeyP
 
 @given(samples=st.integers(1, 10**6), batch=st.integers(1, 5000))
 def test_padding_is_small_and_says_whose_batches_are_whole(samples: int, batch: int) -> None:
-    (rows,) = client_blocks.padded_rows(np.array([samples]))
+    (rows,) = embedded_clients.padded_rows(np.array([samples]))
     assert samples <= rows <= 1.25 * samples
-    (rows,) = client_blocks.padded_rows(np.array([samples]), batch)
+    (rows,) = embedded_clients.padded_rows(np.array([samples]), batch)
     assert samples <= rows <= 1.5 * samples
     assert (rows <= batch) == (samples <= batch)
