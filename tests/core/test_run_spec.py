@@ -85,6 +85,7 @@ def test_a_wrong_type_is_named(mapping: dict[str, Any], words: str) -> None:
     assert words in refused(mapping)
 
 
+RIDGE_MODEL = {"kind": "ridge", "dtype": "float64"}
 OUT_OF_RANGE = [
     ({"seed": -1}, "seed"),
     ({"data": {"clients": 1}}, "data.clients"),
@@ -113,6 +114,36 @@ OUT_OF_RANGE = [
     ({"keep": {"ratio": 1}}, "keep.ratio"),
     ({"keep": {"lowest_sigma": 2, "highest_sigma": 1}}, "keep.lowest_sigma"),
     ({"keep": {"gram_clients": -1}}, "keep.gram_clients"),
+    ({"keep": {"updates_every": -1}}, "keep.updates_every"),
+    ({"data": {"watermark": -1}}, "data.watermark"),
+    ({"data": {"held_out": 0.91}}, "data.held_out"),
+    ({"data": {"held_out": 0.1, "test_file": "test.csv"}}, "data.held_out"),
+    ({"model": {"outputs": -1}}, "model.outputs"),
+    ({"local": {"calibration_steps": 10**6}}, "local.calibration_steps"),
+    ({"local": {"steps": 1001, "momentum": 0.5}}, "local.steps"),
+    ({"local": {"clip": 1e-10}}, "local.clip"),
+    ({"server": {"clip": 1e10}}, "server.clip"),
+    ({"server": {"noise": 1.0}}, "server.noise"),
+    ({"groups": {"count": 1}}, "groups.count"),
+    ({"groups": {"rounds": 10**6}}, "groups.rounds must be at least 1 (0: by rule) and below stop.max_rounds"),
+    ({"groups": {"stretch": 2.1, "count": 2}}, "groups.stretch"),
+    ({"server": {"participation": "fixed(3)"}, "groups": {"count": 2}}, "server.participation"),
+    ({"features": {"seed": -1}}, "features.seed"),
+    ({"features": {"count": -1}}, "features.count"),
+    ({"features": {"count": 3, "kind": "random_fourier"}}, "features.count"),
+    ({"features": {"norm": 0}}, "features.norm"),
+    ({"features": {"bandwidth": 0}}, "features.bandwidth"),
+    ({"features": {"module": "a:b"}}, "features.module"),
+    ({"features": {"tune": "blocks"}}, "groups.count"),
+    ({"ridge": {"feature_bits": 25}, "model": RIDGE_MODEL}, "ridge.feature_bits"),
+    ({"ridge": {"target_bits": 0}, "model": RIDGE_MODEL}, "ridge.target_bits"),
+    ({"ridge": {"scale": 0}, "model": RIDGE_MODEL}, "ridge.scale"),
+    ({"ridge": {"shift": 1e13}, "model": RIDGE_MODEL}, "ridge.shift"),
+    ({"ridge": {"regularisation": 0}, "model": RIDGE_MODEL}, "ridge.regularisation"),
+    ({"server": {"participation": "poisson(0.5)"}, "model": RIDGE_MODEL}, "server.participation"),
+    ({"server": {"rate": 0.5}, "model": RIDGE_MODEL}, "server.rate"),
+    ({"keep": {"updates_every": 2}, "model": RIDGE_MODEL}, "keep.updates_every"),
+    ({"model": {"kind": "ridge", "dtype": "float32"}}, "model.dtype"),
 ]
 
 
@@ -122,6 +153,17 @@ def test_a_value_out_of_range_is_named_with_what_was_found(mapping: dict[str, An
     assert name in message
     value = next(iter(next(iter(mapping.values())).values())) if isinstance(next(iter(mapping.values())), dict) else -1
     assert str(value).rstrip("0").rstrip(".") in message or "found" in message
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"server": {"clip": 1.0, "noise": 1.0}}, "server.noise (method dp) cannot be combined with groups"),
+        ({"model": RIDGE_MODEL}, "groups.count must be 0 with model.kind = 'ridge'"),
+    ],
+)
+def test_what_does_not_go_together_with_groups_is_named(others: dict[str, Any], words: str) -> None:
+    assert words in refused({"groups": {"count": 2}} | others)
 
 
 LITERAL_WORDS = ["auto", "all", "poisson(0.5)", "fixed(3)", "client", "exact", "digits", "", "zeros", "measured"]

@@ -130,7 +130,7 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
     yield (
         "groups.rounds",
         spec.is_tuned or 0 <= groups.rounds < most,
-        f"at least 1 (0: by rule) and below stop.max_rounds = {most}, fixed before training: common rounds follow",
+        f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow",
     )
     yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
     if not Participation.parse(server.participation).independent:
