@@ -215,13 +215,13 @@ class Verifier:
         erasing = [payload for payload in purges if payload.get("figures_erased")]  # section 6d
         self.erased_up_to = erasing[-1]["kept_rows"]["last"] if erasing else -1
         self.erased = {c for i in (erasing[-1]["subjects"] if erasing else []) for c in self.subjects.get(i, [])}
-        at_wish = [event for event in self.tables["events"] if event["kind"] == "purged"
+        by_choice = [event for event in self.tables["events"] if event["kind"] == "purged"
                    and "all_figures" in json.loads(event["payload"])]  # fmt: skip
-        self.wish = at_wish[-1]["seq"] if at_wish else 0  # section 6e: the last purge of all figures
-        self.wished: Row = json.loads(at_wish[-1]["payload"])["all_figures"] if at_wish else {"requests": []}
+        self.wish = by_choice[-1]["seq"] if by_choice else 0  # section 6e: the last purge of all figures
+        self.wished: Row = json.loads(by_choice[-1]["payload"])["all_figures"] if by_choice else {"requests": []}
         self.not_recomputed = {
             name: event["time"]
-            for event in reversed(at_wish)
+            for event in reversed(by_choice)
             for name in json.loads(event["payload"])["all_figures"]["requests"]
         }
         assumed = self.spec["regularity"]["kind"] == "assumed"
@@ -1231,7 +1231,7 @@ class Verifier:
         expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
         self.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
 
-        active, at_hand = self.path(int(moment["tip"])), sorted(moment["models"])
+        active, available = self.path(int(moment["tip"])), sorted(moment["models"])
         charges = {row["subject"]: row for row in self.tables["charges"] if row["noise_node"] == noise["node"]}
         left, hidden, people, highest = {}, {}, {}, 0.0
         by_noise = PROTECTION[request["method"]] == "noise"
@@ -1278,7 +1278,7 @@ class Verifier:
         def fits(node: int, slack: float) -> bool:
             return all(charge_of(h[node], sigma) <= left[i] * slack for i, h in hidden.items() if h[node])
 
-        for key, among in (("source_node", [n for n in active if n in at_hand]), ("wanted_node", active)):
+        for key, among in (("source_node", [n for n in active if n in available]), ("wanted_node", active)):
             chosen = request[key]
             there = request["method"] != "sifu" or self.check(chosen in among, f"{at}: {key} {chosen} is not to be had")
             if request["method"] == "sifu" and sigma and there:
@@ -1291,9 +1291,9 @@ class Verifier:
         groups = self.spec.get("groups", {"count": 0})
         tuned = self.spec["features"].get("tune", "none") != "none"
         fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 and not tuned else set()
-        erased = [n for n in at_hand if n in hit or (n not in self.groups and n not in fresh
+        erased = [n for n in available if n in hit or (n not in self.groups and n not in fresh
                   and (source is None or n > source or n in held))]  # fmt: skip
-        remaining = [n for n in at_hand if n not in erased]
+        remaining = [n for n in available if n not in erased]
         self.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
         self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
         if name in self.done:

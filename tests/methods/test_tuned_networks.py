@@ -36,7 +36,7 @@ from sifu.requests import certification
 from sifu.requests import erasure as statistics_erasure
 from sifu.run import group_training
 from sifu.run.clients_and_engine import engine_from_spec
-from sifu.run.group_state import trunks_at_hand, use_trunks
+from sifu.run.group_state import available_trunks, use_trunks
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, read_part, read_statistics
 from sifu.store.writer import RunWriter
@@ -178,7 +178,7 @@ def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own:
     (hit,) = groups_of(own, ["client-003"])
     with RunReader(own) as reader:
         rows = reader.statistics()
-        assert hit not in {row.grp for row in trunks_at_hand(reader)}
+        assert hit not in {row.grp for row in available_trunks(reader)}
     assert {path.name for path in (own / "statistics").iterdir()} == rows.keys()
     assert is_struck(whole_sum(own), blocks_of(own), hit)
     # What did not go through that network stays as it was: no client's file is written again.
@@ -237,7 +237,7 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_
 def test_a_client_that_joins_later_sends_statistics_only_and_leaves_by_subtraction(own: Path) -> None:
     before, everyone = whole_sum(own), clients_of(CLIENTS + 1)
     with RunReader(own) as reader:
-        networks = trunks_at_hand(reader)
+        networks = available_trunks(reader)
     open_own(own, everyone).join()
     joined = whole_sum(own)
     assert joined.samples == before.samples + len(everyone[-1].y)
@@ -246,7 +246,7 @@ def test_a_client_that_joins_later_sends_statistics_only_and_leaves_by_subtracti
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert whole_sum(own) == before
     with RunReader(own) as reader:
-        assert trunks_at_hand(reader) == networks
+        assert available_trunks(reader) == networks
     check(own)
 
 
@@ -254,7 +254,7 @@ def test_records_hit_the_group_of_a_founder(own: Path) -> None:
     (outcome,) = open_own(own).forget(["client-002"], "records", records=[0, 2])
     assert outcome.level == "exact"
     with RunReader(own) as reader:
-        assert not groups_of(own, ["client-002"]) & {row.grp for row in trunks_at_hand(reader)}
+        assert not groups_of(own, ["client-002"]) & {row.grp for row in available_trunks(reader)}
     assert whole_sum(own).samples == sum(len(client.y) for client in clients_of()) - 2
     check(own)
 
@@ -284,7 +284,7 @@ def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_s
     hit = groups_of(tmp_path / "run", ["client-003"])
     engine: Any = engine_from_spec(Spec.from_mapping(spec), others)[0]
     with RunReader(tmp_path / "never") as reader:
-        left = [row for row in trunks_at_hand(reader) if row.grp not in hit]
+        left = [row for row in available_trunks(reader) if row.grp not in hit]
         use_trunks(engine, reader, left)
     expected = total(engine.fixed, [engine.sent_by(client) for client in range(len(others))])
     assert whole_sum(tmp_path / "run") == expected
@@ -388,7 +388,7 @@ def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(o
     everyone = np.arange(CLIENTS)
     model = np.random.default_rng(0).normal(size=engine.layout.size)
     with RunReader(own) as reader:
-        trunks = trunks_at_hand(reader)
+        trunks = available_trunks(reader)
         use_trunks(engine, reader, trunks)
         whole = engine.evaluate(model, everyone)
         with pytest.MonkeyPatch.context() as patch:
@@ -408,7 +408,7 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     with RunReader(tmp_path / "run") as reader:
         assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
-        tuned = [reader.load_model(row.node) for row in trunks_at_hand(reader)]
+        tuned = [reader.load_model(row.node) for row in available_trunks(reader)]
     assert all(np.any(vector[2 * 36 : 2 * (36 + 12)]) for vector in tuned)  # B of B A x was zero
     (outcome,) = run.forget(["client-003"], "gone")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
@@ -446,7 +446,9 @@ def test_what_is_tuned_is_all_that_is_kept(tmp_path: Path) -> None:
         sifu.train(spec_of(features={"trainable": trainable}), run=folder, clients=clients_of())
         with RunReader(folder) as reader:
             sizes[trainable] = reader.group_layout.size
-            assert all(reader.models()[row.node].bytes < 4 * sizes[trainable] + 1000 for row in trunks_at_hand(reader))
+            assert all(
+                reader.models()[row.node].bytes < 4 * sizes[trainable] + 1000 for row in available_trunks(reader)
+            )
         check(folder)
     scores = 12 * 3 + 3
     assert sizes == {"all": 4 * 9 + 4 + 8 + 36 * 12 + 12 + scores, "last": 36 * 12 + 12 + scores, "4.bias": 12 + scores}
@@ -521,7 +523,7 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
         kept = reader.statistics().values()
         assert kept
         assert not any(row.is_sum or hit in (row.part or ()) or 3 in row.clients for row in kept)
-        assert not groups_of(restored, ["client-003"]) & {row.grp for row in trunks_at_hand(reader)}
+        assert not groups_of(restored, ["client-003"]) & {row.grp for row in available_trunks(reader)}
     (outcome,) = open_own(restored).forget()
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert whole_sum(restored) == whole_sum(own)
@@ -653,7 +655,7 @@ def test_groups_without_members_are_counted_not_listed(tmp_path: Path) -> None:
     sifu.train(spec_of(groups={"count": 20}), run=tmp_path / "run", clients=clients_of())
     said = " ".join(CliRunner().invoke(app, ["status", str(tmp_path / "run")]).output.split())
     with RunReader(tmp_path / "run") as reader:
-        built = len(trunks_at_hand(reader))
+        built = len(available_trunks(reader))
     assert (
         f"20 groups: {built} have a finished model that a request can go on with; {20 - built} without members" in said
     )

@@ -220,7 +220,7 @@ def test_it_is_refused_where_it_cannot_be_whole(
 
 
 def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
-    """Where every request was exact, certificates go on being recomputed, also at the operator's wish."""
+    """Where every request was exact, certificates go on being recomputed, also by the operator's choice."""
     for number, (spec, terms) in enumerate(((RIDGE, {}), (ROUNDS, {"method": "scratch"}))):
         run = sifu.train(spec, run=tmp_path / f"{number}", clients=federation(TRUTH))
         run.forget([f"c{GONE}"], "gone", retention="strict", **terms)
@@ -235,8 +235,8 @@ def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request = {"level": "proven", "method": "sifu"}
-    assert sealed.keeps_figures(first, [request], ["spec"], at_wish=True) == ""
-    assert "reported" in sealed.keeps_figures(first, [request], ["reported"], at_wish=True)
+    assert sealed.keeps_figures(first, [request], ["spec"], by_choice=True) == ""
+    assert "reported" in sealed.keeps_figures(first, [request], ["reported"], by_choice=True)
 
 
 def test_an_automatic_rate_that_others_set_stays(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from sifu.methods.registry import method_named
 from sifu.planning.forecast import influence, most_expensive
 from sifu.planning.plan import LARGEST_NOISE_TO_SIGNAL
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
-from sifu.run.recorded_data import held_out_figures, rows_at_hand
+from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.client_accuracy import read_held_out
@@ -116,7 +116,7 @@ def advise(
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    rows = rows_at_hand(spec, data_folder, clients)
+    rows = available_rows(spec, data_folder, clients)
     if rows is None:
         data, rows = without_held_out(data)
     engine, _ = engine_from_spec(spec, data, as_model(model))

@@ -22,7 +22,7 @@ from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_s
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.group_state import use_trunks_of_head
-from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, rows_at_hand
+from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
@@ -99,7 +99,7 @@ class RunEngines:
     def measure_held_out(self, writer: RunWriter) -> None:
         """Note how well the current model does on held-out rows, see `Run.measure_held_out`."""
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
-        rows = rows_at_hand(spec, self._data_folder, self.frame)
+        rows = available_rows(spec, self._data_folder, self.frame)
         if rows is None or read_held_out(writer.folder, tip) is not None:
             return
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}

@@ -22,7 +22,7 @@ from sifu.methods.registry import METHODS, method_named
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import Approvals, approvals_of, deadline_of, is_overdue, unapproved
 from sifu.requests.outcome import Cost, cost_of
-from sifu.run.group_state import has_groups, members_now, models_at_hand
+from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
@@ -314,7 +314,7 @@ def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
     """Where the groups stand, of a run that has some."""
     if not has_groups(view):
         return ()
-    models, wanted = models_at_hand(view.reader), view.spec.groups.rounds
+    models, wanted = available_group_models(view.reader), view.spec.groups.rounds
     rounds = {group: row.rounds for group, row in models.items()}
     return tuple(
         GroupStatus(group, len(members), rounds.get(group, 0), rounds.get(group, 0) == wanted)

@@ -40,7 +40,7 @@ from sifu.run.clients_and_engine import (
     known_outputs,
     preprocessing_of,
 )
-from sifu.run.recorded_data import held_out_figures, rows_at_hand
+from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
@@ -186,7 +186,7 @@ class _Solved:
 def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     """A head that is solved from what is not held out."""
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    held = rows_at_hand(spec, data_folder, clients)
+    held = available_rows(spec, data_folder, clients)
     if held is None:
         data, held = without_held_out(data)
     if held is None:

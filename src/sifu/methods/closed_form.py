@@ -19,7 +19,7 @@ from sifu.methods.base import Claim
 from sifu.methods.baselines import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.run.group_state import REBUILT, is_hit, models_at_hand, own_statistics, trunks_at_hand
+from sifu.run.group_state import REBUILT, available_group_models, available_trunks, is_hit, own_statistics
 from sifu.run.run_view import RunView
 
 
@@ -31,7 +31,7 @@ class ClosedForm(Scratch):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """A fresh head from the sum over those who stay; nothing is charged to anyone."""
         leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
-        trunks = trunks_at_hand(view.reader) if view.spec.is_tuned else ()
+        trunks = available_trunks(view.reader) if view.spec.is_tuned else ()
         hit = [row.grp for row in trunks if is_hit(row, leaving)]
         rounds = self._rounds(view, len(hit))
         cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
@@ -56,7 +56,7 @@ class ClosedForm(Scratch):
     def _network_notes(self, view: RunView, hit: Sequence[int]) -> tuple[str, ...]:
         if not view.spec.is_tuned:
             return ()
-        left = len(trunks_at_hand(view.reader)) - len(hit)
+        left = len(available_trunks(view.reader)) - len(hit)
         done = "struck out of everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
         said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never held anyone forgotten"]
         if hit:
@@ -84,5 +84,5 @@ class ClosedForm(Scratch):
     def bytes_kept(self, view: RunView) -> int:
         """The kept statistics, and the networks that groups tuned."""
         on_disk = view.reader.models()
-        networks = [on_disk[row.node].bytes for row in models_at_hand(view.reader).values()]
+        networks = [on_disk[row.node].bytes for row in available_group_models(view.reader).values()]
         return sum(row.bytes for row in view.reader.statistics().values()) + sum(networks)

@@ -59,7 +59,7 @@ class Groups(Method):
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
         """The groups that are merged, and those that held someone who is leaving now."""
         leaving = set(view.leaving(terms.clients))
-        models = group_state.models_at_hand(view.reader)
+        models = group_state.available_group_models(view.reader)
         if group_state.are_apart(view):  # they are finished before the request is carried out
             members = {group: set(clients) for group, clients in enumerate(group_state.members_now(view)) if clients}
             for group, row in models.items():
@@ -81,12 +81,12 @@ class Groups(Method):
     def bytes_kept(self, view: RunView) -> int:
         """The size of the groups' models on disk."""
         on_disk = view.reader.models()
-        return sum(on_disk[row.node].bytes for row in group_state.models_at_hand(view.reader).values())
+        return sum(on_disk[row.node].bytes for row in group_state.available_group_models(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The merge of the groups that were not hit; a fresh model where every one was."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
-        parts = parts_without(group_state.models_at_hand(view.reader), view.spec.groups.rounds, leaving)
+        parts = parts_without(group_state.available_group_models(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
             return super().starting_model(view, plan, engine)
         merged = group_state.merged_model(view.reader, parts)

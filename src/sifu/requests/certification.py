@@ -89,7 +89,7 @@ def committed_model(node: int, digest: str) -> dict[str, Any]:
 
 
 def nodes_to_erase(
-    view: RunView, at_hand: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+    view: RunView, available: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
 ) -> set[int]:
     """Nodes whose models go when a request is carried out on the history of `view`.
 
@@ -97,7 +97,7 @@ def nodes_to_erase(
     """
     depth_of = view.path.depth_of
     depths = depths_to_erase(
-        sorted(depth_of[node] for node in at_hand if node in depth_of),
+        sorted(depth_of[node] for node in available if node in depth_of),
         cut_after,
         retention,
         lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
@@ -105,7 +105,7 @@ def nodes_to_erase(
     # Models of groups lie on no path: those that held a client of the request go, whatever it goes back to.
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
-    off_path = {node for node in at_hand - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
+    off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
     return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
 
 

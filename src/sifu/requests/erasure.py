@@ -63,8 +63,8 @@ def sum_left(
     if unchanged or merged or not clients:
         return None
     needed = len(parts_through(range(len(whole.trunks)))) if features.tune == "blocks" else 1
-    at_hand = Counter(row.clients[0] for row in rows if not row.is_sum and can_be_used(row, whole.trunks))
-    return SumLeft(whole, clients, trunks) if all(at_hand[client] == needed for client in leaving) else None
+    available = Counter(row.clients[0] for row in rows if not row.is_sum and can_be_used(row, whole.trunks))
+    return SumLeft(whole, clients, trunks) if all(available[client] == needed for client in leaving) else None
 
 
 def write_sum_left(
@@ -139,7 +139,7 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
     return view.exposures(subjects)
 
 
-def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
+def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
     """Models and files of updates (name to node) at which a forgotten client has Psi > 0 and is not covered.
 
     The current model stays, whatever it holds: it is what is released. `view` must be the history at that instant.
@@ -151,7 +151,7 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: se
         return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
     # Models of groups lie on no path; those that held a forgotten client were erased with the request.
-    on_path = [node for node in sorted(at_hand) if node in depth_of]
+    on_path = [node for node in sorted(available) if node in depth_of]
     models = [node for node in on_path if node != nodes[-1].node and held(depth_of[node])]
     updates = []
     for file, node in sorted(stored.items()):
@@ -161,7 +161,7 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: se
     return ToPurge(tuple(models), tuple(updates))
 
 
-def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) -> tuple[int, ...]:
+def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]) -> tuple[int, ...]:
     """Models other than the current one that hold a part of clients whose request is still to be carried out."""
     subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
     exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
@@ -172,7 +172,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
         # A fresh model that is kept for the groups lies on no path, and holds no client's data.
         return node in depth_of and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
 
-    return tuple(node for node in sorted(at_hand) if node != view.path.nodes[-1].node and holds(node))
+    return tuple(node for node in sorted(available) if node != view.path.nodes[-1].node and holds(node))
 
 
 def purge(writer: RunWriter, verified: str | None = None) -> Purge:
@@ -206,7 +206,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
 
 def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, Any]:
     """What the ledger says of an erasure of all figures; refused where it cannot be whole."""
-    why = sealed.why_figures_stay(writer, at_wish=True)
+    why = sealed.why_figures_stay(writer, by_choice=True)
     if not why and view.rate_source(sorted(view.forgotten)) == "forgotten":
         why = "the local rate follows from the data of a forgotten client; a request by scratch finds another"
     if not why and writer.signer().key is None:
@@ -216,7 +216,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
     if verified != writer.value("head"):
         raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
     carried_out = [row for row in writer.requests() if row.noise_node is not None]
-    stay = sealed.kept_nodes(writer, writer.tip, at_wish=True) | {writer.tip, writer.path()[0].node.node}
+    stay = sealed.kept_nodes(writer, writer.tip, by_choice=True) | {writer.tip, writer.path()[0].node.node}
     return {
         "models": sorted(stay & writer.models().keys()),
         "actor": actor_name(),
@@ -227,7 +227,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
-    """Whose figures are gone: no one's; all up to the last node, at the operator's wish; those of the forgotten."""
+    """Whose figures are gone: no one's; all up to the last node, by the operator's choice; those of the forgotten."""
     if sealed.why_figures_stay(reader):
         return "nothing"
     path = reader.path()
@@ -285,13 +285,13 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
     elif why := sealed.why_figures_stay(reader):
-        at_wish = (
-            "" if sealed.why_figures_stay(reader, at_wish=True) else "; sifu purge --figures erases it at your wish"
+        by_choice = (
+            "" if sealed.why_figures_stay(reader, by_choice=True) else "; sifu purge --figures erases it if you choose"
         )
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
             f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
-            f"(docs/store.md, section 5c, lists it){at_wish}",
+            f"(docs/store.md, section 5c, lists it){by_choice}",
         )
     else:
         yield (
@@ -342,11 +342,14 @@ def check_purges(reader: RunReader) -> Iterator[str]:
     for event, before in ReplayedLedger.of(reader).moments():
         if event.kind != sealed.PURGED or (last is not None and event.seq < last.seq):
             continue
-        content, at_wish = event.content, sealed.ALL_FIGURES in event.content
+        content, by_choice = event.content, sealed.ALL_FIGURES in event.content
         subjects = {int(subject) for (subject,) in before.rows["subjects"]}
         purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
-        if at_wish:
-            left, kept = before.model_nodes - set(purged.models), sealed.kept_nodes(reader, before.tip, at_wish=True)
+        if by_choice:
+            left, kept = (
+                before.model_nodes - set(purged.models),
+                sealed.kept_nodes(reader, before.tip, by_choice=True),
+            )
             too_much = left - kept - {before.tip, reader.path(before.tip)[0].node.node}
             told = sorted(left) == content[sealed.ALL_FIGURES]["models"] and before.tip in left
             if too_much or not told or len(purged.updates) < len(before.rows["updates"]):
@@ -360,11 +363,11 @@ def check_purges(reader: RunReader) -> Iterator[str]:
         if content["subjects"] != sorted(subjects):
             yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
         erased = content.get(sealed.FIGURES_ERASED, False)
-        if erased != (at_wish or not sealed.why_figures_stay(reader, before)) and "kept_rows" in content:
+        if erased != (by_choice or not sealed.why_figures_stay(reader, before)) and "kept_rows" in content:
             yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
         if erased:
             forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
-            path = sealed.kept_nodes(reader, before.tip, at_wish=at_wish)
+            path = sealed.kept_nodes(reader, before.tip, by_choice=by_choice)
             for figures in sealed.figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
                 yield f"purge at event {event.seq}: it erased the figures of {figures}, and they are there again"
 

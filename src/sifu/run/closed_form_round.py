@@ -27,7 +27,7 @@ from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import trunks_at_hand, use_trunks
+from sifu.run.group_state import available_trunks, use_trunks
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
@@ -136,7 +136,7 @@ class RecordedSolve(RecordedTraining):
     @cached_property
     def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
         """The networks of groups that features go through now."""
-        return trunks_at_hand(self.writer) if self.view.spec.is_tuned else ()
+        return available_trunks(self.writer) if self.view.spec.is_tuned else ()
 
     def _is_through(self, row: StatisticsRow) -> bool:
         """Whether statistics are of features through exactly the current networks."""
@@ -301,8 +301,8 @@ class RecordedSolve(RecordedTraining):
         incomplete = [client for client in clients if lacking[client]]
         held = self.held or {}
         to_ask = [client for client in incomplete if client not in held]
-        at_hand = ((client, held.pop(client)) for client in incomplete if client in held)
-        for client, sent in itertools.chain(at_hand, engine.collect(to_ask, self._position)):
+        available = ((client, held.pop(client)) for client in incomplete if client in held)
+        for client, sent in itertools.chain(available, engine.collect(to_ask, self._position)):
             if sent is None:
                 gathered.absent.add(client)
                 continue

@@ -64,9 +64,9 @@ def are_apart(view: RunView) -> bool:
     return has_groups(view) and not view.reader.merges()
 
 
-def trunks_at_hand(reader: RunReader) -> tuple[GroupModelRow, ...]:
+def available_trunks(reader: RunReader) -> tuple[GroupModelRow, ...]:
     """The networks that groups have finished tuning and that are on disk, in the order of the groups."""
-    return parts_without(models_at_hand(reader), int(reader.spec["groups"]["rounds"]), ())
+    return parts_without(available_group_models(reader), int(reader.spec["groups"]["rounds"]), ())
 
 
 def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
@@ -80,14 +80,14 @@ def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
-        use_trunks(engine, reader, [row for row in trunks_at_hand(reader) if row.node in wanted])
+        use_trunks(engine, reader, [row for row in available_trunks(reader) if row.node in wanted])
 
 
 def own_statistics(view: RunView) -> OwnStatistics:
     """The clients' own statistics of features through the networks that are there."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
-    networks = {row.grp: row.node for row in trunks_at_hand(view.reader)} if spec.is_tuned else {}
+    networks = {row.grp: row.node for row in available_trunks(view.reader)} if spec.is_tuned else {}
     rows = view.reader.statistics().values()
     return OwnStatistics.among(rows, recorded_fixed_point(spec, layout), blocks, networks)
 
@@ -99,12 +99,12 @@ def members_now(view: RunView) -> list[list[int]]:
     return members_by_group(key, names, view.active.tolist(), view.spec.groups.count)
 
 
-def latest_models(rows: Iterable[GroupModelRow], at_hand: Collection[int]) -> dict[int, GroupModelRow]:
+def latest_models(rows: Iterable[GroupModelRow], available: Collection[int]) -> dict[int, GroupModelRow]:
     """Each group's latest stored model, by group."""
-    return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in at_hand}
+    return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in available}
 
 
-def models_at_hand(reader: RunReader) -> dict[int, GroupModelRow]:
+def available_group_models(reader: RunReader) -> dict[int, GroupModelRow]:
     """Of each group its latest model on disk, finished or not, by group."""
     return latest_models(reader.group_models().values(), reader.models())
 
@@ -130,7 +130,7 @@ def least_members(view: RunView) -> int:
 
 def groups_to_build(view: RunView) -> list[int]:
     """Groups without a finished model that have members to train it."""
-    models, rounds, least = models_at_hand(view.reader), view.spec.groups.rounds, least_members(view)
+    models, rounds, least = available_group_models(view.reader), view.spec.groups.rounds, least_members(view)
     return [
         group
         for group, members in enumerate(members_now(view))

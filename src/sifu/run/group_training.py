@@ -23,11 +23,11 @@ from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_group_rou
 from sifu.core.spec import StopSpec
 from sifu.errors import RoundRejectedError
 from sifu.run.group_state import (
+    available_group_models,
     groups_to_build,
     members_now,
     merge_rows,
     merged_model,
-    models_at_hand,
     parts_without,
     refuse_small_groups,
 )
@@ -73,7 +73,7 @@ class GroupTraining:
         self._refusals: list[dict[str, Any]] = []
         self._changed: list[_Group] = []
         self._committed = time.monotonic()
-        members, models = members_now(view), models_at_hand(writer)
+        members, models = members_now(view), available_group_models(writer)
         nodes = writer.nodes_by_number()
         # Places of the first training are those of branch 0; a group built again has its places below it.
         branch = 1 - view.next_order
@@ -168,7 +168,7 @@ class GroupTraining:
 def record_first_merge(writer: RunWriter, view: RunView) -> None:
     """Merge all groups of the first training; everyone trains on together from there."""
     rounds = view.spec.groups.rounds
-    merged = merged_model(writer, parts_without(models_at_hand(writer), rounds, ()))
+    merged = merged_model(writer, parts_without(available_group_models(writer), rounds, ()))
     node = 1 + max(writer.nodes_by_number())
     fresh = writer.load_model(view.rows[0].node.node).astype(np.float64)
     row, taken_part = merge_rows(view, merged, node, 0, rounds, 0, norm(merged.model.astype(np.float64) - fresh))

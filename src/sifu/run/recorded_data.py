@@ -47,7 +47,7 @@ BINS = 10
 """Of equal width, for the calibration error."""
 
 
-def rows_at_hand(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
+def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
     """The held-out rows of a spec's data, or of the frame that `clients` are; None where there are none, or the data
     cannot be read any more."""
     if clients is not None and not is_frame(clients):

@@ -12,7 +12,7 @@ against them. Where every request was exact and started afresh, no certificate i
 cut off, so a purge erases their figures: Psi is unbounded there from then on, and 0 for clients that took no part in
 them, as before.
 
-Certificates by noise do rest on the figures of rounds. They go only at the operator's wish, after a verification, and
+Certificates by noise do rest on the figures of rounds. They go only by the operator's choice, after a verification, and
 so does what events say of them: these certificates are not recomputed any more. The record then says that a request
 went on from the last model before it, whose history has every round that its real source had: no Psi is too small.
 """
@@ -124,7 +124,7 @@ def _write(folder: Path, salts: Mapping[int, str]) -> None:
 PURGED = "purged"
 """The kind of a purge's event."""
 ALL_FIGURES = "all_figures"
-"""The key of its payload where it erased the figures that certificates by noise rested on, at the operator's wish."""
+"""The key of its payload where it erased the figures that certificates by noise rested on, by the operator's choice."""
 OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
 """Events that may tell of the data of clients that were forgotten before: by what was measured, or by a digest that
 covers them."""
@@ -240,7 +240,7 @@ FIGURES_ERASED = "figures_erased"
 
 
 ERASABLE = ("sifu", "last", "scratch")
-"""Methods whose figures can go at the operator's wish."""
+"""Methods whose figures can go by the operator's choice."""
 WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", PURGED)
 """Kinds of events that say something of the figures of requests."""
 FIGURES = (
@@ -265,18 +265,22 @@ def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
 
 
 def keeps_figures(
-    first: Mapping[str, Any], requests: Collection[Mapping[str, Any]], run: Collection[str], *, at_wish: bool = False
+    first: Mapping[str, Any],
+    requests: Collection[Mapping[str, Any]],
+    run: Collection[str],
+    *,
+    by_choice: bool = False,
 ) -> str:
     """Why a purge leaves the figures of rounds where they are, as the end of a sentence; empty: it erases them.
 
     `first` is the payload of the first event, `run` the keys of that table, `requests` the rows of those carried out
-    whose figures are there. `at_wish`: the operator gives up that certificates by noise are recomputed.
+    whose figures are there. `by_choice`: the operator gives up that certificates by noise are recomputed.
     """
     if why := _tied(first, run):
         return why
     if not requests:
         return "no client was forgotten yet"
-    if at_wish:
+    if by_choice:
         spec = first["run"]["spec"]
         if spec["model"]["kind"] == RIDGE or spec.get("groups", {}).get("count", 0):
             return "it has a head in closed form or groups, whose models and sums are told by them"
@@ -287,7 +291,7 @@ def keeps_figures(
     return ""
 
 
-def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, at_wish: bool = False) -> str:
+def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
     """`keeps_figures` of a run, now or when its small tables were `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
     rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
@@ -297,11 +301,11 @@ def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *,
     left = [row for request, row in requests.items() if request not in erased]
     if requests and not left:
         return _tied(first, run)
-    return keeps_figures(first, left, run, at_wish=at_wish)
+    return keeps_figures(first, left, run, by_choice=by_choice)
 
 
 def erasure_of_all(events: Sequence[Event]) -> Event | None:
-    """The last purge that erased all figures at the operator's wish."""
+    """The last purge that erased all figures by the operator's choice."""
     return next((event for event in reversed(events) if event.kind == PURGED and ALL_FIGURES in event.content), None)
 
 
@@ -317,7 +321,7 @@ def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
     """Why a certificate that is asked for is not there."""
     if erased := not_recomputed(reader).get(request):
         return InputError(
-            f"the {form} certificate of request {request} was erased on {erased} at the operator's wish "
+            f"the {form} certificate of request {request} was erased on {erased} by the operator's choice "
             "(sifu purge --figures); copies that were handed out before can be checked by their signature"
         )
     return InputError(f"request {request[:80]!r} has no {form} certificate: is it done? See sifu requests list")
@@ -403,14 +407,14 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
             yield f"ledger: event {purge.seq} erased the figures of event {event.seq}, and they are there again"
 
 
-def kept_nodes(reader: RunReader, tip: int, *, at_wish: bool) -> set[int]:
+def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
     """The nodes whose figures a purge leaves: those of the path of `tip`.
 
-    At the operator's wish they stay only if the last request started the path afresh: then no one forgotten is in it.
+    By the operator's choice they stay only if the last request started the path afresh: then no one forgotten is in it.
     """
     path = [row.node for row in reader.path(tip)]
     last = max(row.node.order for row in reader.node_rows(0, tip))
-    return {node.node for node in path} if not at_wish or path[0].order == last else set()
+    return {node.node for node in path} if not by_choice or path[0].order == last else set()
 
 
 def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgotten: Collection[int]) -> None:

@@ -381,12 +381,12 @@ class RunWriter(RunReader):
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Erase the figures that a purge erases, and tie what is left of rows and clients to its own event."""
-        rates, at_wish = self.local_rates, ALL_FIGURES in payload
+        rates, by_choice = self.local_rates, ALL_FIGURES in payload
         if payload.get(FIGURES_ERASED):
             rates = {node: rate for node, rate in rates.items() if node == max(rates)}
             forgotten = [client for row in self.subjects() for client in row.clients]
-            erase_figures(self.connection, kept_nodes(self, self.tip, at_wish=at_wish), forgotten)
-        if at_wish:
+            erase_figures(self.connection, kept_nodes(self, self.tip, by_choice=by_choice), forgotten)
+        if by_choice:
             wish = payload[ALL_FIGURES]
             wish["events"] = erase_payloads(self.connection, self.events(), wish["models"])
             for request, forms in wish["certificates"].items():

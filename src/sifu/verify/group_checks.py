@@ -261,15 +261,15 @@ def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iter
 
 def _check_models(reader: RunReader) -> Iterator[str]:
     """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is stored."""
-    at_hand, groups = reader.models(), reader.group_models()
+    available, groups = reader.models(), reader.group_models()
     fresh = nodes_always_kept(reader)
-    if not fresh <= at_hand.keys():
+    if not fresh <= available.keys():
         yield "groups: the fresh model, which merges are moved on from, is missing"
     by_node: dict[int, list[GroupModelRow]] = {}
     for row in reader.merges():
         by_node.setdefault(row.node, []).append(groups[row.source_node])
     for node, parts in by_node.items():
-        if {node, *fresh, *(part.node for part in parts)} <= at_hand.keys() and not np.array_equal(
+        if {node, *fresh, *(part.node for part in parts)} <= available.keys() and not np.array_equal(
             reader.load_model(node), merged_model(reader, parts).model
         ):
             yield f"groups: the model of node {node} is not the merge of the groups' models it is made of"

@@ -136,13 +136,13 @@ class _Record:
 
         A round without participants leaves the model as it was, and initial models, which hold no data, may be alike.
         """
-        at_hand = {self.digests[path] for path in self.live if path in self.digests}
+        available = {self.digests[path] for path in self.live if path in self.digests}
         initial = {stored_path(self.folder, "models", node) for node, kind in self._nodes.items() if kind == "initial"}
         gone = self.digests.keys() - self.live - initial
         return {
             self.digests[path]: path.relative_to(self.folder).as_posix()
             for path in sorted(gone)
-            if self.digests[path] not in at_hand
+            if self.digests[path] not in available
         }
 
     def erases_for_good(self, seq: int) -> bool:

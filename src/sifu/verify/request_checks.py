@@ -128,16 +128,16 @@ def _check_request(
                 f"the charge of subject {key[1]} is recorded as {recorded_charges.get(key)}, "
                 f"recomputed {charged.get(key)}"
             )
-    view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
+    view, available = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
     exposures = view.exposures([exposure.subject for exposure in new])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
-    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
-    yield from _check_erasure(request, wanted, at_hand, content)
+    wanted = nodes_to_erase(view, available, exposures, cut_after, request.terms.retention)
+    yield from _check_erasure(request, wanted, available, content)
     gone = updates_to_erase(view, before.read("updates"), exposures, cut_after, request.terms.retention)
     yield from check_updates_erased(view, recorded, gone, before, content)
     yield from check_statistics_erased(recorded, before, content)
     if recorded.method.info.starts_from == "rule":
-        yield from _check_choice(view, request, recorded, at_hand)
+        yield from _check_choice(view, request, recorded, available)
     yield from _check_start(view, request, recorded)
     yield from _check_rate(request, recorded, before, content)
     yield from check_choice_of_method(request, recorded, content)
@@ -171,13 +171,15 @@ def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: f
         yield f"node {node.node} is not the one that its choice describes"
 
 
-def _check_erasure(request: RequestRow, wanted: set[int], at_hand: set[int], content: dict[str, Any]) -> Iterator[str]:
+def _check_erasure(
+    request: RequestRow, wanted: set[int], available: set[int], content: dict[str, Any]
+) -> Iterator[str]:
     """What had to be erased (`wanted`) must be what was erased."""
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
         against = sorted(erased ^ wanted)
         yield f"models of nodes {against} were erased or left against retention {request.terms.retention}"
-    if remaining != at_hand - wanted:
+    if remaining != available - wanted:
         yield f"the models that remain are recorded as {sorted(remaining)}"
     back = {model["node"] for model in content["models"]} & wanted
     if back:
@@ -238,11 +240,11 @@ def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[st
         yield f"its terms allow {limit} rounds, and it took {rounds}"
 
 
-def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
+def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, available: set[int]) -> Iterator[str]:
     """The node must be the latest kept one that every budget allows."""
     subjects = [exposure.subject for exposure in recorded.new_exposures]
     exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
-    kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
+    kept = [depth for node, depth in view.path.depth_of.items() if node in available]
     if recorded.noise_std > 0.0:
         around = [
             choose_node(exposures, kept, recorded.noise_std * scale, recorded.order)

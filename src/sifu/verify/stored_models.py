@@ -73,7 +73,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
     """
     if is_locked(reader.folder):
         return  # its writer may erase a model that is about to be read
-    at_hand, view = reader.models(), RunView(reader)
+    available, view = reader.models(), RunView(reader)
     # A method that promises nothing may go on from whatever it makes of the model.
     free = {
         request.noise_node
@@ -84,7 +84,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         node = row.node
         if node.kind not in ("round", "noise") or node.node in free or node.parent is None:
             continue
-        if not {node.node, node.parent} <= at_hand.keys() or math.isinf(node.noise_std):  # a purge erased it
+        if not {node.node, node.parent} <= available.keys() or math.isinf(node.noise_std):  # a purge erased it
             continue
         model, start = (reader.load_model(node).astype(np.float64) for node in (node.node, node.parent))
         moved = float(np.linalg.norm(model - start))

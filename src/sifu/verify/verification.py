@@ -164,7 +164,7 @@ def _check_against_outside(
         result.notes.insert(
             0,
             f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
-            f"{time} at the operator's wish. Their signatures can be checked, and what is left of the record holds",
+            f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
         )
     of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
     for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes):
