@@ -205,8 +205,8 @@ def _spellings(words: tuple[str, ...], missing: int) -> Iterator[tuple[str, int]
 
 
 def _cases(word: str) -> Iterator[str]:
-    """A word in every mixture of lower and upper case."""
-    return map("".join, itertools.product(*({letter, letter.upper()} for letter in word)))
+    """A word in every mixture of lower and upper case, always in the same order, so that graphs have the same bytes."""
+    return map("".join, itertools.product(*(dict.fromkeys((letter, letter.upper())) for letter in word)))
 
 
 def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
