@@ -68,7 +68,9 @@ def check_graph_agrees(run: sifu.Run, model: sifu.LoadedModel, x: Any) -> None:
         np.testing.assert_allclose(answer["prediction"].reshape(predicted.shape), predicted, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [*CONV_NETS, "mlp"])
+@pytest.mark.parametrize(
+    "kind", ["cnn", "mlp", *(pytest.param(kind, marks=pytest.mark.long) for kind in CONV_NETS if kind != "cnn")]
+)
 def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
     file = images(tmp_path, 18, 18, 3)
     run = trained(file, tmp_path, kind, model={"kind": kind, "dtype": "float32"})

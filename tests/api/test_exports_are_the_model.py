@@ -178,7 +178,7 @@ def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
 
 
 @pytest.mark.filterwarnings("ignore:the module has batch normalisation")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("form", ["rows", "grid", "images", "table", "own.npz"])
 def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:
     """Also with batch normalisation: the recorded accuracy, `predict` and the graph use the same statistics."""
