@@ -6,6 +6,7 @@ A client that gives no answer was absent from the round. Every reply is checked 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -87,7 +88,7 @@ class Blueprint:
     head: HeadPlan | None = None
 
 
-class RemoteFederation:
+class RemoteFederation(ABC):
     """An `Engine` of clients elsewhere, but for the messages: these are up to the engines made of it."""
 
     least = 0
@@ -145,9 +146,9 @@ class RemoteFederation:
         taken, self.incidents = self.incidents, []
         return taken
 
+    @abstractmethod
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
         """The round that each setup asks for, all at one place and of different clients; `apart`: of groups."""
-        raise NotImplementedError
 
     def run_round(
         self,

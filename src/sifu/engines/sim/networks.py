@@ -15,6 +15,7 @@ conv1.weight (out, in, 3, 3), conv1.bias, ..., fc1.weight (out, in), fc1.bias, .
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
@@ -73,15 +74,15 @@ class Convolution:
     relu: bool = True
 
 
-class Layer:
+class Layer(ABC):
     """Where the parameters of a layer lie in the flat vector: its weight of a shape (out, ...), then its bias."""
 
     weight_at: int
 
     @property
+    @abstractmethod
     def weight_shape(self) -> tuple[int, ...]:
         """(out, in) of a linear layer, (out, in, 3, 3) of a convolution."""
-        raise NotImplementedError
 
     @property
     def bias_at(self) -> int:
