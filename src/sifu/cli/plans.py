@@ -52,7 +52,7 @@ def print_ways(plan: Plan, everything: bool) -> None:
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
-    out.print("attacker: how often one allowed 1 % false alarms can be right; guessing is right about 1 %", style="dim")
+    out.print("attacker: how often an attacker with a 1 % false-alarm rate is right; guessing gives 1 %", style="dim")
     refused_ways = [way.method for way in plan.ways if way.refused]
     if everything:
         _print_more(plan, allowed)
