@@ -21,6 +21,7 @@ from sifu.theory.closed_form import (
     Targets,
     fit_head,
     penalty,
+    ridge,
     statistics_check,
     statistics_of,
     total,
@@ -374,6 +375,32 @@ def test_the_penalty_is_chosen_by_those_who_stay() -> None:
     stay, leave = (statistics_of(FIXED, *samples(count, seed)) for count, seed in ((30, 1), (300, 2)))
     together = fit_head(stay + leave)
     assert fit_head((stay + leave) - leave).digest() == fit_head(stay).digest() != together.digest()
+
+
+@pytest.mark.parametrize("relative", [1e-7, 1e-3, 10.0])
+def test_wide_heads_solve_the_same_equations(relative: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More samples than features, fewer, and features that are zero in every sample."""
+    for count, features, zeros in ((200, 40, 0), (20, 40, 0), (200, 40, 5)):
+        fixed = FixedPoint(features=features, outputs=3)
+        phi, targets = samples(count, 7, fixed)
+        phi[:, :zeros] = 0.0
+        statistics = statistics_of(fixed, phi, targets)
+        narrow = fit_head(statistics, relative)
+        monkeypatch.setattr(ridge, "WIDE", features - 1)
+        wide = fit_head(statistics, relative)
+        monkeypatch.undo()
+        assert not np.array_equal(wide.weights, narrow.weights)  # or the other solver was not used
+        np.testing.assert_allclose(wide.weights, narrow.weights, rtol=0.0, atol=1e-7 * np.abs(narrow.weights).max())
+        assert wide.residual <= 1e-9
+
+
+def test_a_wide_head_that_does_not_converge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = FixedPoint(features=40, outputs=3)
+    statistics = statistics_of(fixed, *samples(200, 7, fixed))
+    monkeypatch.setattr(ridge, "WIDE", 39)
+    monkeypatch.setattr(ridge, "LARGEST_ITERATIONS", 1)
+    with pytest.raises(InputError, match="relative residual"):
+        fit_head(statistics, 1e-7)
 
 
 def test_equations_that_cannot_be_solved_are_refused() -> None:

@@ -5,8 +5,9 @@
 (docs/theory.md, section 14.4). r is fixed, or the value of a fixed grid with the smallest generalised cross-validation
 score (Golub, Heath and Wahba 1979), which needs G, H, n and q of those who stay.
 
-Every solve runs on one thread: the same statistics give the same bits on the same machine, and on any other a head that
-leaves a relative residual of at most 1e-9; how close two heads are depends on r (docs/theory.md, section 14.3).
+Heads of up to `WIDE` features are solved on one thread: the same statistics give the same bits on the same machine, and
+on any other machine a head with a relative residual below 1e-9. How close two heads are depends on r (section 14.3).
+Wider heads meet the same limit, but their bits may depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
 """The values of r that cross-validation chooses from: eight for each factor of ten from 1e-8 to 100."""
 RESIDUAL = 1e-9
 """The head solves its equations to this, relative to the right-hand side."""
+WIDE = 4096
+"""Heads on more features are solved by conjugate gradients with a float32 factor, in a third of the time."""
+LARGEST_ITERATIONS = 200
+"""A preconditioned solve takes about ten; one that takes this many ends with the residual it has reached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,20 +89,64 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     with threadpool_limits(limits=1):
         chosen = relative_penalty_by_gcv(statistics) if relative is None else float(relative)
         ridge = penalty(statistics, chosen)
-        gram, cross = _scaled(statistics)
-        gram[np.diag_indices_from(gram)] += ridge
-        # G is its own transpose, which LAPACK takes without turning it round.
-        factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
-        weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
-        left = cross - gram @ weights
-        weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
+    gram, cross = _scaled(statistics)
+    gram[np.diag_indices_from(gram)] += ridge
+    if statistics.fixed.features > WIDE:
+        weights = _conjugate_gradients(gram, cross)
         residual = _relative(cross - gram @ weights, cross)
+    else:
+        with threadpool_limits(limits=1):
+            # G is its own transpose, which LAPACK takes without turning it round.
+            factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
+            weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
+            left = cross - gram @ weights
+            weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
+            residual = _relative(cross - gram @ weights, cross)
     if not residual <= RESIDUAL:  # NaN is refused as well
         raise InputError(
             f"the equations of the head are left with a relative residual of {residual:.2g}, where {RESIDUAL:g} is "
             f"allowed: r = {chosen:g} is too small for these features"
         )
     return Head(statistics.fixed, weights, chosen, ridge, residual)
+
+
+def _conjugate_gradients(gram: Floats, cross: Floats) -> Floats:
+    """Solve gram W = cross in float64, preconditioned by a Cholesky factor in float32.
+
+    The factor takes half the time of one in float64. Every column stops at a residual a hundred times below `RESIDUAL`.
+    """
+    import scipy.linalg
+
+    try:
+        factor = scipy.linalg.cho_factor(
+            gram.T.astype(np.float32, order="F"), lower=True, overwrite_a=True, check_finite=False
+        )
+    except np.linalg.LinAlgError:  # the penalty is lost in float32's rounding
+        factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
+    precision = factor[0].dtype
+
+    def preconditioned(columns: Floats) -> Floats:
+        scale = np.max(np.abs(columns), axis=0)
+        unit = (columns / np.where(scale > 0.0, scale, 1.0)).astype(precision)
+        solved: Floats = scipy.linalg.cho_solve(factor, unit, check_finite=False).astype(np.float64) * scale
+        return solved
+
+    weights, left = np.zeros_like(cross), cross.copy()
+    target = RESIDUAL / 100.0 * np.linalg.norm(cross, axis=0)
+    step = preconditioned(left)
+    direction, energy = step, np.sum(left * step, axis=0)
+    for _ in range(LARGEST_ITERATIONS):
+        if np.all(np.linalg.norm(left, axis=0) <= target):
+            break
+        image = gram @ direction
+        curvature = np.sum(direction * image, axis=0)
+        size = np.divide(energy, curvature, out=np.zeros_like(energy), where=curvature > 0.0)
+        weights += size * direction
+        left -= size * image
+        step = preconditioned(left)
+        before, energy = energy, np.sum(left * step, axis=0)
+        direction = step + np.divide(energy, before, out=np.zeros_like(energy), where=before > 0.0) * direction
+    return weights
 
 
 def residual_of(statistics: Statistics, relative: float, weights: Floats) -> float:
