@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,16 @@ import sifu
 from forged_runs import add_event, sign_anew
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
+from sifu.api.safekeeping import accept_key
 from sifu.audit.client_audit import audit_client
+from sifu.console.desk import Desk
+from sifu.console.live import LiveView
 from sifu.errors import RunDamagedError
 from sifu.store import kept_outside, keys
 from sifu.store.files import certificate_path
 from sifu.store.keys import checkpoint_body
+from sifu.store.reader import RunReader
+from sifu.store.writer import RunWriter
 
 
 @pytest.fixture
@@ -80,7 +88,11 @@ def test_copies_moves_and_a_new_run_in_the_same_place_are_no_alarm(tmp_path: Pat
     assert cli("restore", tmp_path / "b.zip", folder).code == 0
     sifu.train(small_spec(seed=8), run=other)
     shutil.rmtree(folder)
-    other.rename(folder)  # a run that is known here under another name
+    other.rename(folder)  # a run that is known here under another name is not the one that was in this place
+    assert cli("status", folder).code == 5
+    shutil.rmtree(tmp_path / "moved")
+    assert "held run" in cli("restore", tmp_path / "b.zip", tmp_path / "moved").err  # the first run was there
+    assert cli("key", "accept", folder, RunReader(folder).value("public_key")).code == 0
     assert verify_run(folder).problems == []
     assert first.folder == folder
 
@@ -197,3 +209,72 @@ def test_a_witness_is_read_before_anything_is_added(
     kept.write_bytes(content + content[:40])
     sifu.train(small_spec(), run=tmp_path / "another")
     sifu.open_run(own_trained).request(["client-005"], "goes-on")
+
+
+def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], object]]:
+    """Uses of a forged folder, or of its copy, that must not make it pass in its place."""
+
+    def copy_and(use: Callable[[Path], object]) -> Callable[[], object]:
+        def act() -> None:
+            shutil.rmtree(elsewhere, ignore_errors=True)
+            use(copy_run(folder, elsewhere))
+
+        return act
+
+    def link() -> None:
+        if not folder.is_symlink():
+            kept = folder.with_name("kept")
+            folder.rename(kept)
+            folder.symlink_to(kept)
+
+    return {
+        "open a copy": copy_and(sifu.open_run),
+        "verify a copy": copy_and(verify_run),
+        "write to a copy": copy_and(lambda copy: sifu.open_run(copy).request(["client-000"])),
+        "list in the console": lambda: Desk([folder.parent], folder.parent / "state").every_run(),
+        "watch in the console": lambda: LiveView(folder).read(),
+        "list what waits": lambda: sifu.pending_requests(folder.parent),
+        "a link in its place": link,
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_use_of_a_forged_folder_makes_it_pass_in_its_place(used: Path, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    public = sign_anew(used, run=f"{seed:016x}")
+    ways = ways_to_launder(used, tmp_path / "elsewhere" / "copy")
+    for name in draw.sample(sorted(ways), 3):
+        with suppress(RunDamagedError):
+            ways[name]()
+        with pytest.raises(RunDamagedError, match="held run"):
+            RunWriter.open(used)
+        assert any(problem.startswith("key: ") for problem in verify_run(used).problems), name
+    accept_key(used, public)  # the control
+    RunWriter.open(used).close()
+
+
+def test_listing_runs_remembers_none(own_trained: Path, known_keys: Path, tmp_path: Path, cli: Command) -> None:
+    for name in ("list in the console", "watch in the console", "list what waits"):
+        ways_to_launder(own_trained, tmp_path / "unused")[name]()
+    assert cli("requests", "list", own_trained).code == 0
+    assert not known_keys.exists()
+    sifu.open_run(own_trained)
+    assert known_keys.exists()
+
+
+def test_a_witness_that_knows_only_another_run_stops_writers(
+    tmp_path: Path, known_keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, folder = tmp_path / "kept.jsonl", tmp_path / "run"
+    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
+    sifu.train(small_spec(), run=folder)
+    sign_anew(folder, run="0123456789abcdef")
+    known_keys.unlink()  # another person, who has the file of the witness
+    with pytest.raises(RunDamagedError, match="does not know run 0123456789abcdef"):
+        RunWriter.open(folder)
+    # A run from before the witness was named may join those that are known here in folders of their own.
+    monkeypatch.delenv(kept_outside.WITNESSES)
+    earlier = sifu.train(small_spec(), run=tmp_path / "earlier")
+    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{tmp_path / 'shared.jsonl'}")
+    sifu.train(small_spec(), run=tmp_path / "first")
+    earlier.request(["client-000"], "mine")

@@ -49,7 +49,7 @@ from sifu.store import keys
 from sifu.store.clock import AUTHORITY, actor_name, check_authority, current_time, fetch_timestamps, timestamp_authority
 from sifu.store.database import DATABASE, Memory
 from sifu.store.inbox import post
-from sifu.store.kept_outside import check_known_key
+from sifu.store.kept_outside import check_known_key, remember_key
 from sifu.store.keys import keys_of
 from sifu.store.reader import RunReader
 from sifu.store.sealed import no_certificate
@@ -85,11 +85,18 @@ class Run:
     """A run folder and, where training is needed, the engine that goes with it."""
 
     def __init__(
-        self, folder: str | Path, make_engine: MakeEngine | None = None, data_folder: str | Path | None = None
+        self,
+        folder: str | Path,
+        make_engine: MakeEngine | None = None,
+        data_folder: str | Path | None = None,
+        *,
+        remember: bool = True,
     ) -> None:
         self.folder = Path(folder)
         with RunReader(self.folder) as reader:  # refuses at once what is not a run
             check_known_key(reader)
+            if remember:
+                remember_key(reader)
         self._engines = RunEngines(self.reader, make_engine, data_folder)
         self._memory = Memory()
 

@@ -30,7 +30,7 @@ from sifu.store.backup import read_backup, write_backup
 from sifu.store.clock import CLOCK_SET, actor_name
 from sifu.store.database import transaction
 from sifu.store.files import certificate_path, uninterrupted
-from sifu.store.kept_outside import key_problem, known_key_problem, remember_key
+from sifu.store.kept_outside import check_place, key_problem, known_key_problem, remember_key
 from sifu.store.keys import (
     ROTATED,
     VOUCHED,
@@ -123,6 +123,7 @@ def restore(
         with RunReader(staged) as reader:
             key_values = {key for _, key in keys_of(reader)}
             head, run = reader.value("head"), reader.value("run")
+            check_place(folder, run)
             held = anchor is not None and holds_anchor(reader, anchor)
             if anchor is not None and not held and not accept_older:
                 problem = next(iter(check_anchor(reader, anchor)))

@@ -210,7 +210,7 @@ def list_requests(
         if public:
             raise InputError("--public lists whole runs: leave --pending and --overdue out")
         return _show_pending([row for row in sifu.pending_requests(*folders) if row.overdue or not overdue])
-    runs = [sifu.Run(folder) for folder in (sifu.find_runs(*folders) or folders)]
+    runs = [sifu.Run(folder, remember=False) for folder in (sifu.find_runs(*folders) or folders)]
     if not public:
         return _show({run: run.request_records() for run in runs})
     if len(runs) > 1:

@@ -113,7 +113,7 @@ class RunAtDesk:
         self.lists_lock = threading.Lock()
         self._live_lock = threading.Lock()
         self._live_view = LiveView(folder)
-        self.run = Run(folder)
+        self.run = Run(folder, remember=False)  # to list a run is not to trust its key
         self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
 
     def live(self) -> Live:

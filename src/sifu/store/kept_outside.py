@@ -4,7 +4,8 @@ What lies in a run folder cannot say whose key it should be signed with: a folde
 key of every run that is made or opened is remembered in a file of the user's (as ssh does with `known_hosts`), under
 the run's id, which the first event names and which copies, moves and backups keep. From then on the run must be signed
 with that key, or with one that it signed for (`sifu key rotate`). The folder's path is remembered, too: another run in
-its place, which was never used here, is not taken for it. `sifu key accept` accepts a change deliberately.
+its place is refused, whether or not it was used elsewhere. Opening, verifying, writing and restoring a run remember it;
+listing runs does not. `sifu key accept` accepts a change deliberately.
 
 Witnesses are a file, a command or a URL: checkpoints leave the machine to them, and what they kept is held against a
 run.
@@ -22,6 +23,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,11 @@ class KnownKeys:
         keys = () if earlier is None else tuple(before for before in earlier.keys if before != key)
         self.runs[run] = KnownRun((*keys, key), encrypted, folder)
         self.folders[folder] = run
+
+    def held_before(self, folder: Path, run: str) -> str | None:
+        """Return the other run that was last seen in this folder, under its path or under one that links to it."""
+        seen = (self.folders.get(place) for place in _places(folder))
+        return next((other for other in seen if other is not None and other != run), None)
 
 
 _read: dict[Path, tuple[tuple[int, int, int], KnownKeys]] = {}
@@ -107,16 +114,16 @@ def key_problem(reader: RunReader) -> str | None:
     run, key = reader.value("run"), reader.value("public_key")
     path = known_keys_file()
     remembered = read_known_keys(path)
-    earlier, place = remembered.runs.get(run), _place(reader.folder)
+    earlier = remembered.runs.get(run)
     way_out = f"If the operator published this key, and you know why: sifu key accept {reader.folder} {key}"
-    if earlier is None:
-        before = remembered.folders.get(place)
-        if before is None:
-            return None
+    before = remembered.held_before(reader.folder, run)
+    if before is not None:
         return (
             f"key: {reader.folder} held run {before} when it was last used here, and now holds run {run[:40]}, signed "
-            f"with the key {key}, which was never seen here ({path}). {way_out}"
+            f"with the key {key} ({path}). {way_out}"
         )
+    if earlier is None:
+        return None
     if key != earlier.keys[-1] and not _signed_for(reader, earlier.keys[-1]):
         return (
             f"key: run {run} is known here ({path}) by the key {earlier.keys[-1]}, and is now signed with {key}, for "
@@ -136,31 +143,42 @@ def _signed_for(reader: RunReader, remembered: str) -> bool:
 
 
 def check_known_key(reader: RunReader) -> None:
-    """Stop if the run's key is not the one that is known here; remember it if it is seen for the first time."""
+    """Stop if the run's key is not the one that is known here; remember nothing."""
     problem = key_problem(reader)
     if problem:
         raise RunDamagedError(f"{problem}. Nothing was done")
-    remember_key(reader)
+
+
+def check_place(folder: Path, run: str) -> None:
+    """Stop if a run is about to be restored where another one was last seen."""
+    before = read_known_keys(known_keys_file()).held_before(folder, run)
+    if before is not None:
+        raise InputError(
+            f"{folder} held run {before} when it was last used here, and the backup is of run {run[:40]}: restore it "
+            "into another folder. Nothing was restored"
+        )
 
 
 def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
     """Note the run's key and folder, if that is new; if the file cannot be written, warn and continue."""
-    run, key, place = reader.value("run"), reader.value("public_key"), _place(reader.folder)
+    run, key, places = reader.value("run"), reader.value("public_key"), _places(reader.folder)
     path = known_keys_file()
     remembered = read_known_keys(path)
     earlier, encrypted = remembered.runs.get(run), is_encrypted(reader.folder)
     if earlier is not None and not accepted:
         encrypted = encrypted or earlier.encrypted
-        if (earlier.keys[-1], earlier.encrypted) == (key, encrypted) and remembered.folders.get(place) == run:
+        same_place = all(remembered.folders.get(place) == run for place in places)
+        if (earlier.keys[-1], earlier.encrypted) == (key, encrypted) and same_place:
             return
     if reader.folder.name.startswith(TEMPORARY_PREFIX):
         # A restoration that is still at work: its folder is remembered under the name that it gets.
         if earlier is None or not accepted:
             return
-        place = earlier.folder
+        places = (earlier.folder,)
     seen = () if earlier is None or accepted else earlier.keys
     new_keys = [named for _, named in keys_of(reader) if named != key and named not in seen] + [key]
-    entries = [{"run": run, "key": named, "encrypted": encrypted, "folder": place} for named in new_keys]
+    named_at = [(named, places[0]) for named in new_keys] + [(key, place) for place in places[1:]]
+    entries = [{"run": run, "key": named, "encrypted": encrypted, "folder": place} for named, place in named_at]
     if accepted:
         entries[0]["accepted"] = True
     try:
@@ -169,6 +187,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             os.write(descriptor, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -190,8 +209,9 @@ def known_key_problem(run: str, key: str) -> str | None:
     return f"key: run {run} is known here by the key {earlier.keys[-1]}, the certificate is signed with {key}"
 
 
-def _place(folder: Path) -> str:
-    return str(folder.resolve())
+def _places(folder: Path) -> tuple[str, ...]:
+    """Return the paths of a folder: where it lies, and the one it was named by if that leads through a link."""
+    return tuple(dict.fromkeys((str(folder.resolve()), os.path.abspath(folder))))
 
 
 WITNESSES = "SIFU_WITNESS"
@@ -219,6 +239,27 @@ def check_files_of_witnesses(reader: RunReader) -> None:
             f"{reader.folder}: {problem}. Nothing was done. If a backup was restored deliberately, keep this file "
             "and name another witness"
         )
+
+
+def check_witnesses_know(reader: RunReader) -> None:
+    """Stop if the file of a witness knows runs that this folder may have held, and not the run that it holds.
+
+    A run tells its witnesses of its first event, so one signed under a new id is missing there. Several runs may share
+    a witness: the folders of those that are known here were compared before (`check_known_key`).
+    """
+    run, known = reader.value("run"), read_known_keys(known_keys_file())
+    for path, lines in files_of_witnesses().items():
+        others: dict[str, Checkpoint] = {}
+        for line in lines:
+            with suppress(InputError):
+                checkpoint = Checkpoint.from_json(line)
+                others.setdefault(checkpoint.run, checkpoint)
+        suspects = [name for name, first in others.items() if name not in known.runs and first.holds]
+        if run not in others and suspects:
+            raise RunDamagedError(
+                f"{reader.folder}: the witness {path} does not know run {run[:40]}, and knows run {suspects[0][:40]}, "
+                "which this folder may have held. Nothing was done. If this run is the right one, name another witness"
+            )
 
 
 def files_of_witnesses() -> dict[Path, list[bytes]]:

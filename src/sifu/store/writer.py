@@ -188,6 +188,8 @@ class RunWriter(RunReader):
             check_record(writer)
             kept_outside.check_known_key(writer)
             kept_outside.check_files_of_witnesses(writer)
+            kept_outside.check_witnesses_know(writer)
+            kept_outside.remember_key(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
             if is_copy_in_memory(connection):  # of an earlier schema: all is well with it as it would be in today's
