@@ -35,7 +35,7 @@ from sifu.api import verify_certificate
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
 from sifu.requests.letters import take_in
-from sifu.store import clock as timestamps
+from sifu.store import timestamps
 from sifu.store.inbox import post
 from sifu.store.kept_outside import WITNESSES
 from sifu.store.keys import KEY_FILE

@@ -37,7 +37,7 @@ from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import NEEDED
 from sifu.run.clients_and_engine import engine_from_spec
-from sifu.store import clock as timestamps
+from sifu.store import timestamps
 from sifu.store.kept_outside import WITNESSES
 from timestamp_authority import make_authority, stamp
 

@@ -12,8 +12,7 @@ from run_tools import query
 from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.store import clock as timestamps
-from sifu.store import kept_outside
+from sifu.store import kept_outside, timestamps
 from timestamp_authority import make_authority, stamp
 
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]

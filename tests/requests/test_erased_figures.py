@@ -23,9 +23,10 @@ from killed_purges import purge_killed_at
 from run_tools import Command, copy_run, query
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError, VerificationError
+from sifu.requests import figures_policy
 from sifu.requests.what_remains import COUNTS, KEPT_FIGURES
 from sifu.run.run_view import RunView
-from sifu.store import sealed, writer
+from sifu.store import erased_figures, writer
 from sifu.store.sealed import ALL_FIGURES
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
@@ -235,8 +236,8 @@ def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request = {"level": "proven", "method": "sifu"}
-    assert sealed.keeps_figures(first, [request], ["spec"], by_choice=True) == ""
-    assert "reported" in sealed.keeps_figures(first, [request], ["reported"], by_choice=True)
+    assert figures_policy.keeps_figures(first, [request], ["spec"], by_choice=True) == ""
+    assert "reported" in figures_policy.keeps_figures(first, [request], ["reported"], by_choice=True)
 
 
 def test_an_automatic_rate_that_others_set_stays(tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_a_purge_that_leaves_a_figure_is_caught(tmp_path: Path, monkeypatch: pyt
     assert independent_verifier.verify(run.folder)
     other = noised(tmp_path / "other", federation(TRUTH))
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "FIGURES", ("noise_std",))
+        patch.setattr(erased_figures, "FIGURES", ("noise_std",))
         other.purge(figures=True)
     assert other.verify().problems
     assert independent_verifier.verify(other.folder)

@@ -22,7 +22,7 @@ from sifu.errors import InputError
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.reader import RunReader
-from sifu.store.sealed import SALTS_FILE, read_salts, recorded_digests, salted_sample_digest
+from sifu.store.salts import SALTS_FILE, read_salts, recorded_digests, salted_sample_digest
 
 DATA = {"data": {"preprocessing": "fixed"}}
 SPECS: dict[str, dict[str, Any]] = {

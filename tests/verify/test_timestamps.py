@@ -21,7 +21,7 @@ from run_tools import Command, copy_run, query, small_spec
 from sifu.api import restore, verify_certificate, verify_run
 from sifu.errors import InputError
 from sifu.report import write_evidence
-from sifu.store import clock as timestamps
+from sifu.store import timestamps
 from timestamp_authority import answer, make_authority
 
 pytest.importorskip("rfc3161_client")

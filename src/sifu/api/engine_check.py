@@ -24,7 +24,7 @@ from sifu.run.devices import facts_of
 from sifu.run.run_view import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
-from sifu.store.sealed import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest
+from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, UNKNOWN, ClientProfile, TrainingFacts
 
 if TYPE_CHECKING:

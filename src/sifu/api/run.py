@@ -46,13 +46,15 @@ from sifu.run.recorded_data import clients_of_file, not_there_yet
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
-from sifu.store.clock import AUTHORITY, actor_name, check_authority, current_time, fetch_timestamps, timestamp_authority
+from sifu.store.actors import actor_name
+from sifu.store.clock import current_time
 from sifu.store.database import DATABASE, Memory
+from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.kept_outside import check_known_key, remember_key
 from sifu.store.keys import keys_of
 from sifu.store.reader import RunReader
-from sifu.store.sealed import no_certificate
+from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.verification import Verification, verify_run

@@ -26,9 +26,11 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.requests.erasure import forgetting_models, statistics_to_erase
 from sifu.run.run_view import RunView
 from sifu.store import keys
+from sifu.store.actors import actor_name
 from sifu.store.backup import read_backup, write_backup
-from sifu.store.clock import CLOCK_SET, actor_name
+from sifu.store.clock import CLOCK_SET
 from sifu.store.database import transaction
+from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, uninterrupted
 from sifu.store.kept_outside import check_place, key_problem, known_key_problem, remember_key
 from sifu.store.keys import (
@@ -44,7 +46,7 @@ from sifu.store.keys import (
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, names_now
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems
-from sifu.store.sealed import erase_salts, no_certificate
+from sifu.store.salts import erase_salts
 from sifu.store.statistics_files import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.certificate_file import PAYLOAD_TYPE

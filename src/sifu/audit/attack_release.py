@@ -35,9 +35,9 @@ from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_s
 from sifu.run.coupled_replay import NoisedModel, retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
-from sifu.store.sealed import not_recomputed
 from sifu.theory.participation import ClientIndices
 
 MOST_HELD_OUT = 2000

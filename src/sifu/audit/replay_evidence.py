@@ -14,9 +14,9 @@ from sifu.core.method_info import method_info
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
 from sifu.run.run_view import RunView
 from sifu.run.training import track_everyone
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
-from sifu.store.sealed import not_recomputed
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject

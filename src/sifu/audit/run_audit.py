@@ -28,8 +28,8 @@ from sifu.audit.replay_evidence import (
     wrong_charges,
 )
 from sifu.run.coupled_replay import NoisedModel
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
-from sifu.store.sealed import not_recomputed
 
 
 def audit_run(

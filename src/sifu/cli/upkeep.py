@@ -87,7 +87,7 @@ def purge(
     Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
     and leaves nothing of it in the database's free pages, its log or temporary files.
     """
-    from sifu.store.sealed import why_figures_stay
+    from sifu.requests.figures_policy import why_figures_stay
 
     if figures and not yes:
         with sifu.Run(run).reader() as reader:

@@ -27,7 +27,8 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
 from sifu.run.clients_and_engine import carried_out_elsewhere
-from sifu.store.clock import current_time, same_person, utc_now
+from sifu.store.actors import same_person
+from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
 from sifu.store.inbox import letters
 

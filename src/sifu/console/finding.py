@@ -19,7 +19,8 @@ from sifu.console.asking import Visit
 from sifu.console.desk import RequestLine
 from sifu.console.pages import page, page_number, pager, show
 from sifu.errors import SifuError
-from sifu.store.clock import current_time, same_person, time_of, utc_now
+from sifu.store.actors import same_person
+from sifu.store.clock import current_time, time_of, utc_now
 
 LINES_PER_PAGE = 100
 EVENTS_PER_PAGE = 100

@@ -39,7 +39,7 @@ from sifu.requests.letters import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.run.run_view import RunView
-from sifu.store.clock import same_person
+from sifu.store.actors import same_person
 from sifu.store.reader import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -24,7 +24,8 @@ from typing import Any, Literal, get_args
 from starlette.requests import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
-from sifu.store.clock import actor_name, current_time, same_person, utc_now
+from sifu.store.actors import actor_name, same_person
+from sifu.store.clock import current_time, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
 

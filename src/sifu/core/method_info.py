@@ -87,12 +87,27 @@ of the active history (moved by stored updates), the merge of the groups that ar
 any."""
 
 
+Figures = Literal["unused", "erasable", "needed"]
+"""What a purge may do to the recorded figures of rounds once a method has executed a request: erase them, because its
+certificates rest on none; erase them if the operator chooses so; or nothing."""
+
+
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method in five words.
+    """Facts about a method, which planning, purges and verification ask for.
 
-    `certifies` is False for a heuristic, whose level is always `none`. `protection` says what a promise rests on and
-    `starts_from` which model a request may start from: verification holds every request to both.
+    Attributes:
+        name: The name in specs, terms, certificates and the ledger.
+        summary: One line for people.
+        certifies: False for a heuristic, whose level is always `none`.
+        protection: What a promise rests on; verification holds every request to it.
+        starts_from: Which model a request may start from; verification holds every request to it.
+        takes_sigma: Whether it honours a sigma of the request's own; `auto` takes no other method where one is given.
+        control: Whether it is a control of experiments, which `auto` shows and never chooses.
+        preserves: How much of the training it preserves, compared with other methods; among exact methods `auto`
+            prefers the largest, so that no client's data decides between them.
+        figures: What a purge may erase after its requests.
+        extra_premises: Premises that its certificates must state, besides those that follow from the other facts.
     """
 
     name: str
@@ -100,6 +115,11 @@ class MethodInfo:
     certifies: bool
     protection: Protection
     starts_from: StartsFrom
+    takes_sigma: bool = False
+    control: bool = False
+    preserves: int = 0
+    figures: Figures = "needed"
+    extra_premises: tuple[str, ...] = ()
 
 
 _noised = partial(MethodInfo, certifies=True, protection="noise")
@@ -108,18 +128,35 @@ METHOD_INFOS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
         _noised(
-            "sifu", "roll back to the last model within the budget, add calibrated noise, retrain", starts_from="rule"
+            "sifu",
+            "roll back to the last model within the budget, add calibrated noise, retrain",
+            starts_from="rule",
+            takes_sigma=True,
+            preserves=40,
+            figures="erasable",
         ),
-        _noised("scratch", "train a fresh model without the client: exact, and the slowest", starts_from="fresh"),
+        _noised(
+            "scratch",
+            "train a fresh model without the client: exact, and the slowest",
+            starts_from="fresh",
+            preserves=10,
+            figures="unused",
+        ),
         _noised(
             "closed_form",
             "take the client out of the sum a ridge head is solved from, solve again: exact, no rounds or one",
             starts_from="fresh",
+            preserves=60,
+            figures="unused",
+            extra_premises=("features", "statistics"),
         ),
         _noised(
             "groups",
             "merge the groups that never held the client, go on with everyone who stays: exact",
             starts_from="merge",
+            preserves=50,
+            figures="unused",
+            extra_premises=("grouping", "rounds apart"),
         ),
         _heuristic(
             "fine_tuning",
@@ -127,7 +164,12 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             starts_from="current",
         ),
         _noised(
-            "last", "add the noise that the current model needs, without going back, retrain", starts_from="current"
+            "last",
+            "add the noise that the current model needs, without going back, retrain",
+            starts_from="current",
+            takes_sigma=True,
+            preserves=30,
+            figures="erasable",
         ),
         MethodInfo(
             "dp",
@@ -135,6 +177,7 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             certifies=True,
             protection="training noise",
             starts_from="current",
+            preserves=20,
         ),
         _heuristic(
             "fed_eraser",
@@ -150,6 +193,8 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             "noisy_scratch",
             "a fresh model plus sifu's noise, without the client: exact, a control",
             starts_from="fresh",
+            control=True,
+            extra_premises=("noise size",),
         ),
     )
 }

@@ -97,11 +97,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     return float(np.clip(accuracy, 0.0, 1.0))
 
 
-TAKE_SIGMA = ("sifu", "last")
-"""The methods that honour a sigma of the request's own; `auto` takes no other where one is given."""
 RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until the rounds have healed it",)
-CONTROLS = ("noisy_scratch",)
-"""Controls of experiments: shown, never chosen."""
 
 
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None, *, controls: bool = False) -> Plan:
@@ -133,7 +129,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: 
     view.new_subjects(terms, view.next_order)
     plans: dict[str, Plan] = {}
     ways = []
-    for name in (name for name in METHODS if controls or name not in CONTROLS):
+    for name in (name for name, method in METHODS.items() if controls or not method.info.control):
         try:
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))
@@ -182,7 +178,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
         bytes_kept=method.bytes_kept(view),
         earlier_charged=len(charged),
         largest_charge=max((charge.charge / charge.subject.budget for charge in charged), default=0.0),
-        may_be_chosen=info.name not in CONTROLS and (terms.sigma == AUTO or info.name in TAKE_SIGMA),
+        may_be_chosen=not info.control and (terms.sigma == AUTO or info.takes_sigma),
         notes=(*plan.notes, *RELEASED_NOW) if terms.release == "now" else plan.notes,
     )
 

@@ -37,8 +37,8 @@ from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise, least_noises
 
-EXACT_ORDER = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
-"""Ways that are exact, by what they keep of what was learned: no client's data decides between them."""
+NOT_INSTALLED = 25
+"""What a recorded method of a package that is not installed counts as preserving: less than sifu, more than scratch."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def _cost(way: Way) -> float:
 
 
 def _place(method: str) -> int:
-    """Where a method stands in `EXACT_ORDER`; a user's own after all others."""
-    return EXACT_ORDER.index(method) if method in EXACT_ORDER else len(EXACT_ORDER)
+    """Return the place of a method among exact ones: first those that preserve most of the training."""
+    return -METHOD_INFOS[method].preserves if method in METHOD_INFOS else -NOT_INSTALLED
 
 
 def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:

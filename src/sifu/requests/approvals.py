@@ -23,7 +23,8 @@ from sifu.core.ledger import read_json
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.store.clock import BEHIND, TIME_FORMAT, same_person, time_of
+from sifu.store.actors import same_person
+from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
 from sifu.store.inbox import Letter, letters
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names

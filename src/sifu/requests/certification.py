@@ -31,7 +31,7 @@ from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.run_view import RunView, evaluation_row
 from sifu.store import keys
-from sifu.store.clock import actor_name
+from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, plain_names

@@ -13,11 +13,12 @@ from sifu.core.ledger import Event
 from sifu.core.spec import RIDGE
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.errors import InputError
+from sifu.requests import figures_policy
 from sifu.requests.what_remains import KeptFigure, copies_elsewhere, kept_figures
 from sifu.run.group_state import is_hit
 from sifu.run.run_view import RunView
-from sifu.store import sealed
-from sifu.store.clock import actor_name
+from sifu.store import erased_figures, sealed
+from sifu.store.actors import actor_name
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
@@ -188,14 +189,16 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
     recorded = gone
     payload: dict[str, Any] = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
-    if verified is not None and sealed.why_figures_stay(writer):
+    if verified is not None and figures_policy.why_figures_stay(writer):
         wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
         # Earlier events will not say any more which models and files there were: it drops what they still name.
-        named = ReplayedLedger(sealed.rest_of(writer.events(), wish["models"])).tables
+        named = ReplayedLedger(erased_figures.rest_of(writer.events(), wish["models"])).tables
         named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
         recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
-    payload[sealed.FIGURES_ERASED] = sealed.ALL_FIGURES in payload or not sealed.why_figures_stay(writer)
+    payload[erased_figures.FIGURES_ERASED] = sealed.ALL_FIGURES in payload or not figures_policy.why_figures_stay(
+        writer
+    )
     size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
     models, updates = recorded.models, recorded.updates
     writer.record(NewEvent(sealed.PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
@@ -206,7 +209,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
 
 def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, Any]:
     """What the ledger says of an erasure of all figures; refused where it cannot be whole."""
-    why = sealed.why_figures_stay(writer, by_choice=True)
+    why = figures_policy.why_figures_stay(writer, by_choice=True)
     if not why and view.rate_source(sorted(view.forgotten)) == "forgotten":
         why = "the local rate follows from the data of a forgotten client; a request by scratch finds another"
     if not why and writer.signer().key is None:
@@ -216,24 +219,24 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
     if verified != writer.value("head"):
         raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
     carried_out = [row for row in writer.requests() if row.noise_node is not None]
-    stay = sealed.kept_nodes(writer, writer.tip, by_choice=True) | {writer.tip, writer.path()[0].node.node}
+    stay = erased_figures.kept_nodes(writer, writer.tip, by_choice=True) | {writer.tip, writer.path()[0].node.node}
     return {
         "models": sorted(stay & writer.models().keys()),
         "actor": actor_name(),
         "verified": verified,
         "requests": [row.request for row in carried_out],
-        "certificates": sealed.erased_certificates(carried_out),
+        "certificates": erased_figures.erased_certificates(carried_out),
     }
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
     """Whose figures are gone: no one's; all up to the last node, by the operator's choice; those of the forgotten."""
-    if sealed.why_figures_stay(reader):
+    if figures_policy.why_figures_stay(reader):
         return "nothing"
     path = reader.path()
-    if not sealed.not_recomputed(reader) or path[0].node.order == max(row.node.order for row in path):
+    if not erased_figures.not_recomputed(reader) or path[0].node.order == max(row.node.order for row in path):
         return "exact"
-    return "all" if sealed.last_erased(reader)[0] == reader.tip else "nothing"
+    return "all" if erased_figures.last_erased(reader)[0] == reader.tip else "nothing"
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
@@ -284,9 +287,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
     if view.spec.model.kind == RIDGE:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
-    elif why := sealed.why_figures_stay(reader):
+    elif why := figures_policy.why_figures_stay(reader):
         by_choice = (
-            "" if sealed.why_figures_stay(reader, by_choice=True) else "; sifu purge --figures erases it if you choose"
+            ""
+            if figures_policy.why_figures_stay(reader, by_choice=True)
+            else "; sifu purge --figures erases it if you choose"
         )
         yield (
             "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
@@ -315,7 +320,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
     backups = [(int(seq), json.loads(payload)) for seq, payload in payloads]
     # A run made before there were statistics recorded none.
-    erased = sealed.erasure_of_all(reader.events())
+    erased = erased_figures.erasure_of_all(reader.events())
     old = [
         backup
         for seq, backup in backups
@@ -338,7 +343,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 def check_purges(reader: RunReader) -> Iterator[str]:
     """What every purge had to erase must be what it erased; those before an erasure of all figures do not say it."""
-    last = sealed.erasure_of_all(reader.events())
+    last = erased_figures.erasure_of_all(reader.events())
     for event, before in ReplayedLedger.of(reader).moments():
         if event.kind != sealed.PURGED or (last is not None and event.seq < last.seq):
             continue
@@ -348,7 +353,7 @@ def check_purges(reader: RunReader) -> Iterator[str]:
         if by_choice:
             left, kept = (
                 before.model_nodes - set(purged.models),
-                sealed.kept_nodes(reader, before.tip, by_choice=True),
+                erased_figures.kept_nodes(reader, before.tip, by_choice=True),
             )
             too_much = left - kept - {before.tip, reader.path(before.tip)[0].node.node}
             told = sorted(left) == content[sealed.ALL_FIGURES]["models"] and before.tip in left
@@ -362,13 +367,13 @@ def check_purges(reader: RunReader) -> Iterator[str]:
                 yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
         if content["subjects"] != sorted(subjects):
             yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
-        erased = content.get(sealed.FIGURES_ERASED, False)
-        if erased != (by_choice or not sealed.why_figures_stay(reader, before)) and "kept_rows" in content:
+        erased = content.get(erased_figures.FIGURES_ERASED, False)
+        if erased != (by_choice or not figures_policy.why_figures_stay(reader, before)) and "kept_rows" in content:
             yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
         if erased:
             forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
-            path = sealed.kept_nodes(reader, before.tip, by_choice=by_choice)
-            for figures in sealed.figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
+            path = erased_figures.kept_nodes(reader, before.tip, by_choice=by_choice)
+            for figures in erased_figures.figures_that_came_back(reader, path, content["kept_rows"]["last"], forgotten):
                 yield f"purge at event {event.seq}: it erased the figures of {figures}, and they are there again"
 
 
@@ -380,7 +385,7 @@ def _check_all_figures(reader: RunReader, event: Event, before: ReplayedTables) 
     expected = {
         "verified": f"{previous.seq}:{previous.hash.hex()}",
         "requests": [row.request for row in carried_out],
-        "certificates": sealed.erased_certificates(carried_out),
+        "certificates": erased_figures.erased_certificates(carried_out),
     }
     if {key: said.get(key) for key in expected} != expected or event.signature is None:
         yield f"purge at event {event.seq}: what it says of all figures is not signed, or not what the record says"

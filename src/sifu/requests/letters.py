@@ -22,7 +22,7 @@ from sifu.requests.approvals import DEADLINE_DAYS, check_deadline
 from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.request_record import check_decision, check_digest, check_words, decide
 from sifu.run.run_view import RunView
-from sifu.store.clock import LONGEST_ACTOR, actor_name
+from sifu.store.actors import LONGEST_ACTOR, actor_name
 from sifu.store.inbox import Letter, any_letters, discard, letters, post
 from sifu.store.keys import sign_statement, signer_of
 from sifu.store.projection import NewEvent

@@ -20,7 +20,7 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
 from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
-from sifu.store.clock import actor_name, same_person
+from sifu.store.actors import actor_name, same_person
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter

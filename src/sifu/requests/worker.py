@@ -43,8 +43,8 @@ from sifu.run.group_state import are_apart, groups_to_build, has_groups, merge_r
 from sifu.run.group_training import LARGEST_PSI, GroupTraining, record_first_merge
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.run.training import ProgressCallback, RecordedTraining, track_everyone
+from sifu.store.actors import actor_name
 from sifu.store.client_accuracy import remove_standing
-from sifu.store.clock import actor_name
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join

@@ -23,10 +23,10 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
+from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
-from sifu.store.sealed import last_erased
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ClientProfile, TrainingFacts
@@ -61,7 +61,7 @@ class Regularities:
     ) -> Regularities:
         """From what the clients reported, or from what the spec assumes.
 
-        `erased` are forgotten clients of whom it is not known any more (`store.sealed`). Nothing rests on them:
+        `erased` are forgotten clients of whom it is not known any more (`store.erased_figures`). Nothing rests on them:
         Psi is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
         """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None

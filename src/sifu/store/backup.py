@@ -33,7 +33,7 @@ from sifu.store.files import (
 )
 from sifu.store.keys import HEAD_FILE, KEY_FILE
 from sifu.store.reader import RunReader
-from sifu.store.sealed import SALTS_FILE
+from sifu.store.salts import SALTS_FILE
 from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration
 
 FORMAT = "sifu-backup-1"

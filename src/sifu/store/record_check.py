@@ -17,11 +17,12 @@ from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, r
 from sifu.errors import RunDamagedError
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
+from sifu.store.erased_figures import check_rest, erasure_of_all
 from sifu.store.events_check import ReplayedLedger, check_events
 from sifu.store.keys import check_checkpoints, check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
-from sifu.store.sealed import check_rest, check_sealed, erasure_of_all
+from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]

@@ -31,7 +31,7 @@ from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import HEAD_FILE, KEY_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
-from sifu.store.sealed import SALTS_FILE
+from sifu.store.salts import SALTS_FILE
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.merging import KEY_BYTES
 
@@ -79,7 +79,7 @@ def finish_creation(folder: Path) -> None:
 class NewRun:
     """What a run begins with.
 
-    `sample_digests` are those of each client's samples where they are available (`store.sealed`); `tuned_layout` is
+    `sample_digests` are those of each client's samples where they are available (`store.salts`); `tuned_layout` is
     that of the models of groups, where they tune a network.
     """
 

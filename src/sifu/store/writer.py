@@ -23,14 +23,7 @@ from sifu.core.spec import RIDGE
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, kept_outside, unfinished
 from sifu.store.client_accuracy import read_standing, remove_standing
-from sifu.store.clock import (
-    CLOCK_SET,
-    stamp_at_the_end,
-    time_after,
-    timestamp_authority,
-    timestamp_path,
-    utc_now,
-)
+from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.database import (
     DATABASE,
     Memory,
@@ -40,6 +33,7 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
+from sifu.store.erased_figures import FIGURES_ERASED, erase_figures, erase_payloads, erasure_of_all, kept_nodes
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import (
     KEY_LOST,
@@ -64,20 +58,10 @@ from sifu.store.projection import (
 )
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
-from sifu.store.sealed import (
-    ALL_FIGURES,
-    FIGURES_ERASED,
-    PURGED,
-    add_salts,
-    erase_figures,
-    erase_payloads,
-    erase_salts,
-    erase_sealed,
-    erasure_of_all,
-    kept_nodes,
-    set_apart,
-)
+from sifu.store.salts import add_salts, erase_salts
+from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, set_apart
 from sifu.store.statistics_files import NewUpdates
+from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timestamp_path
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"

@@ -261,19 +261,14 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
 def _names_of_premises(body: dict[str, Any]) -> set[str]:
     """What a certificate by this method rests on at least."""
     always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
+    info = method_info(body["method"])
+    always |= set(info.extra_premises)
     if body["protection"] == "nothing":
         return always | {"method"}
     if body["protection"] == "training noise":
         return always | {"clipping", "training noise", "history", "budget", "counterfactual", "noise", "honest reports"}
-    if body["method"] == "noisy_scratch":
-        return always | {"noise size"}
-    if body["method"] == CLOSED_FORM:
-        return always | {"features", "statistics"}
-    start = method_info(body["method"]).starts_from
-    if start == "fresh":
+    if info.starts_from in ("fresh", "merge"):
         return always
-    if start == "merge":
-        return always | {"grouping", "rounds apart", "initial model"}
     return always | {
         "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",
     }  # fmt: skip

@@ -16,11 +16,12 @@ from sifu.core.ledger import Event
 from sifu.errors import InputError
 from sifu.run.group_state import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import last_erased
 from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import GROUP_KEY, JOINED, RunReader, joined_remainders, next_name
-from sifu.store.sealed import SALTS_FILE, WITHOUT_SALTS, last_erased, outlived, read_salts, recorded_digests
+from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests
 from sifu.theory.merging import KEY_BYTES, group_of
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from sifu.core.ledger import FIGURES_SALT
 from sifu.errors import SifuError
 from sifu.run.run_view import RunView
+from sifu.store.erased_figures import is_erased, last_erased
 from sifu.store.events_check import check_recorded_nodes
 from sifu.store.history_tables import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
-from sifu.store.sealed import erased_by_purges, is_erased, last_erased
+from sifu.store.sealed import erased_by_purges
 from sifu.theory.history import TAKEN_PART
 from sifu.theory.regularity import RoundRegularity
 

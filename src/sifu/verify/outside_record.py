@@ -29,7 +29,7 @@ from typing import Any
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
-from sifu.store import clock
+from sifu.store import clock, timestamps
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
 from sifu.store.keys import KEY_FILE, KEY_LOST, VOUCHED, Checkpoint, signed_events
@@ -183,7 +183,7 @@ class Authority:
         """From a file that the verifier trusts."""
         from cryptography.x509 import load_pem_x509_certificates
 
-        clock.protocol()
+        timestamps.protocol()
         try:
             return Authority(tuple(load_pem_x509_certificates(read_plain(Path(path), links=True))))
         except OSError as error:
@@ -193,13 +193,13 @@ class Authority:
 
     def signed(self, answer: bytes, content: bytes) -> str | None:
         """None if the authority signed a timestamp over `content`, otherwise why not."""
-        client = clock.protocol()
+        client = timestamps.protocol()
         builder = client.VerifierBuilder()
         for certificate in self.certificates:
             root = certificate.issuer == certificate.subject
             builder = (builder.add_root_certificate if root else builder.add_intermediate_certificate)(certificate)
         try:
-            builder.build().verify_message(clock.read_timestamp(answer), content)
+            builder.build().verify_message(timestamps.read_timestamp(answer), content)
         except (client.VerificationError, InputError, ValueError) as error:
             return str(error)[:200]
         return None
@@ -208,7 +208,7 @@ class Authority:
 def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authority | None) -> tuple[str, list[str]]:
     """When the authority says that `content` was there, and what is wrong with it."""
     try:
-        response = clock.read_timestamp(answer)
+        response = timestamps.read_timestamp(answer)
     except InputError as error:
         if "pip install" in str(error):
             return "", []
@@ -223,7 +223,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
 def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]) -> list[str]:
     """Problems of a certificate's timestamp, the file of the same name with `.tsr` added; what it says is noted."""
     file = path.with_name(f"{path.name}.tsr")
-    if not file.is_file() or file.stat().st_size > clock.LARGEST_ANSWER:
+    if not file.is_file() or file.stat().st_size > timestamps.LARGEST_ANSWER:
         return [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
     time, problems = check_timestamp(file.name, read_plain(file), path.read_bytes(), authority)
     if not problems:
@@ -268,10 +268,10 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if path.name.startswith(TEMPORARY_PREFIX):
             continue
         name = path.name.removesuffix(".tsr")
-        if not clock.NAME.fullmatch(path.name) or name not in contents:
+        if not timestamps.NAME.fullmatch(path.name) or name not in contents:
             yield f"timestamps: {path.name[:80]} is of nothing that this run has signed"
             continue
-        if path.stat().st_size > clock.LARGEST_ANSWER:
+        if path.stat().st_size > timestamps.LARGEST_ANSWER:
             yield f"timestamps: {path.name} is far larger than a timestamp"
             continue
         time, problems = check_timestamp(path.name, read_plain(path), contents[name], authority)
@@ -281,12 +281,14 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if time and name.endswith(".checkpoint.json"):
             yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
-    wanted = [name for event in reader.events() if event.kind == clock.MISSING for name in event.content["missing"]]
+    wanted = [
+        name for event in reader.events() if event.kind == timestamps.MISSING for name in event.content["missing"]
+    ]
     # A later head covers an earlier one; every certificate needs its own timestamp.
     still = [
         name
         for name in wanted
-        if name.endswith(".public.json") and not clock.timestamp_path(reader.folder, name).exists()
+        if name.endswith(".public.json") and not timestamps.timestamp_path(reader.folder, name).exists()
     ]
     if still:
         notes.append(

@@ -15,12 +15,13 @@ from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
 from sifu.store import keys
 from sifu.store.clock import check_not_ahead
+from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
 from sifu.store.kept_outside import check_witnesses, contradictions, files_of_witnesses, key_problem, remember_key
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
-from sifu.store.sealed import check_sealed, erased_notes, not_recomputed
+from sifu.store.sealed import check_sealed, erased_notes
 from sifu.verify import group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics

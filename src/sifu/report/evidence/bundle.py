@@ -31,12 +31,13 @@ from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
-from sifu.store.clock import timestamp_path, utc_now
+from sifu.store.clock import utc_now
+from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, read_plain, write_atomically
 from sifu.store.keys import Checkpoint, keys_of, rotations, signed_events
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
-from sifu.store.sealed import no_certificate
+from sifu.store.timestamps import timestamp_path
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, check_public_key, verify_run
 from sifu.version import __version__

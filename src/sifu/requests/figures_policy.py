@@ -1,0 +1,74 @@
+"""Which figures of rounds a purge may erase, by what the run's certificates rest on.
+
+Where every request was exact and started afresh, no certificate is recomputed from the rounds that were cut off, so a
+purge erases their figures. Certificates by noise do rest on them: they go only by the operator's choice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sifu.core.ledger import SEALED
+from sifu.core.method_info import method_info
+from sifu.core.spec import RIDGE
+from sifu.store.erased_figures import not_recomputed
+from sifu.store.events_check import ReplayedLedger, ReplayedTables
+from sifu.store.reader import RunReader
+
+
+def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
+    """Why no figures of the run can go, as the end of a sentence, whatever its requests were; empty if they can."""
+    spec = first["run"]["spec"]
+    if SEALED not in first:
+        return "the run was made when digests of rounds had no salt"
+    if spec["privacy"]["noise"] == "seeded":
+        return "the salts of erased models follow from the seed (privacy.noise = seeded)"
+    if first["run"]["asked"].get("local", {}).get("rate", "auto") == "auto" != spec["local"]["rate"]:
+        return "the run was made when automatic local rates, found from everyone's data, were recorded in the open"
+    if spec["keep"]["gram_clients"]:
+        return "the run keeps Gram matrices (keep.gram_clients)"
+    return "the list of clients has what each reported of its data" if "reported" in run else ""
+
+
+def keeps_figures(
+    first: Mapping[str, Any],
+    requests: Collection[Mapping[str, Any]],
+    run: Collection[str],
+    *,
+    by_choice: bool = False,
+) -> str:
+    """Why a purge leaves the figures of rounds where they are, as the end of a sentence; empty: it erases them.
+
+    `first` is the payload of the first event, `run` the keys of that table, `requests` the rows of those carried out
+    whose figures are there. `by_choice`: the operator gives up that certificates by noise are recomputed.
+    """
+    if why := _tied(first, run):
+        return why
+    if not requests:
+        return "no client was forgotten yet"
+    if by_choice:
+        spec = first["run"]["spec"]
+        if spec["model"]["kind"] == RIDGE or spec.get("groups", {}).get("count", 0):
+            return "it has a head in closed form or groups, whose models and sums are told by them"
+        needed = {row["method"] for row in requests if method_info(row["method"]).figures == "needed"}
+        if needed or any(request.get("level") in (None, "none") for request in requests):
+            named = f" ({', '.join(sorted(needed))})" if needed else ""
+            return f"a request was carried out without a promise, or by a method whose figures must stay{named}"
+    elif any(row.get("level") != "exact" or method_info(row["method"]).figures != "unused" for row in requests):
+        return "certificates of requests that are not exact, or that started from a trained model, rest on them"
+    return ""
+
+
+def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
+    """`keeps_figures` of a run, now or when its small tables were `tables`."""
+    first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
+    rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
+    run = [str(key) for (key,) in rows["run"]]
+    requests = {str(key): row for (key,), row in rows["requests"].items() if row.get("noise_node") is not None}
+    erased = not_recomputed(reader)
+    left = [row for request, row in requests.items() if request not in erased]
+    if requests and not left:
+        return _tied(first, run)
+    return keeps_figures(first, left, run, by_choice=by_choice)

@@ -1,0 +1,144 @@
+"""RFC 3161 timestamps: an outside authority signs that a head of the ledger, or a public certificate, existed.
+
+    timestamps/SEQ.checkpoint.json.tsr    over the canonical JSON of the checkpoint, as witnesses keep it
+    timestamps/REQUEST.public.json.tsr    over the bytes of the certificate's file
+
+Each file is the authority's answer as it came. An authority is asked only if the environment or the command line names
+one, at the end of a command that wrote something. One that does not answer holds nothing up: an event says what is
+missing, and `sifu timestamp` asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sqlite3
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sifu.core.ledger import canonical_json
+from sifu.errors import InputError, SifuError
+from sifu.store.files import TIMESTAMPS, certificate_path, write_atomically
+from sifu.store.keys import latest_checkpoint
+from sifu.store.projection import NewEvent
+from sifu.store.reader import RunReader
+
+AUTHORITY = "SIFU_TIMESTAMP"
+"""The address of a timestamp authority, http or https."""
+NAME = re.compile(r"([1-9][0-9]{0,17})\.checkpoint\.json\.tsr|([A-Za-z0-9][A-Za-z0-9._-]{0,63})\.public\.json\.tsr")
+MISSING = "timestamp missing"
+TIMEOUT_SECONDS = 10.0
+LARGEST_ANSWER = 1 << 20
+GRANTED = (0, 1)
+log = logging.getLogger(__name__)
+
+
+def timestamp_authority() -> str | None:
+    """The authority that the environment names; what cannot be one is refused."""
+    address = os.environ.get(AUTHORITY, "").strip()
+    return check_authority(address) if address else None
+
+
+def check_authority(address: str) -> str:
+    """The address of an authority; what cannot be one is refused."""
+    if not re.fullmatch(r"https?://[^\s]+", address):
+        raise InputError(f"a timestamp authority is an http or https URL, found {address[:80]!r}")
+    protocol()
+    return address
+
+
+def protocol() -> Any:
+    """The library that speaks RFC 3161; it is an extra."""
+    try:
+        import rfc3161_client
+    except ImportError as error:
+        raise InputError("timestamps need the package rfc3161-client: pip install 'sifu[timestamps]'") from error
+    return rfc3161_client
+
+
+def timestamp_path(folder: Path, name: str) -> Path:
+    """The file of a timestamp of `SEQ.checkpoint.json` or of a certificate's file."""
+    return folder / TIMESTAMPS / f"{name}.tsr"
+
+
+def stamped_content(reader: RunReader) -> Iterator[tuple[str, bytes]]:
+    """What is to have a timestamp: the latest signed head, and every public certificate."""
+    checkpoint = latest_checkpoint(reader)
+    if checkpoint is not None:
+        yield f"{checkpoint.seq}.checkpoint.json", canonical_json(checkpoint.to_mapping())
+    for (request, form), content in sorted(reader.certificates().items()):
+        if form == "public":
+            yield certificate_path(reader.folder, request, form).name, content.encode()
+
+
+def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list[str], str]:
+    """Ask for every timestamp that is not there yet: those that came, those that are missing, and why.
+
+    After the first failure nothing more is asked: an authority that is down would be waited for again and again.
+    """
+    came: list[str] = []
+    missing: list[str] = []
+    reason = ""
+    for name, content in stamped_content(reader):
+        path = timestamp_path(reader.folder, name)
+        if path.exists():
+            continue
+        if not reason:
+            try:
+                write_atomically(path, ask_authority(authority, content))
+                came.append(name)
+                continue
+            except (OSError, ValueError, InputError) as error:
+                reason = str(error)[:200] or type(error).__name__
+        missing.append(name)
+    return came, missing, reason
+
+
+def ask_authority(authority: str, content: bytes) -> bytes:
+    """The authority's answer for `content`, checked to be one: granted, over this content, to this question."""
+    client = protocol()
+    builder = client.TimestampRequestBuilder().data(content).hash_algorithm(client.base.HashAlgorithm.SHA256)
+    question = builder.build()
+    headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+    request = urllib.request.Request(authority, data=question.as_bytes(), headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as stream:
+        answer: bytes = stream.read(LARGEST_ANSWER + 1)
+    if len(answer) > LARGEST_ANSWER:
+        raise InputError(f"the timestamp authority {authority} answered with far more than a timestamp")
+    response = read_timestamp(answer)
+    if response.tst_info.nonce != question.nonce:
+        raise InputError(f"the timestamp authority {authority} answered another question than was asked")
+    if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
+        raise InputError(f"the timestamp authority {authority} signed something else")
+    return answer
+
+
+def read_timestamp(answer: bytes) -> Any:
+    """A timestamp response that was granted."""
+    try:
+        response = protocol().decode_timestamp_response(answer)
+        if int(response.status) not in GRANTED:
+            raise InputError(f"the timestamp authority refused (status {int(response.status)})")
+        response.tst_info.message_imprint  # noqa: B018  a refusal has none
+    except (ValueError, TypeError) as error:
+        raise InputError(f"not a timestamp of RFC 3161: {error}"[:200]) from error
+    return response
+
+
+def stamp_at_the_end(writer: Any, authority: str) -> None:
+    """What a writer does as it is closed: fetch what is missing, or record that it is; nothing fails because of it."""
+    try:
+        _, missing, reason = fetch_timestamps(writer, authority)
+        if missing:
+            log.warning(
+                "the authority %s gave no timestamp (%s); nothing is lost, sifu timestamp asks again",
+                authority[:80],
+                reason,
+            )
+            writer.record(NewEvent(MISSING, {"authority": authority, "missing": missing, "reason": reason}))
+    except (OSError, SifuError, sqlite3.Error) as error:
+        log.warning("timestamps could not be kept: %s", error)
