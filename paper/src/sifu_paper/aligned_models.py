@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from sifu import InputError
-from sifu.research.federations import ModelLayout, Vector
+from sifu.core.layout import ModelLayout, Vector
 from sifu.theory.arrays import Floats, Integers
 
 MOST_PASSES = 20

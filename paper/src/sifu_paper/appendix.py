@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.plots.style import figure_bytes
-from sifu.research.federations import write_atomically
+from sifu.store.files import write_atomically
 from sifu_paper.figures import draw_source
 from sifu_paper.letter_settings import settings_rows
 from sifu_paper.overview import standings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sifu.research.command_line import ShownBar, duration, err
+from sifu.cli.output import ShownBar, duration, err
 
 if TYPE_CHECKING:
     from sifu_paper.runner import Update

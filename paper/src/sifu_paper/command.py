@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sifu import InputError
-from sifu.research.command_line import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, run_app
+from sifu.cli.main import run_app
+from sifu.cli.options import DataOption, DeviceOption, FormatOption, PrecisionOption
+from sifu.cli.output import Format
 
 if TYPE_CHECKING:
     from sifu_paper.runner import Result
@@ -36,7 +38,7 @@ def main() -> None:
 @bench.command("list")
 def list_experiments(format: FormatOption = Format.text) -> None:
     """What can be run."""
-    from sifu.research.command_line import out, print_json, table
+    from sifu.cli.output import out, print_json, table
     from sifu_paper.settings import experiment_names, load_experiment
 
     experiments = [load_experiment(name) for name in experiment_names()]
@@ -153,7 +155,7 @@ def run_experiment(
 @bench.command("plot")
 def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOption = Format.text) -> None:
     """Draw the figures of an experiment from its results."""
-    from sifu.research.command_line import tell
+    from sifu.cli.output import tell
     from sifu_paper.provenance import read_record
     from sifu_paper.settings import load_experiment
 
@@ -178,7 +180,7 @@ def results_appendix(
     format: FormatOption = Format.text,
 ) -> None:
     """The appendix of results: a page for each experiment with its figure and tables, which are CSV files, too."""
-    from sifu.research.command_line import tell
+    from sifu.cli.output import tell
     from sifu_paper.appendix import write_appendix
 
     chosen = folders or sorted(path for path in Path().glob("bench-*") if path.is_dir())
@@ -195,8 +197,8 @@ def _plot(folder: Path) -> list[Path]:
 
 
 def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> None:
-    from sifu.research.command_line import err, print_json
-    from sifu.research.command_line import out as console
+    from sifu.cli.output import err, print_json
+    from sifu.cli.output import out as console
     from sifu_paper.summary import summary_rows
 
     rows: list[dict[str, Any]] = summary_rows(result.experiment, result.table.rows)
@@ -229,8 +231,8 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
 def _print_summary(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from sifu.research.command_line import out as console
-    from sifu.research.command_line import table
+    from sifu.cli.output import out as console
+    from sifu.cli.output import table
 
     if not rows:
         return

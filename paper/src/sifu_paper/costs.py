@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sifu import Outcome
-from sifu.research.federations import RunReader, solves
+from sifu.requests.certification import solves
+from sifu.store.reader import RunReader
 
 
 def training_cost(reader: RunReader) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from sifu.core.engine import Engine, Position, RoundResult
-from sifu.research.federations import Vector
+from sifu.core.layout import Vector
 from sifu.theory.participation import ClientIndices
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 

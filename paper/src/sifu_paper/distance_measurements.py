@@ -14,7 +14,7 @@ import numpy as np
 
 from sifu import RoundRejectedError, Spec
 from sifu.core.engine import Engine
-from sifu.research.federations import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu_paper.counterfactual import measure_distances
 from sifu_paper.settings import Experiment, Scale, run_spec
 from sifu_paper.work import combinations, variant_text

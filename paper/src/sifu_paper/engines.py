@@ -17,19 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from sifu import InputError, Spec
 from sifu.core.engine import Engine
-from sifu.research.federations import (
-    RIDGE,
-    LocalTraining,
-    SimulatedFederation,
-    check_choice,
-    clients_from_spec,
-    engine_from_spec,
-    known_outputs,
-    lane_engines,
-    on_device,
-    preprocessing_of,
-    why_no_gpu,
-)
+from sifu.core.spec import RIDGE
+from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim.lanes import lane_engines
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
+from sifu.run.devices import check_choice, on_device, why_no_gpu
 
 
 class Named(Protocol):

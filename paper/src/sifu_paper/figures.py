@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sifu.plots.style import VERMILLION, figure_bytes
-from sifu.research.federations import write_atomically
+from sifu.store.files import write_atomically
 from sifu_paper.plots.courses import Results
 from sifu_paper.plots.distance import draw_psi_alpha
 from sifu_paper.plots.groups import draw_groups

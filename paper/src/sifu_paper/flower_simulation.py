@@ -22,7 +22,7 @@ import numpy as np
 from sifu import InputError, Spec
 from sifu.core.engine import Engine
 from sifu.engines.flower.virtual_nodes import Patience, ReadyClient, client_app, engine_of_nodes
-from sifu.research.federations import write_atomically
+from sifu.store.files import write_atomically
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine, Position
-from sifu.research.federations import RoundsWanted, StopSpec, Vector, keyed_generator, stream_group_rounds
+from sifu.core.layout import Vector
+from sifu.core.round import keyed_generator
+from sifu.core.round_stream import RoundsWanted, stream_group_rounds
+from sifu.core.spec import StopSpec
 from sifu.theory.merging import members_by_group, merge, move_on
 from sifu.theory.participation import ClientIndices
 from sifu_paper.aligned_models import align

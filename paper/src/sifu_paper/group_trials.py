@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sifu import InputError, Spec
-from sifu.research.federations import clients_from_spec, held_out_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, held_out_from_spec
 from sifu_paper.engines import ClientCache
 from sifu_paper.plots.group_cases import USUAL_STRETCH
 from sifu_paper.settings import Experiment, Scale, merged, run_spec

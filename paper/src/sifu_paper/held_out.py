@@ -11,8 +11,9 @@ import numpy as np
 
 from sifu import Spec
 from sifu.core.engine import Engine
+from sifu.core.layout import Vector
 from sifu.data import ClientData, Dataset, load
-from sifu.research.federations import Vector, engine_from_spec, known_outputs, takes_rows
+from sifu.run.clients_and_engine import engine_from_spec, known_outputs, takes_rows
 
 MOST_KEPT = 4
 

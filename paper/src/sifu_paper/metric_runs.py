@@ -16,15 +16,12 @@ from typing import Any
 import numpy as np
 
 from sifu import Outcome, Run, Spec, open_run, train
+from sifu.audit.membership import ShadowScores, lira, relearn_rounds
 from sifu.core.engine import Engine
-from sifu.research.attacks import HeadScorer, Samples, Scorer, ShadowScores, lira, relearn_rounds, stacked
-from sifu.research.federations import (
-    ClosedFormFederation,
-    clients_from_spec,
-    engine_from_spec,
-    held_out_from_spec,
-    keyed_generator,
-)
+from sifu.core.round import keyed_generator
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.engines.sim.models import HeadScorer, Samples, Scorer, stacked
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.theory.arrays import Floats
 from sifu_paper.distance_to_scratch import forgetting_epsilons, forgetting_quality, klom
 from sifu_paper.requests import choose_requests

@@ -13,7 +13,7 @@ from typing import Any
 
 import sifu
 from sifu import InputError, RunDamagedError
-from sifu.research.federations import write_atomically
+from sifu.store.files import write_atomically
 
 FILE = "bench.json"
 

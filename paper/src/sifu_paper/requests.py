@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sifu import InputError, Spec
-from sifu.research.federations import keyed_generator
+from sifu.core.round import keyed_generator
 from sifu_paper.settings import Requests
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sifu import NoSpaceError, Spec
+from sifu.core.spec import RIDGE
 from sifu.plots.style import byte_size
-from sifu.research.federations import RIDGE
 from sifu.theory.participation import Participation
 from sifu_paper.work import Trajectory
 

@@ -18,7 +18,10 @@ import numpy as np
 
 from sifu import InputError, RoundRejectedError, Spec, open_run
 from sifu.core.engine import Engine
-from sifu.research.federations import METHOD_INFOS, RIDGE, Progress, engine_from_spec
+from sifu.core.method_info import METHOD_INFOS
+from sifu.core.spec import RIDGE
+from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.training import Progress
 from sifu_paper.distance_measurements import DistanceTask, distance_tasks, measure_task
 from sifu_paper.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
 from sifu_paper.group_measurements import GroupMeasurement, last_place

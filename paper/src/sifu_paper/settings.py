@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from sifu import InputError, Spec
-from sifu.research.federations import ModelSpec
+from sifu.core.spec import ModelSpec
 from sifu.theory.calibration import noise_multiplier
 
 Scale = Literal["smoke", "paper"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu import RunDamagedError
-from sifu.research.federations import room_to_write, sync_folder
+from sifu.store.files import room_to_write, sync_folder
 
 Row = dict[str, Any]
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from sifu import Outcome, RoundRejectedError, Run, open_run, train
 from sifu.core.engine import Engine
-from sifu.research.federations import ProgressCallback, write_atomically
+from sifu.run.training import ProgressCallback
+from sifu.store.files import write_atomically
 from sifu_paper.costs import request_cost, training_cost
 from sifu_paper.held_out import HeldOut
 from sifu_paper.table import Row, Table

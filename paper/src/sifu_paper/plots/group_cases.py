@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sifu.research.federations import GroupsSpec, number_of_groups, rounds_apart
+from sifu.core.spec.run_spec import number_of_groups, rounds_apart
+from sifu.core.spec.sections import GroupsSpec
 from sifu.theory.participation import Participation
 from sifu_paper.plots.courses import Row
 from sifu_paper.plots.speed import SpeedUp
