@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "paper" / "results"
 ELSEWHERE = {
-    ROOT / "README.md": "index.md",
+    ROOT / "README.md": "start.md",
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
     ROOT / "SECURITY.md": "security-policy.md",
@@ -25,7 +25,7 @@ ELSEWHERE = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The README is the home page; CONTRIBUTING, CHANGELOG, SECURITY and the results are pages, too."""
+    """Add the README, CONTRIBUTING, CHANGELOG, SECURITY and the results to the site."""
     for path, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
