@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # are written even where the environment says not to: every suite and every process that a test starts reads them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load paper
+.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load paper wheel
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -76,6 +76,9 @@ check: $(VENV)/.dev      ## style, types, direction of imports
 
 docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a warning or a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(VENV)/.dev      ## sdist and wheel of the library in dist, the wheel built from the sdist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 bench: $(VENV)/.paper  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install

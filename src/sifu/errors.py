@@ -66,3 +66,12 @@ class RunBusyError(SifuError):
     """Another process is writing to the run."""
 
     exit_code = 5
+
+
+def install_extra(name: str) -> str:
+    """Return how to install an extra: from the repository or from a wheel, because no package index has it.
+
+    >>> install_extra("onnx")
+    "run pip install '.[onnx]' in sifu's repository, or pip install 'FILE.whl[onnx]' with its wheel"
+    """
+    return f"run pip install '.[{name}]' in sifu's repository, or pip install 'FILE.whl[{name}]' with its wheel"

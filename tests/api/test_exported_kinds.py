@@ -14,7 +14,7 @@ import sifu
 from onnx_tools import answers_of_the_graph, description_in
 from run_tools import Command
 from sifu.engines.sim.networks import CONV_NETS
-from sifu.errors import InputError
+from sifu.errors import InputError, install_extra
 from sifu.store.reader import RunReader
 
 CLIENTS, SAMPLES = 3, 4
@@ -90,7 +90,9 @@ def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
     pytest.importorskip("onnx")
     import torch
 
-    needed = r"^to write a network as ONNX, install onnxscript and torch 2\.7 or later: pip install 'sifu\[onnx\]'"
+    needed = "^" + re.escape(
+        f"to write a network as ONNX, install onnxscript and torch 2.7 or later: {install_extra('onnx')}"
+    )
     run = trained(rows(tmp_path), tmp_path, "mlp", model={"kind": "mlp", "dtype": "float32"})
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "onnxscript", None)

@@ -77,7 +77,7 @@ def test_a_newcomer_in_another_format_is_told_which_one(
     assert expected in said
 
 
-@pytest.mark.parametrize(("command", "extra"), [("serve", "sifu[console]"), ("export", "sifu[onnx]")])
+@pytest.mark.parametrize(("command", "extra"), [("serve", "extra console"), ("export", "extra onnx")])
 def test_help_shows_what_is_in_brackets(cli: Command, command: str, extra: str) -> None:
     assert extra in cli(command, "--help").out
 

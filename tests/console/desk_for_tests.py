@@ -17,7 +17,7 @@ import pytest
 
 from run_tools import environment
 
-starlette = pytest.importorskip("starlette.testclient", reason="the console needs sifu[console] and httpx")
+starlette = pytest.importorskip("starlette.testclient", reason="the console needs the extra console and httpx")
 
 PEOPLE = {
     "rita": ["requester"],

@@ -249,7 +249,7 @@ def missing(name: str) -> str:
     if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
         return "triton is not installed (there is none for this machine, or the dev extra is not installed)"
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
-        return "Flower is not installed: pip install sifu[flower]"
+        return "Flower is not installed: make test-flower installs it"
     return ""
 
 

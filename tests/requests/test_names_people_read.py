@@ -97,7 +97,7 @@ def test_refusals_say_plain_names(run: sifu.Run) -> None:
 
 
 def test_the_console_says_plain_names(run: sifu.Run) -> None:
-    pytest.importorskip("starlette.testclient", reason="the console needs sifu[console] and httpx")
+    pytest.importorskip("starlette.testclient", reason="the console needs the extra console and httpx")
     from starlette.testclient import TestClient
 
     from sifu.console.app import Settings, make_app

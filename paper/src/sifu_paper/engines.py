@@ -293,7 +293,9 @@ def engine_source(
         if device == "cuda":
             raise InputError("Flower's simulation computes on the CPU: leave out --device")
         if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
-            raise InputError('--engine flower needs Flower and its simulation: pip install "sifu-paper[simulation]"')
+            raise InputError(
+                '--engine flower needs Flower and its simulation: pip install -e ".[flower]" -e "paper[simulation]"'
+            )
         return OnFlower(cache), "cpu"
     if lanes is not None and lanes < 1:
         raise InputError(f"--lanes must be at least 1, found {lanes}")

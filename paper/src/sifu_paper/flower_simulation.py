@@ -39,7 +39,7 @@ PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
 def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
     """Run `serve` with a grid of virtual nodes; `enter_federation` says whose data they have."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError('Flower\'s simulation needs ray: pip install "sifu-paper[simulation]"')
+        raise InputError('Flower\'s simulation needs ray: pip install -e ".[flower]" -e "paper[simulation]"')
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 

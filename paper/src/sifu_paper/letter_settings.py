@@ -92,9 +92,9 @@ def _setting(rows: Sequence[Row], preset: str) -> LetterSetting:
     )
 
 
-def _compared(name: str, sifu: Mapping[str, SpeedUp], other: Mapping[str, SpeedUp]) -> Compared | None:
-    both = [dataset for dataset in sifu if dataset in complete(other)]
-    own = mean_fewer({dataset: sifu[dataset] for dataset in both})
+def _compared(name: str, ours: Mapping[str, SpeedUp], other: Mapping[str, SpeedUp]) -> Compared | None:
+    both = [dataset for dataset in ours if dataset in complete(other)]
+    own = mean_fewer({dataset: ours[dataset] for dataset in both})
     saved = mean_fewer({dataset: other[dataset] for dataset in both})
     return None if own is None or saved is None else Compared(name, saved, own, tuple(both))
 

@@ -43,10 +43,10 @@ from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.engines.sim.models import Model
-from sifu.errors import InputError
+from sifu.errors import InputError, install_extra
 from sifu.theory.arrays import Array
 
-NEEDED = "to write a network as ONNX, install onnxscript and torch 2.7 or later: pip install 'sifu[onnx]'"
+NEEDED = f"to write a network as ONNX, install onnxscript and torch 2.7 or later: {install_extra('onnx')}"
 
 
 def onnx_bytes(
@@ -59,7 +59,7 @@ def onnx_bytes(
     try:
         from onnx import TensorProto, checker, helper
     except ModuleNotFoundError as error:
-        raise InputError("to write ONNX files, install onnx: pip install 'sifu[onnx]'") from error
+        raise InputError(f"to write ONNX files, install onnx: {install_extra('onnx')}") from error
     from safetensors.numpy import load
 
     kind, outputs = description["model"], int(description["outputs"])

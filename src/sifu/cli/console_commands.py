@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from sifu.cli.options import Commands, argument, option
 from sifu.cli.output import Answer, out, table
-from sifu.errors import InputError
+from sifu.errors import InputError, install_extra
 
 
 def serve(
@@ -38,7 +38,7 @@ def serve(
     webhooks: Annotated[list[str] | None, option("Tell this URL of requests; may be given again.", "--webhook")] = None,
     data: Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
-    """The console: all runs in the browser, requests with approval, a JSON API, metrics. Needs sifu\\[console].
+    """The console: all runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
 
     It listens on this machine alone, and refuses anything else without TLS. People log in with tokens, see sifu token.
     Ctrl-C ends it and nothing else: requests that are being carried out go on.
@@ -57,7 +57,7 @@ def serve(
     try:
         from sifu.console.app import Settings, make_app
     except ModuleNotFoundError as error:
-        raise InputError(f"the console needs {error.name}: pip install 'sifu[console]'") from error
+        raise InputError(f"the console needs {error.name}: {install_extra('console')}") from error
     provider = None
     if issuer is not None:
         from sifu.console.sign_in import SignIn

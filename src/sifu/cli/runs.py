@@ -215,7 +215,7 @@ def export(
     """Write the current released model, and what it is: kind, classes, features, normalisation.
 
     A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
-    .onnx (sifu\\[onnx]) contains its description.
+    .onnx (extra onnx) contains its description.
     """
     path = sifu.Run(run).export(model)
     return Answer({"model": str(path)}, f"Wrote {path}")

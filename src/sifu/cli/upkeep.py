@@ -15,9 +15,10 @@ from rich.markup import escape
 import sifu
 from sifu.cli.options import Commands, RunArgument, argument, option
 from sifu.cli.output import Answer, out, table
+from sifu.errors import install_extra
 
 PACKAGES = (
-    "sifu", "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
+    "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
 )  # fmt: skip
 
 
@@ -28,11 +29,11 @@ def show_doctor() -> Answer:
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
-    packages = {name: _version_of(name) for name in PACKAGES}
+    packages = {"sifu": sifu.__version__} | {name: _version_of(name) for name in PACKAGES}
     flwr = packages["flwr"]
     engines = {
         "embedded": f"works, on cpu with {torch.get_num_threads()} threads",
-        "flower": f"works, with flwr {flwr}" if flwr else 'needs Flower: pip install "sifu[flower]"',
+        "flower": f"works, with flwr {flwr}" if flwr else f"needs Flower: {install_extra('flower')}",
         "gpu": why_no_gpu() or "works, sifu train and forget take --device cuda",
     }
     values: dict[str, Any] = {

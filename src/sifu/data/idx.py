@@ -133,7 +133,7 @@ def _stored_digits() -> tuple[NDArray[np.uint8], Integers]:
     # The file is read in milliseconds; importing scikit-learn, which brings most of scipy, takes more than a second.
     path = Path(package.origin if package and package.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        raise InputError(f"the digits come with scikit-learn, and there is no file {path}: pip install sifu")
+        raise InputError(f"the digits come with scikit-learn, and there is no file {path}: pip install scikit-learn")
     rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
     if rows.shape != (SAMPLES, 65):
         raise InputError(f"scikit-learn's digits have shape {rows.shape}, not ({SAMPLES}, 65)")

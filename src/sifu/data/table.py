@@ -17,7 +17,7 @@ import numpy as np
 
 from sifu.data.dataset import Dataset
 from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, Place, TableCoding, TableFile, stripped
-from sifu.errors import InputError, SifuWarning
+from sifu.errors import InputError, SifuWarning, install_extra
 from sifu.theory.arrays import Array
 
 CSV_ENDINGS = (".csv", ".tsv", ".txt", ".data")
@@ -399,7 +399,7 @@ def _read_parquet(path: Path) -> TableFile:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
-        raise InputError(f"to read {path}, install pyarrow: pip install 'sifu[parquet]'") from error
+        raise InputError(f"to read {path}, install pyarrow: {install_extra('parquet')}") from error
     try:
         table = parquet.read_table(path)
         columns = {str(name): table.column(name).to_pylist() for name in table.column_names}

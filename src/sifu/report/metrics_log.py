@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError, SifuError, install_extra
 from sifu.run.run_view import ACTIVE
 from sifu.store.files import is_locked
 from sifu.store.kept_outside import check_known_key
@@ -276,7 +276,7 @@ class MlflowLog:
             try:
                 from mlflow.tracking import MlflowClient
             except ModuleNotFoundError as error:
-                raise InputError("to log to MLflow, install it: pip install 'sifu[mlflow]'") from error
+                raise InputError(f"to log to MLflow, install it: {install_extra('mlflow')}") from error
             client = MlflowClient()
         self._client = client
         existing = self._client.get_experiment_by_name(experiment)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.ledger import Event, canonical_json
-from sifu.errors import InputError
+from sifu.errors import InputError, install_extra
 from sifu.run.run_view import RunView
 from sifu.store import clock, timestamps
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
@@ -233,7 +233,7 @@ def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]
 
 def _note(name: str, time: str, authority: Authority | None) -> str:
     if not time:
-        return f"{name} has a timestamp, which this installation cannot read: pip install 'sifu[timestamps]'"
+        return f"{name} has a timestamp, which this installation cannot read: {install_extra('timestamps')}"
     signed = "" if authority is not None else f"; {UNCHECKED}"
     return f"{name} was there at {time}, says its timestamp{signed}"
 

