@@ -1433,11 +1433,12 @@ class Verifier:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
         if PROTECTION[request["method"]] == "nothing":
             return "none"
-        fresh = request["source_node"] is None or request["method"] == "groups"
+        fresh = request["source_node"] is None or request["method"] == "groups" or self.from_initial(request)
         before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
                   facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
                   facts["identity"] not in ("in process", "node keys"), self.rate_depends(request),
-                  self.groups_depend(request), facts.get("engine", "not known") == "not known")  # fmt: skip
+                  self.groups_depend(request), facts.get("engine", "not known") == "not known",
+                  self.draws_by_number(request))  # fmt: skip
         couples = ("a minimum of", "dropping a masked round in which one client fails")
         rounds = (facts["participation"].startswith("fixed"), self.left_out(request), self.restored_before(request),
                   any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
@@ -1461,6 +1462,32 @@ class Verifier:
                   classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000)  # fmt: skip
         return "conditional" if any((*before, *rounds, *doubts)) else "proven"
 
+    def rules(self, request: Row) -> int:
+        """Section 7: the version of the rules by which a request was certified."""
+        issued = [row for row in self.tables["certificates"] if row["request"] == request["request"]]
+        return json.loads(issued[0]["content"])["body"]["wording"] if issued else 3
+
+    def from_initial(self, request: Row) -> bool:
+        """Whether training went on from the initial model without noise, which is a fresh one (from version 3 on)."""
+        node = self.nodes.get(request["source_node"], {})
+        plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
+        return plain and node.get("kind") == "initial" and self.rules(request) >= 3
+
+    def draws_by_number(self, request: Row) -> bool:
+        """Whether a record less would have changed which rows are held out."""
+        data = self.spec["data"]
+        if data.get("held_out_by", "number") != "number" or data["id"] or self.rules(request) < 3:
+            return False
+        return bool(json.loads(request["records"])) and (data["name"] == "hospitals" or data["held_out"] > 0)
+
+    def names_gone(self, request: Row) -> list[str]:
+        """The names of everyone gone with the request: from version 3 on also those who left before."""
+        if self.rules(request) < 3:
+            return self.names_of(request)
+        earlier = {c for i, clients in self.subjects.items() for c in clients
+                   if (self.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
+        return [*self.names_of(request), *(self.clients[c]["name"] for c in earlier)]
+
     def left_out(self, request: Row, names: list[str] | None = None) -> bool:
         """Whether a reply (of one of these clients) was left out in a round on the path to the source (section 1a)."""
         rounds = {(self.nodes[n]["branch"], self.nodes[n]["position"] - 1) for n in self.path(request["source_node"])
@@ -1471,10 +1498,15 @@ class Verifier:
     def groups_depend(self, request: Row) -> bool:
         """Whether the rule would have made another number of groups without the clients of the request."""
         count, given = self.spec["groups"]["count"], json.loads(self.run["asked"]).get("groups", {})
-        if count == 0 or given.get("count", count) or request["method"] in ("scratch", "noisy_scratch"):
+        if (
+            count == 0
+            or given.get("count", count)
+            or request["method"] in ("scratch", "noisy_scratch")
+            or (self.from_initial(request))
+        ):
             return False
         founders = len(self.clients) - sum(event["kind"] == "client joined" for event in self.tables["events"])
-        names, part = self.names_of(request), self.facts["participation"]
+        names, part = self.names_gone(request), self.facts["participation"]
         rate = float(part[len("poisson(") : -1]) if part.startswith("poisson") else 1.0
         left = sum(1 for client, row in self.clients.items() if client < founders and row["name"] not in names)
         return count != max(2, min(10, left // 5, int(left * rate) // 4))
@@ -1552,7 +1584,7 @@ class Verifier:
             return False
         if self.found_anew(request):
             return False
-        names, since = self.names_of(request), self.rate_since(request["noise_node"])
+        names, since = self.names_gone(request), self.rate_since(request["noise_node"])
         rates = self.largest_rates([client for client in self.set_the_rate(request) if client in measured])
         largest, eta = min(rates.values()), self.rates.get(since, self.facts["local_rate"])
         halved = self.spec["model"]["kind"] in ("least_squares", "python")
@@ -1583,7 +1615,8 @@ class Verifier:
             "run": self.run["run"], "format": "sifu-certificate-4",
             "clients": [self.plain(name) for name in json.loads(request["clients"])],
             "start": {"heuristic": "initial", "merge": "merge"}.get(
-                self.nodes[request["noise_node"]]["kind"], "fresh" if request["source_node"] is None else "trained"),
+                self.nodes[request["noise_node"]]["kind"],
+                "fresh" if request["source_node"] is None or self.from_initial(request) else "trained"),
             "keeps_updates": self.spec["keep"]["updates_every"] > 0,
             "keeps_statistics": self.spec["keep"]["statistics"] if request["method"] == "closed_form" else None,
             "records": len(json.loads(request["records"])) or None,

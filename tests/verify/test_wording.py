@@ -32,7 +32,7 @@ def other_wording(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(sentences, "SENTENCES", other)
     monkeypatch.setattr(wording, "WORDING", wording.WORDING + 1)
-    monkeypatch.setattr("sifu.verify.certificate_checks.WORDING", wording.WORDING)
+    monkeypatch.setattr("sifu.verify.request_checks.WORDING", wording.WORDING)
     monkeypatch.setattr("sifu.requests.certification.WORDING", wording.WORDING)
 
 

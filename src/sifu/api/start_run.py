@@ -184,6 +184,8 @@ def create_run(
 
     Groups whose number or rounds are left open get those of the rule, which knows how many clients there are.
     """
+    if resolved.data.held_out_by == "number":
+        raise InputError('data.held_out_by = "number" is how runs made before drew their rows: leave it out')
     resolved = with_groups_by_rule(resolved, len(engine.clients))
     if resolved.is_tuned and not isinstance(engine, TunedEngine):
         raise InputError(

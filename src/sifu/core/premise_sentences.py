@@ -60,6 +60,10 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "The number of groups, {count}, was set by rule from how many clients there are, and would be "
         "another one without the forgotten; the certificate compares with a world that has as many groups.",
     },
+    "held-out rows": {
+        "assumed": "Rows for testing were drawn by their number, so without the forgotten records others would have "
+        "been drawn; the certificate compares with a world in which the same rows were.",
+    },
     "history": {
         "met": "Every step of the history is a round that was counted, or was made from such steps alone.",
         "failed": "A model made from stored updates lies on the history; no noise was counted for what went into it.",

@@ -68,7 +68,7 @@ class Premise:
 
 FRESH_START = (
     "preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart", "initial model",
-    "noise size", "engine", "layout",
+    "noise size", "engine", "layout", "held-out rows",
 )  # fmt: skip
 """The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
 proves anything at all, and whether a client is who it says it is."""

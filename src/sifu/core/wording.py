@@ -178,8 +178,13 @@ def attacker_words(level: str, rate: float | None, scope: str) -> str:
     return f"{attacker} with a 1 % false-alarm rate {detects}."
 
 
-WORDING = 2
-"""Raise it with every change to a sentence of this file or of `premise_sentences.py`."""
+WORDING = 3
+"""Raise it with every change to a sentence of this file or of `premise_sentences.py`, or to the premises of a claim.
+
+A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts everyone who has
+left so far, certifies the initial model as a fresh one, and knows how held-out rows were drawn."""
+RULES_COUNT_ALL = 3
+"""The first version by whose rules a claim counts everyone who has left so far."""
 
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 

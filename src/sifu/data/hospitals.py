@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sifu.data.dataset import Dataset
+from sifu.data.held_out import contents_of, held_out_rows
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats
 
@@ -24,7 +25,7 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
 CLASSES = ("no heart disease", "heart disease")
 HELD_OUT = 5
-"""Every so manieth patient is held out."""
+"""One in this many patients is held out."""
 
 
 class Number(NamedTuple):
@@ -54,17 +55,24 @@ ATTRIBUTES: dict[str, Number | tuple[int, ...]] = {
 there are, by the numbers the files use."""
 
 
-def read_hospitals(folder: Path) -> Dataset:
-    """The four files of a folder as one data set; `client_train` says whose patient each is."""
-    features, labels, owners, held_out = [], [], [], []
+def read_hospitals(folder: Path, held_out_by: str = "content") -> Dataset:
+    """The four files of a folder as one data set; `client_train` says whose patient each is.
+
+    Patients are held out by what their lines hold (`sifu.data.held_out`), or every fifth of a file (`number`).
+    """
+    numbers: list[int] = []
+    features, labels, owners = [], [], []
     for name, file in zip(HOSPITALS, FILES, strict=True):
         rows = read_patients(folder / file)
         features += [coded for coded, _ in rows]
         labels += [int(diagnosis > 0) for _, diagnosis in rows]
         owners += [name] * len(rows)
-        held_out += [place % HELD_OUT == HELD_OUT - 1 for place in range(len(rows))]
-    x, y, test = np.stack(features), np.array(labels, dtype=np.int64), np.array(held_out)
-    client = np.array(owners)
+        numbers += range(len(rows))
+    x, y, client = np.stack(features), np.array(labels, dtype=np.int64), np.array(owners)
+    if held_out_by == "content":
+        test = held_out_rows(client, contents_of(x, y), 1 / HELD_OUT, seed=0)
+    else:
+        test = np.array(numbers) % HELD_OUT == HELD_OUT - 1
     return Dataset(
         "hospitals", x[~test], y[~test], x[test], y[test], CLASSES, client_train=client[~test], client_test=client[test]
     )

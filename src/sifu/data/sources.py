@@ -38,13 +38,15 @@ def load(
     progress: Progress | None = None,
     *,
     opener: Opener | None = None,
+    held_out_by: str = "content",
 ) -> Dataset:
     """The data set `name`: one of `NAMES`, or a user's own file as `npz:PATH`, `PATH.npz`, or npz and a path.
 
     Looked for in `folder`, in the folder of the environment variable SIFU_DATA and in ~/.cache/sifu/data,
     in this order; in each, official files come before `NAME.npz`, and a sub-folder `NAME/` is searched too.
     With `download`, missing official files are fetched into the sub-folder of the first of these folders.
-    `progress(done, total)` counts bytes while downloading and images while decoding CelebA.
+    `progress(done, total)` counts bytes while downloading and images while decoding CelebA. `held_out_by` says what the
+    patients of hospitals are held out by, their content or their number.
     """
     own = _own_file(name, folder)
     if own is not None:
@@ -64,12 +66,12 @@ def load(
         raise InputError(f"the data folder {folder} does not exist; create it, or name another one (--data DIR)")
     roots = search_folders(folder)
     for root in roots:
-        reader = _find(name, root, progress)
+        reader = _find(name, root, progress, held_out_by)
         if reader is not None:
             return reader()
     if download:
         target = download_official(name, roots[0] / name, progress, opener=opener)
-        reader = _find_official(name, target, progress)
+        reader = _find_official(name, target, progress, held_out_by)
         if reader is not None:
             return reader()
     by_hand = {
@@ -112,15 +114,16 @@ def _own_file(name: str, folder: Path | str | None) -> Path | None:
     return inside if inside is not None and inside.is_file() else relative
 
 
-def _find(name: str, root: Path, progress: Progress | None) -> Callable[[], Dataset] | None:
+def _find(name: str, root: Path, progress: Progress | None, held_out_by: str) -> Callable[[], Dataset] | None:
     """How to read `name` from `root` or its sub-folders; None when it is not there."""
     own = [root, root / name]
     raw = [root / TORCHVISION_FOLDERS[name]] if name in TORCHVISION_FOLDERS else []
     packed = [partial(read_npz, place / f"{name}.npz", name) for place in own if (place / f"{name}.npz").is_file()]
-    return next(filter(None, (_find_official(name, place, progress) for place in own + raw)), next(iter(packed), None))
+    official = (_find_official(name, place, progress, held_out_by) for place in own + raw)
+    return next(filter(None, official), next(iter(packed), None))
 
 
-def _find_official(name: str, place: Path, progress: Progress | None) -> Callable[[], Dataset] | None:
+def _find_official(name: str, place: Path, progress: Progress | None, held_out_by: str) -> Callable[[], Dataset] | None:
     if name in idx.CLASSES:
         return partial(idx.read_idx_dataset, name, place) if idx.find(name, place) else None
     if name in cifar.LAYOUTS:
@@ -128,5 +131,5 @@ def _find_official(name: str, place: Path, progress: Progress | None) -> Callabl
         return partial(cifar.read_cifar, name, batches) if batches else None
     if name == "hospitals":
         complete = all((place / file).is_file() for file in hospitals.FILES)
-        return partial(hospitals.read_hospitals, place) if complete else None
+        return partial(hospitals.read_hospitals, place, held_out_by) if complete else None
     return partial(celeba.read_celeba, place, progress) if celeba.find(place) else None

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sifu.data.dataset import Dataset
+from sifu.data.held_out import contents_of, held_out_rows, numbers_of
 from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, Place, TableCoding, TableFile, stripped
 from sifu.errors import InputError, SifuWarning, install_extra
 from sifu.theory.arrays import Array
@@ -47,6 +45,7 @@ def read_table(
     coding: TableCoding,
     *,
     held_out: float = 0.0,
+    held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
     one_client: bool = False,
@@ -54,16 +53,18 @@ def read_table(
     """The data set in a file with a column for the client, or in a folder with one file per client.
 
     A share `held_out` of each client's rows, drawn by `seed` and each row's identity, is kept for testing; or all rows
-    of `test_file` are. With `one_client` a file without a column for the client is one client's.
+    of `test_file` are. Rows without an identity are drawn by `held_out_by`, their content or their number. With
+    `one_client` a file without a column for the client is one client's.
     """
     tables = _read_tables(path, coding, one_file=one_client)
-    return _dataset(f"table:{path.stem}", tables, coding, held_out=held_out, test_file=test_file, seed=seed)
+    testing: dict[str, Any] = {"held_out": held_out, "held_out_by": held_out_by, "test_file": test_file, "seed": seed}
+    return _dataset(f"table:{path.stem}", tables, coding, **testing)
 
 
 def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
     """The data set in a frame of pandas or polars, a table of pyarrow or a data set of Hugging Face.
 
-    `testing` is what `read_table` takes: `held_out` and `seed`, or `test_file`.
+    `testing` is what `read_table` takes: `held_out`, `held_out_by` and `seed`, or `test_file`.
     """
     if not coding.client:
         raise InputError("the frame holds all clients: name the column that says whose a row is (data.client)")
@@ -97,6 +98,7 @@ def _dataset(
     coding: TableCoding,
     *,
     held_out: float = 0.0,
+    held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -110,7 +112,7 @@ def _dataset(
             identities += _filled(table, coding.identity, "the identity (data.id), is empty")
     x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
-    identity = np.array(identities) if coding.identity else _numbered(owners)
+    identity = np.array(identities) if coding.identity else numbers_of(owners)
     different = np.unique(identity).size  # two rows of one client under one identity are fine: both are that person's
     if len(identity) > 20 and different * 10 < len(identity):
         _warn(
@@ -125,7 +127,8 @@ def _dataset(
         x_test, y_test = coding.features(test, features), coding.labels(test).astype(y.dtype)
         client_test = np.array(_owners(test, coding)) if coding.client in test.columns else None
     elif held_out > 0:
-        kept = ~held_out_rows(client, identity, held_out, seed)
+        by_content = not coding.identity and held_out_by == "content"
+        kept = ~held_out_rows(client, contents_of(x, y) if by_content else identity, held_out, seed)
         x_test, y_test, client_test = x[~kept], y[~kept], client[~kept]
     classes = coding.class_names or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" else ())
     return Dataset(
@@ -139,22 +142,6 @@ def _dataset(
         row_ids=identity[kept],
         client_test=client_test,
     )
-
-
-def held_out_rows(client: Array, identity: Array, share: float, seed: int) -> Array:
-    """Which rows are kept for testing: each by its client and identity, so that no other row changes it.
-
-    Each client keeps at least one row to train on.
-    """
-    held = np.zeros(len(client), dtype=bool)
-    for row, (owner, name) in enumerate(zip(client, identity, strict=True)):
-        digest = hashlib.sha256(json.dumps(["held out", seed, str(owner), str(name)]).encode()).digest()
-        held[row] = int.from_bytes(digest[:6]) < share * 2**48
-    for owner in np.unique(client):
-        rows = np.flatnonzero(client == owner)
-        if held[rows].all():
-            held[rows[0]] = False
-    return held
 
 
 def first_row(path: Path) -> list[str]:
@@ -282,16 +269,6 @@ def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
         if not text:
             raise InputError(f"{place}: column {column!r}, {trouble}")
     return texts
-
-
-def _numbered(owners: Sequence[str]) -> Array:
-    """Where no column identifies a row: its number among the rows of its client, counted from 0."""
-    numbers: Counter[str] = Counter()
-    identities = []
-    for owner in owners:
-        identities.append(str(numbers[owner]))
-        numbers[owner] += 1
-    return np.array(identities)
 
 
 def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:

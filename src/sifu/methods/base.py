@@ -7,7 +7,7 @@ What the plans of all methods share: where they start, who is forgotten, what ce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -24,9 +24,11 @@ from sifu.core.premises import (
     grouping_premise,
     heuristic_premise,
     level_of,
+    record_premises,
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import add_noise, noise_source
+from sifu.core.wording import RULES_COUNT_ALL, WORDING
 from sifu.errors import NotCertifiableError
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
@@ -42,20 +44,54 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Claim:
-    """That `clients` are hidden under `terms` in the model at `depth`; `exposures` have their Psi along the path."""
+    """That `clients` are hidden under `terms` in the model at `depth`; `exposures` have their Psi along the path.
+
+    `earlier` are the clients forgotten before, `noise_std` is the noise on the model at `depth`, and `rules` the
+    version of the rules that the premises follow (`sifu.core.wording.WORDING`).
+    """
 
     view: RunView
     clients: Sequence[int]
     exposures: Sequence[Exposure]
     depth: int
     terms: RequestTerms
+    earlier: Collection[int] = ()
+    noise_std: float = 0.0
+    rules: int = WORDING
+
+    @property
+    def gone(self) -> set[int]:
+        """Everyone who has left so far: what depends on several leavers together depends on each of them."""
+        return {*self.clients, *(self.earlier if self.rules >= RULES_COUNT_ALL else ())}
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether the model is the initial one as it was drawn, which makes the claim one of Scratch."""
+        unchanged = self.depth == 0 and self.noise_std == 0.0 and self.view.path.nodes[0].kind == "initial"
+        return unchanged and self.rules >= RULES_COUNT_ALL
+
+
+def is_scratch(info: MethodInfo, claim: Claim) -> bool:
+    """Return whether a method that goes back on the recorded path went back to the initial model, without noise."""
+    return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
+
+
+def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
+    """Return the premises of a claim by a method, and how held-out rows were drawn where records are forgotten."""
+    premises = method.premises(claim)
+    if claim.terms.records and claim.view.draws_rows_by_number and claim.rules >= RULES_COUNT_ALL:
+        return (*premises, Premise("held-out rows", "assumed"))
+    return premises
 
 
 def noised_premises(claim: Claim) -> tuple[Premise, ...]:
-    """Every premise of a noised release (docs/theory.md, section 12.1)."""
-    view, clients, terms = claim.view, claim.clients, claim.terms
-    # Said only where it matters: a merge may lie on the way to the model gone back to.
-    grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(clients) else ()
+    """Every premise of a noised release (docs/theory.md, section 12.1); of the initial model those of a fresh one."""
+    view, terms = claim.view, claim.terms
+    if claim.is_initial:
+        before = before_training_premises(view.facts, view.rate_source(claim.gone))
+        return (*record_premises(view.record_history), *before)
+    # Said only where it matters: the path to the rollback target may contain a merge.
+    grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(claim.gone) else ()
     return grouping + collect_premises(
         view.facts,
         view.regularities.measured,
@@ -64,7 +100,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
         epsilon=terms.epsilon,
         noise=view.spec.privacy.noise,
         largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
-        rate_source=view.rate_source(clients),
+        rate_source=view.rate_source(claim.gone),
         left_out=view.replies_left_out(claim.depth),
         history=view.record_history,
     )
@@ -124,7 +160,7 @@ class Method(Protocol):
         """
         if self.info.certifies:
             return noised_premises(claim)
-        before = before_training_premises(claim.view.facts, claim.view.rate_source(claim.clients))
+        before = before_training_premises(claim.view.facts, claim.view.rate_source(claim.gone))
         return (heuristic_premise(self.info.name), *before)
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
@@ -153,7 +189,9 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     order, place, forecast = view.next_order, depth or 0, Forecast(view, terms)
     subjects = view.new_subjects(terms, order)
     exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
-    premises = method.premises(Claim(view, view.leaving(terms.clients), exposures, place, terms))
+    claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
+    premises = premises_of(method, claim)
+    fresh = depth is None or is_scratch(method.info, claim)
     # No one had a part in the initial model.
     hidden = {exposure.subject: exposure.psi_to_hide(place) for exposure in exposures if place}
     untouched = not any(hidden.values()) and (depth is None or not view.were_refused(terms.clients, place))
@@ -187,7 +225,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         psi_star=hidden_sensitivity(noise_std, terms.multiplier),
         charges=charged,
         premises=premises,
-        level=level_of(premises, exact=untouched, fresh=depth is None),
+        level=level_of(premises, exact=untouched, fresh=fresh),
         predicted_rounds=predicted.rounds if predicted else None,
         predicted_interval=predicted.interval if predicted else None,
         expected_rounds=forecast.expected(place, noise_std),

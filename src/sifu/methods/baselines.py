@@ -47,7 +47,7 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.base import Claim, Method, plan_from
+from sifu.methods.base import Claim, Method, plan_from, premises_of
 from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan, on_ladder
 from sifu.run.run_view import RunView
@@ -71,7 +71,7 @@ class Scratch(Method):
         An automatic rate is found anew for those who stay, whichever client leaves, so it tells nothing of who left.
         """
         view = claim.view
-        source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.clients)
+        source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.gone)
         return (*record_premises(view.record_history), *before_training_premises(view.facts, source))
 
 
@@ -124,7 +124,7 @@ class Last(Method):
                 f"{view.erased_note or NOT_ENOUGH}. Nothing was changed. Use method sifu, which goes back, or "
                 "scratch; where the earlier requests have scope latest, their budgets are not used up"
             )
-        premises = self.premises(Claim(view, view.leaving(terms.clients), exposures, tip, terms))
+        premises = premises_of(self, Claim(view, view.leaving(terms.clients), exposures, tip, terms, view.forgotten))
         untouched = needed == 0.0 and not view.were_refused(terms.clients, tip)
         certified = level_of(premises, exact=untouched) != "none"
         noise_std = on_ladder(needed) if certified else needed
@@ -189,7 +189,7 @@ class Dp(Method):
             view.facts,
             self.training_noise(view, subjects, claim.terms),
             epsilon=claim.terms.epsilon,
-            rate_source=view.rate_source(claim.clients),
+            rate_source=view.rate_source(claim.gone),
             replayed=view.path.unbounded_from <= claim.depth,
             left_out=view.replies_left_out(claim.depth),
             history=view.record_history,

@@ -78,7 +78,7 @@ class ClosedForm(Scratch):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
         view = claim.view
-        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.clients)) if view.spec.is_tuned else ()
+        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if view.spec.is_tuned else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:

@@ -74,8 +74,8 @@ class Groups(Method):
         view = claim.view
         return (
             *record_premises(view.record_history, merge=True),
-            *group_premises(view.spec, depends=view.groups_depend_on(claim.clients)),
-            *before_training_premises(view.facts, view.rate_source(claim.clients)),
+            *group_premises(view.spec, depends=view.groups_depend_on(claim.gone)),
+            *before_training_premises(view.facts, view.rate_source(claim.gone)),
         )
 
     def bytes_kept(self, view: RunView) -> int:

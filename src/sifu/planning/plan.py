@@ -305,6 +305,7 @@ def noise_options(
     before = _needed_by_earlier(view, [exposure for exposure in exposures if exposure.subject.order < order], order)
     new = [exposure for exposure in exposures if exposure.subject.order >= order]
     needed = {depth: max(least_noise(new, depth, order), before[depth]) for depth in sorted(view.kept, reverse=True)}
+    starts_fresh = view.path.nodes[0].kind == "initial"
     options: dict[tuple[int, float], NoiseOption] = {}
     for least in needed.values():
         if not math.isfinite(least):
@@ -321,7 +322,7 @@ def noise_options(
             expected=forecast.expected(reached, noise_std),
             predicted_rounds=prediction.rounds if prediction else None,
             predicted_interval=prediction.interval if prediction else None,
-            level=level_of(premises, exact=noise_std == 0.0),
+            level=level_of(premises, exact=noise_std == 0.0, fresh=reached == 0 and starts_fresh),
         )
     return tuple(options.values())
 

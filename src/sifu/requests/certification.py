@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sifu.choices import Retention
+from sifu.choices import Level, Retention
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
-from sifu.core.wording import WORDING
+from sifu.core.wording import WORDING, Start
 from sifu.errors import InputError
-from sifu.methods.base import Claim
+from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.run_view import RunView, evaluation_row
@@ -161,12 +161,16 @@ class SubjectStatement:
 
 
 class RecordedRequest:
-    """A request that was carried out, seen through the history as it was when its noise was added."""
+    """A request that was carried out, seen through the history as it was when its noise was added.
 
-    def __init__(self, reader: RunReader, request: RequestRow) -> None:
+    What it states follows the `rules` of its certificate, or today's where it has none yet.
+    """
+
+    def __init__(self, reader: RunReader, request: RequestRow, rules: int | None = None) -> None:
         if request.noise_node is None or request.request_order is None:
             raise ValueError(f"request {request.request} was not carried out")
         self.reader, self.request = reader, request
+        self.rules = rules or rules_of(reader, request.request)
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
         # Clients that joined after it are no part of what it says.
@@ -207,8 +211,23 @@ class RecordedRequest:
 
     def premises(self) -> tuple[Premise, ...]:
         """What the certificate rests on."""
+        return premises_of(self.method, self._claim)
+
+    @property
+    def _claim(self) -> Claim:
         leaving, exposures = self.view.leaving(self.request.clients), [*self.new_exposures, *self.earlier_exposures]
-        return self.method.premises(Claim(self.view, leaving, exposures, self.source_depth, self.terms))
+        claimed = self.source_depth, self.terms, self.gone, self.noise_std, self.rules
+        return Claim(self.view, leaving, exposures, *claimed)
+
+    @property
+    def starts_fresh(self) -> bool:
+        """Whether training started from a fresh model, or from the initial one as it was drawn."""
+        return self.request.source_node is None or is_scratch(self.method.info, self._claim)
+
+    @property
+    def level(self) -> Level:
+        """The level that the premises allow."""
+        return level_of(self.premises(), exact=self.untouched, fresh=self.starts_fresh)
 
     @cached_property
     def untouched(self) -> bool:
@@ -258,8 +277,8 @@ class RecordedRequest:
         `ledger_signature` that of the certificate's key over it.
         """
         request, view, terms, method = self.request, self.view, self.request.terms, self.method.info
-        premises, fresh, noise = self.premises(), request.source_node is None, self.training_noise
-        level = level_of(premises, exact=self.untouched, fresh=fresh)
+        premises, noise, level = self.premises(), self.training_noise, self.level
+        trained: Start = "fresh" if self.starts_fresh else "trained"
         new = [self.statement(exposure) for exposure in self.new_exposures]
         # A request that adds no noise charges no budget: its starting model existed before it, and stored updates
         # that would break an earlier promise are not replayed.
@@ -272,7 +291,7 @@ class RecordedRequest:
         return {
             "format": FORMAT,
             "form": "auditor",
-            "wording": WORDING,
+            "wording": self.rules,
             "run": self.reader.value("run"),
             "request": request.request,
             "method": request.method,
@@ -289,7 +308,7 @@ class RecordedRequest:
             "premises": [asdict(premise) for premise in premises],
             "protection": method.protection,
             "untouched": self.untouched,
-            "start": "initial" if self.replayed else "merge" if self.merged else "fresh" if fresh else "trained",
+            "start": "initial" if self.replayed else "merge" if self.merged else trained,
             "delta_at_most": self.delta_at_most,
             "delta_reached": self.delta_reached,
             "noise_multiplier": self.multiplier,
@@ -325,6 +344,14 @@ class RecordedRequest:
             "issued": issued,
             "versions": json.loads(self.reader.value("versions")),
         }
+
+
+def rules_of(reader: RunReader, request: str) -> int:
+    """Return the version of the rules by which a request was certified; today's where it has no certificate yet."""
+    for text in reader.certificates(request).values():
+        stated = json.loads(text)["body"].get("wording")
+        return stated if type(stated) is int and 1 <= stated <= WORDING else WORDING
+    return WORDING
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:

@@ -108,7 +108,8 @@ def clients_from_spec(
     elif data.name in OWN_FILES:
         dataset = _own_dataset(data, spec.seed)
     else:
-        dataset = load(data.name, data_folder or data.folder or None, download, progress)
+        folder = data_folder or data.folder or None
+        dataset = load(data.name, folder, download, progress, held_out_by=data.held_out_by)
     given = dataset.client_train
     names = None
     count = data.clients
@@ -154,7 +155,7 @@ def _own_dataset(data: DataSpec, seed: int) -> Any:
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
     """Which rows of a table are kept for testing, as reading it takes it."""
     test_file = Path(data.test_file).expanduser() if data.test_file else None
-    return {"held_out": data.held_out, "test_file": test_file, "seed": seed}
+    return {"held_out": data.held_out, "held_out_by": data.held_out_by, "test_file": test_file, "seed": seed}
 
 
 def framed(spec: Spec, frame: Any) -> dict[str, Any]:
@@ -227,8 +228,8 @@ def held_out_rows_from_spec(
     if data.name in (PYTHON, FLOWER, LOOP):
         return None
     if dataset is None:
-        own = data.name in OWN_FILES
-        dataset = _own_dataset(data, spec.seed) if own else load(data.name, data_folder or data.folder or None)
+        folder, own = data_folder or data.folder or None, data.name in OWN_FILES
+        dataset = _own_dataset(data, spec.seed) if own else load(data.name, folder, held_out_by=data.held_out_by)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)

@@ -249,7 +249,8 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     coding = TableCoding.from_spec(spec.data)
     names_clients = coding.client != "" and coding.client in column_names(file, coding)
     coding = coding if names_clients else replace(coding, client="")
-    dataset = read_table(file, coding, held_out=spec.data.held_out, seed=spec.seed, one_client=not names_clients)
+    testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}
+    dataset = read_table(file, coding, one_client=not names_clients, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)
 
 

@@ -220,12 +220,16 @@ class RunView:
         }
         return np.setdiff1d(np.arange(joined), sorted(gone))
 
-    def rate_source(self, leaving: Iterable[int]) -> RateSource:
-        """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
-        given = self.reader.asked["local"]["rate"] != "auto"
-        return self.regularities.rate_source(
-            self.clients, self._set_the_rate, self.facts, self.spec.model.kind, given, leaving
-        )
+    def rate_source(self, gone: Collection[int]) -> RateSource:
+        """Return whether the local rate was given, and if not, whether it would be the same without those `gone`."""
+        given, kind = self.reader.asked["local"]["rate"] != "auto", self.spec.model.kind
+        source = self.regularities.rate_source(self.clients, self._set_the_rate, self.facts, kind, given, gone)
+        if source != "others" or not last_erased(self.reader)[1].intersection(gone):
+            return source
+        # What a purge erased cannot be compared any more; that the rate is still theirs shows in the rate itself.
+        rates = self.regularities.certified_rates
+        automatic = automatic_rate(None if rates is None else rates[self._set_the_rate], kind) or 1.0
+        return "others" if math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9) else "forgotten"
 
     def finds_rate_anew(self, terms: RequestTerms) -> bool:
         """Whether a request that begins afresh finds the rate anew; not where a client is to join again with less.
@@ -234,14 +238,21 @@ class RunView:
         """
         return not terms.records and self._finds_rate
 
-    def groups_depend_on(self, leaving: Iterable[int]) -> bool:
-        """Whether the number of groups was left to the rule, and would be another one without those who are leaving."""
+    @property
+    def draws_rows_by_number(self) -> bool:
+        """Whether rows were held out by their number, so that a record less would change which others train."""
+        data = self.spec.data
+        if data.held_out_by != "number" or data.id:
+            return False
+        return data.name == "hospitals" or data.held_out > 0.0
+
+    def groups_depend_on(self, gone: Iterable[int]) -> bool:
+        """Return whether the number of groups was left to the rule, and would be another one without those `gone`."""
         count = self.spec.groups.count
         if count == 0 or self.reader.asked.get("groups", {}).get("count", count) != 0:
             return False
-        gone = sum(1 for client in set(leaving) if client < self.founders)
-        rate = Participation.parse(self.spec.server.participation).rate
-        return number_of_groups(self.founders - gone, rate) != count
+        left = self.founders - sum(1 for client in set(gone) if client < self.founders)
+        return number_of_groups(left, Participation.parse(self.spec.server.participation).rate) != count
 
     @cached_property
     def parameters(self) -> int:

@@ -14,7 +14,7 @@ from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
-from sifu.core.wording import WORDING, Start
+from sifu.core.wording import Start
 from sifu.requests.certification import (
     MODELS,
     SOLVE_FIELDS,
@@ -257,8 +257,6 @@ def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedR
         signature = stated.signature if stated.holds else (event.signature or b"").hex()
         recomputed_form = recorded.auditor_form(done["certified_models"], event, signature, str(body["issued"]))
         expected = json.loads(json.dumps(recomputed_form if form == "auditor" else public_form(recomputed_form)))
-        if type(body.get("wording")) is int and 1 <= body["wording"] <= WORDING:
-            expected["wording"] = body["wording"]  # that of its time: sentences are no part of a certificate
         for name, says, recomputed in differing(body, expected):
             yield f"certificate {request.request} ({form}): {name} says {said(says)}, recomputed {said(recomputed)}"
         if form == "auditor" and request.level != (level := expected["level"]):

@@ -87,7 +87,7 @@ def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None
 
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {
-    "rule": ("trained",), "current": ("trained",), "fresh": ("fresh",), "initial": ("initial",),
+    "rule": ("trained", "fresh"), "current": ("trained", "fresh"), "fresh": ("fresh",), "initial": ("initial",),
     "merge": ("merge", "fresh"), "any": get_args(Start),
 }  # fmt: skip
 """What training can have gone on from, by what the method starts from."""
@@ -253,7 +253,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
         stated = by_name.get(expected.name, expected)
         if stated != expected:
             yield f"premise {expected.name} says {stated.status!r}, its other fields make it {expected.status!r}"
-    level = level_of(premises, exact=body["untouched"], fresh=method_info(body["method"]).starts_from == "fresh")
+    level = level_of(premises, exact=body["untouched"], fresh=body["start"] == "fresh")
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
 
@@ -267,7 +267,7 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
         return always | {"method"}
     if body["protection"] == "training noise":
         return always | {"clipping", "training noise", "history", "budget", "counterfactual", "noise", "honest reports"}
-    if info.starts_from in ("fresh", "merge"):
+    if info.starts_from in ("fresh", "merge") or body["start"] == "fresh":
         return always
     return always | {
         "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",

@@ -9,9 +9,9 @@ from typing import Any
 
 from sifu.choices import LEVELS
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
-from sifu.core.premises import level_of
 from sifu.core.request_terms import AUTO
 from sifu.core.spec import RIDGE
+from sifu.core.wording import WORDING
 from sifu.planning.plan import Way, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView
@@ -28,8 +28,7 @@ from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
     """The method, what it was held against, and the level asked for."""
     auto = content.get("auto")
-    level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
-    history = recorded.view.record_history
+    level, history = recorded.level, recorded.view.record_history
     restored = bool(history.complete or history.older)
     floor = request.terms.level
     if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
@@ -261,3 +260,17 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
 def _figure(text: str | None) -> float | None:
     """A Psi as the table `charges` writes it: a number, or the word for an infinite one in quotation marks."""
     return None if text is None else float(text.strip("'"))
+
+
+def earlier_rules_notes(reader: RunReader) -> Iterator[str]:
+    """Yield a sentence for each certificate whose level today's rules would not reach."""
+    erased = not_recomputed(reader)
+    for row in reader.requests():
+        if row.level is None or row.noise_node is None or row.request in erased:
+            continue
+        today = RecordedRequest(reader, row, WORDING).level
+        if LEVELS.index(today) < LEVELS.index(row.level):
+            yield (
+                f"request {row.request} was certified as {row.level} by the rules of its time; by today's rules, which "
+                f"count everyone who has left so far, it is {today}"
+            )

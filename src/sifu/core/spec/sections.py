@@ -52,7 +52,11 @@ class DataSpec:
     ignore: str = key("", "table: columns to leave out, A,B")
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
     columns: str = key("", "table: filled in by training, the columns that are features in their order")
-    held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id")
+    held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id or content")
+    held_out_by: Literal["content", "number"] = key(
+        "content",
+        "without data.id, rows for testing are drawn by content; number: as runs before did, not for new ones",
+    )
     test_file: str = key("", "table: a file with rows for testing instead")
     watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
     preprocessing: Literal["unknown", "fixed"] = key(

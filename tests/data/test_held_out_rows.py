@@ -1,0 +1,135 @@
+"""Held-out rows: forgetting a record gives the bits of a federation that never had the row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from independent_verifier import verify
+from sifu.core.spec import Spec
+from sifu.data.held_out import contents_of, held_out_rows, numbers_of
+from sifu.data.hospitals import FILES, read_hospitals
+from sifu.errors import InputError
+
+Row = tuple[str, float, float, int]
+
+
+def drawn_rows(seed: int, count: int = 60) -> list[Row]:
+    """Rows of two clients; about a third are equal to another row of the same client."""
+    generator = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for _ in range(count):
+        if rows and generator.random() < 0.35:
+            rows.append(rows[int(generator.integers(len(rows)))])
+        else:
+            x, z = (round(float(value), 2) for value in generator.normal(size=2))
+            rows.append(("pq"[int(generator.integers(2))], x, z, int(generator.random() < 0.5)))
+    return rows
+
+
+def write(path: Path, rows: list[Row]) -> Path:
+    path.write_text("c,x,z,y\n" + "".join(f"{c},{x},{z},{y}\n" for c, x, z, y in rows))
+    return path
+
+
+def spec_of(path: Path, **more: Any) -> dict[str, Any]:
+    table = {"name": "table", "file": str(path), "client": "c", "label": "y", "classes": "0,1", "partition": "given"}
+    return {"data": table | {"preprocessing": "fixed", "held_out": 0.3} | more, "model": {"kind": "ridge"}, "seed": 0}
+
+
+def sides(rows: list[Row], rule: str, seed: int) -> list[bool]:
+    client = np.array([row[0] for row in rows])
+    x, y = np.array([row[1:3] for row in rows]), np.array([row[3] for row in rows])
+    key = contents_of(x, y) if rule == "content" else numbers_of(client.tolist())
+    return [bool(side) for side in held_out_rows(client, key, 0.3, seed)]
+
+
+def moved_rows(rule: str) -> int:
+    """How often leaving one row out moves another one, over seeded tables with equal rows."""
+    moved = 0
+    for seed in range(40):
+        rows = drawn_rows(seed)
+        before = sides(rows, rule, seed)
+        for row in range(len(rows)):
+            fewer = rows[:row] + rows[row + 1 :]
+            moved += sides(fewer, rule, seed) != before[:row] + before[row + 1 :]
+    return moved
+
+
+def test_no_row_changes_the_side_of_another() -> None:
+    assert moved_rows("content") == 0
+    assert moved_rows("number") > 1000  # the control: rows drawn by their number move
+
+
+def test_a_label_elsewhere_that_is_no_whole_number_moves_no_row() -> None:
+    x, y = np.array([[1.0, -0.0], [2.0, 3.0]]), np.array([0, 1])
+    np.testing.assert_array_equal(contents_of(x, y), contents_of(x + 0.0, y.astype(np.float64)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_forgotten_record_leaves_the_bits_of_a_table_without_it(tmp_path: Path, seed: int) -> None:
+    rows, generator = drawn_rows(seed), np.random.default_rng(seed)
+    run = sifu.train(spec_of(write(tmp_path / "a.csv", rows)), run=tmp_path / "run")
+    trained = [row for row, held in enumerate(sides(rows, "content", 0)) if not held]
+    row = int(generator.choice([row for row in trained if rows.count(rows[row]) > (seed % 2)]))
+    number = sum(other[0] == rows[row][0] for other in rows[:row])
+    (outcome,) = run.forget([rows[row][0]], records=[str(number)])
+    assert outcome.level == "exact"
+    never = sifu.train(spec_of(write(tmp_path / "b.csv", rows[:row] + rows[row + 1 :])), run=tmp_path / "never")
+    with run.reader() as reader, never.reader() as other:
+        np.testing.assert_array_equal(reader.load_model(reader.tip), other.load_model(other.tip))
+    assert run.verify().problems == []
+    assert verify(tmp_path / "run") == []
+
+
+def test_a_run_that_drew_rows_by_number_keeps_its_rule_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, mapping = drawn_rows(3), Spec.to_mapping
+
+    def as_before(spec: Spec) -> dict[str, Any]:
+        recorded = mapping(spec)
+        del recorded["data"]["held_out_by"]
+        return recorded
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Spec, "to_mapping", as_before)
+        earlier.setattr(
+            "sifu.run.clients_and_engine._testing", lambda *_: {"held_out": 0.3, "held_out_by": "number", "seed": 0}
+        )
+        sifu.train(spec_of(write(tmp_path / "a.csv", rows)), run=tmp_path / "run")
+    run = sifu.open_run(tmp_path / "run")
+    assert run.spec.data.held_out_by == "number"
+    row = sides(rows, "number", 0).index(False)
+    (outcome,) = run.forget([rows[row][0]], records=[str(sum(other[0] == rows[row][0] for other in rows[:row]))])
+    assert outcome.level == "conditional"
+    (certificate,) = (tmp_path / "run" / "certificates").glob("*.public.json")
+    assumed = [premise["name"] for premise in json.loads(certificate.read_text())["body"]["premises"]]
+    assert "held-out rows" in assumed
+    assert run.verify().problems == []
+    assert verify(tmp_path / "run") == []
+
+
+def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
+    generator, whole, fewer = np.random.default_rng(4), tmp_path / "whole", tmp_path / "fewer"
+    whole.mkdir(), fewer.mkdir()
+    for file in FILES:
+        lines = [
+            f"{generator.integers(30, 78)},1,4,140,260,0,1,112,1,3,2,?,?,{generator.integers(5)}" for _ in range(40)
+        ]
+        (whole / file).write_text("\n".join(lines))
+        (fewer / file).write_text("\n".join(lines[1:]))
+    for rule, same in (("content", True), ("number", False)):  # the number is the control
+        tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
+        kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
+        assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same
+
+
+def test_a_new_run_draws_by_content(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leave it out"):
+        sifu.train(spec_of(write(tmp_path / "a.csv", drawn_rows(1)), held_out_by="number"), run=tmp_path / "run")

@@ -1,0 +1,134 @@
+"""Claims count everyone who has left so far, and going back to the initial model is Scratch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from independent_verifier import verify
+from sifu.core.spec.run_spec import number_of_groups
+from sifu.core.wording import RULES_COUNT_ALL
+
+SMALL: dict[str, Any] = {
+    "local": {"rate": 0.05, "steps": 2},
+    "stop": {"target": 0.0, "max_rounds": 6},
+    "seed": 2,
+}
+
+
+def body_of(run: sifu.Run, request: str, form: str = "auditor") -> dict[str, Any]:
+    path = Path(run.folder) / "certificates" / f"{request}.{form}.json"
+    body: dict[str, Any] = json.loads(path.read_bytes())["body"]
+    return body
+
+
+def status_of(body: dict[str, Any], name: str) -> str:
+    return next((premise["status"] for premise in body["premises"] if premise["name"] == name), "met")
+
+
+def grouped(folder: Path, clients: int) -> sifu.Run:
+    spec = SMALL | {"data": {"clients": clients, "samples_per_client": 4}, "groups": {"rounds": 2}}
+    return sifu.train(spec, run=folder)
+
+
+@pytest.mark.parametrize("method", ["groups", "sifu"])
+def test_leavers_one_after_another_are_certified_as_together(tmp_path: Path, method: str) -> None:
+    names = [f"client-{number:03d}" for number in (1, 5, 9)]
+    together, apart = grouped(tmp_path / "together", 27), grouped(tmp_path / "apart", 27)
+    assert number_of_groups(27) == number_of_groups(25) != number_of_groups(24)
+    (outcome,) = together.forget(names, method="groups")
+    levels = [apart.forget([name], method=method, sigma=3.0)[0] for name in names]
+    assert outcome.level == "conditional"
+    assert levels[-1].level == "conditional"
+    if method == "groups":
+        assert [one.level for one in levels] == ["exact", "exact", "conditional"]
+    assert status_of(body_of(apart, levels[-1].request), "grouping") == "assumed"
+    for run in (together, apart):
+        assert run.verify().problems == []
+        assert verify(Path(run.folder)) == []
+
+
+def steep(seed: int) -> dict[str, Any]:
+    """Clients of whom the two with the steepest loss are alike: the automatic rate is that of both."""
+    generator = np.random.default_rng(seed)
+    clients = {f"c{number}": (generator.normal(size=(6, 3)), generator.integers(0, 2, 6)) for number in range(6)}
+    x, y = clients["c0"]
+    return clients | {"c0": (3.0 * x, y), "c1": (3.0 * x, y)}
+
+
+def test_an_automatic_rate_of_two_who_left_is_no_rate_of_those_who_stay(tmp_path: Path) -> None:
+    spec = {"data": {"preprocessing": "fixed", "classes": "0,1"}, "stop": {"target": 0.0, "max_rounds": 4}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=steep(1))
+    first, second, third = (run.forget([name], method="sifu", sigma=3.0)[0] for name in ("c0", "c1", "c2"))
+    found = [status_of(body_of(run, outcome.request), "hyper-parameters") for outcome in (first, second, third)]
+    assert found == ["met", "assumed", "assumed"]
+    assert run.verify().problems == []
+    assert verify(Path(run.folder)) == []
+
+
+def test_random_sequences_are_as_strong_as_one_request_for_all(tmp_path: Path) -> None:
+    generator = np.random.default_rng(7)
+    for case in range(4):
+        clients = int(generator.integers(21, 32))
+        run = grouped(tmp_path / str(case), clients)
+        for gone, client in enumerate(generator.permutation(clients)[:6], start=1):
+            (outcome,) = run.forget([f"client-{client:03d}"], method="groups")
+            expected = number_of_groups(clients - gone) != number_of_groups(clients)
+            assert (outcome.level == "conditional") is expected, (clients, gone)
+        assert run.verify().problems == []
+
+
+NETWORK: dict[str, Any] = SMALL | {
+    "data": {"clients": 8, "samples_per_client": 10},
+    "model": {"kind": "mlp", "dtype": "float32"},
+    "regularity": {"kind": "assumed", "factor": 1.0},
+    "server": {"participation": "fixed(4)"},
+}
+
+
+def test_going_back_to_the_initial_model_is_scratch(tmp_path: Path) -> None:
+    run = sifu.train(NETWORK, run=tmp_path / "run")
+    (outcome,) = run.forget(["client-003"], method="sifu", sigma=1e-9)
+    body, public = body_of(run, outcome.request), body_of(run, outcome.request, "public")
+    assert (body["sigma"], body["start"], outcome.level) == (0.0, "fresh", "exact")
+    assert public["attacker_true_positive_rate_at_1_percent"] == 0.01
+    assert {premise["name"] for premise in body["premises"]}.isdisjoint({"regularity", "counterfactual", "arithmetic"})
+    assert run.verify().problems == []
+    assert verify(tmp_path / "run") == []
+    assert sifu.verify_certificate(tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").problems == []
+
+
+def test_control_a_trained_model_is_not_a_fresh_one(tmp_path: Path) -> None:
+    run = sifu.train(NETWORK, run=tmp_path / "run")
+    (outcome,) = run.forget(["client-003"], method="sifu", sigma=50.0)
+    assert (body_of(run, outcome.request)["start"], outcome.level) == ("trained", "conditional")
+
+
+def test_an_initial_model_of_unknown_origin_stays_conditional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sifu.core.premises.INITIAL_MODELS", {})
+    run = sifu.train(NETWORK, run=tmp_path / "run")
+    (outcome,) = run.forget(["client-003"], method="sifu", sigma=1e-9)
+    assert outcome.level == "conditional"
+
+
+def test_a_certificate_by_earlier_rules_verifies_and_its_lower_level_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped_run, network = grouped(tmp_path / "groups", 27), sifu.train(NETWORK, run=tmp_path / "network")
+    with monkeypatch.context() as earlier:
+        earlier.setattr("sifu.requests.certification.WORDING", RULES_COUNT_ALL - 1)
+        earlier.setattr("sifu.methods.base.Claim.is_initial", False)
+        earlier.setattr("sifu.methods.base.Claim.gone", property(lambda claim: set(claim.clients)))
+        levels = [grouped_run.forget([f"client-00{k}"], method="groups")[0].level for k in (1, 5, 9)]
+        (back,) = network.forget(["client-003"], method="sifu", sigma=1e-9)
+    assert (levels, back.level) == (["exact"] * 3, "conditional")
+    found = grouped_run.verify()
+    assert found.problems == []
+    assert [note for note in found.notes if "by today's rules" in note] != []
+    assert network.verify().problems == []
+    assert verify(tmp_path / "groups") == verify(tmp_path / "network") == []
