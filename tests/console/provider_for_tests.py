@@ -21,6 +21,8 @@ class ProviderForTests:
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
+        self.discovery: dict[str, Any] = {}
+        """What its discovery document says otherwise."""
         self.signing_key = self.key = RSAKey.generate_key(2048, {"kid": "one"})
         self.codes: dict[str, dict[str, str]] = {}
         provider = self
@@ -43,7 +45,8 @@ class ProviderForTests:
         address = urlsplit(request.path)
         if address.path == "/.well-known/openid-configuration":
             places = {"authorization_endpoint": "/authorize", "token_endpoint": "/token", "jwks_uri": "/keys"}
-            answer(request, {"issuer": self.issuer} | {name: self.issuer + path for name, path in places.items()})
+            named = {name: self.issuer + path for name, path in places.items()}
+            answer(request, {"issuer": self.issuer} | named | self.discovery)
         elif address.path == "/keys":
             answer(request, {"keys": [self.key.as_dict(private=False)]})
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -109,6 +112,66 @@ def test_a_revoked_person_is_out_at_once_and_no_secret_opens_their_entry(
     assert cli("token", "revoke", signing_desk.folder, "ann@hospital.example").code == 0
     assert browser.get("/").status_code == 303
     assert sign_in(signing_desk)[1].status_code == 403
+
+
+def test_an_address_belongs_to_the_account_that_first_signed_in(
+    signing_desk: Any, provider: ProviderForTests, cli: Command
+) -> None:
+    provider.claims = ANN
+    assert sign_in(signing_desk)[1].status_code == 200
+    provider.claims = ANN | {"sub": "8"}  # the provider gave the address to another person
+    assert sign_in(signing_desk)[1].status_code == 403
+    provider.claims = ANN | {"sub": "7", "email": "ANN@hospital.example"}
+    assert sign_in(signing_desk)[1].status_code == 200
+    # One account does not approve under two names.
+    TokenFile(state_folder(signing_desk.folder)).create("ben@hospital.example", ["approver"], sign_in=True)
+    provider.claims = ANN | {"email": "ben@hospital.example"}
+    assert sign_in(signing_desk)[1].status_code == 403
+    # The way out, which is the control, too: the entry is made again.
+    assert cli("token", "revoke", signing_desk.folder, "ann@hospital.example").code == 0
+    TokenFile(state_folder(signing_desk.folder)).create("ann@hospital.example", ["approver"], sign_in=True)
+    provider.claims = ANN | {"sub": "8"}
+    assert sign_in(signing_desk)[1].status_code == 200
+
+
+@pytest.mark.parametrize("issuer", ["https://other.example", None, 7, "http://127.0.0.1"])
+def test_a_discovery_document_of_another_issuer_is_refused(
+    signing_desk: Any, provider: ProviderForTests, issuer: Any
+) -> None:
+    provider.claims = ANN | {"iss": issuer}
+    provider.discovery = {"issuer": issuer}
+    answer = signing_desk.stranger().get("/sign-in")
+    assert answer.status_code == 400
+    assert "does not answer as one" in answer.text
+
+
+def lookalikes(draw: random.Random, address: str) -> set[str]:
+    """Other addresses that Unicode's compatibility forms or case folding take for this one."""
+    folded = {}
+    for code in range(0x80, 0x30000):
+        for letter in {chr(code).casefold(), unicodedata.normalize("NFKC", chr(code)).casefold()}:
+            folded.setdefault(letter, []).append(chr(code))
+    found = set()
+    for _ in range(40):
+        start = draw.randrange(len(address))
+        part = address[start : start + draw.choice((1, 1, 2, 3))]
+        if part.casefold() in folded:
+            found.add(address[:start] + draw.choice(folded[part.casefold()]) + address[start + len(part) :])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_lookalike_of_an_address_signs_in(tmp_path: Path, seed: int) -> None:
+    draw, address = random.Random(seed), "strauss.office@hospital.example"
+    tokens = TokenFile(tmp_path)
+    tokens.create(address, ["approver"], sign_in=True)
+    others = lookalikes(draw, address) | {"strau\u00df.office@hospital.example", f" {address}", f"{address}\u200b"}
+    assert len(others) > 10
+    for other in sorted(others):
+        assert tokens.signed_in(other, "https://login.example", "eve") is None, other
+        assert tokens.owner(other) is None
+    shouted = "".join(draw.choice((letter, letter.upper())) for letter in address)
+    assert tokens.signed_in(shouted, "https://login.example", "7") is not None
 
 
 def test_a_console_without_a_provider_offers_none(desk: Any) -> None:

@@ -22,12 +22,11 @@ from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, Ru
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
-from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token
+from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
 from sifu.run.clients_and_engine import carried_out_elsewhere
-from sifu.store.actors import same_person
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
 from sifu.store.inbox import letters
@@ -460,4 +459,4 @@ def _beside_rounds(live: Live) -> tuple[Any, ...]:
 
 def is_own(who: Token, filed_by: str) -> bool:
     """Whether this person filed it."""
-    return same_person(who.name) == same_person(filed_by)
+    return same_address(who.name, filed_by)

@@ -1,6 +1,7 @@
 """Sign-in through OpenID Connect: the provider says who people are, `tokens.json` says what they may do.
 
-People are named by the e-mail address that their provider verified. What lies between the two visits to the console is
+People are named by the e-mail address that their provider verified, and by the account (issuer and subject) that first
+signed in under it. What lies between the two visits to the console is
 kept here, in memory, under a separate cookie: browsers do not send the session cookie when another site redirects back.
 """
 
@@ -51,6 +52,14 @@ class SignIn:
             client_kwargs={"scope": "openid email", "code_challenge_method": "S256", "timeout": 20.0},
         )
 
+    async def check_issuer(self) -> str:
+        """Return the issuer that the provider's discovery document names, which must be the one asked for."""
+        document = await self.provider.load_server_metadata()
+        named = document.get("issuer")
+        if not isinstance(named, str) or named.rstrip("/") != self.issuer.rstrip("/"):
+            raise ValueError(f"the discovery document is of the issuer {str(named)[:80]!r}")
+        return named
+
     def begin(self, browser: str) -> dict[str, Any]:
         """Room for what is agreed with the provider for one browser."""
         now = time.monotonic()
@@ -75,8 +84,9 @@ async def begin(request: Request) -> Response:
     request.scope["session"] = sign_in.begin(browser)
     back = f"{'https' if console.secure_cookie else 'http'}://{request.headers['host']}/sign-in/back"
     try:
+        await sign_in.check_issuer()
         response: Response = await sign_in.provider.authorize_redirect(request, back)
-    except (OAuthError, HTTPError, ValueError) as error:
+    except (OAuthError, HTTPError, ValueError, RuntimeError) as error:
         raise InputError(f"the provider to sign in with does not answer as one ({type(error).__name__})") from error
     options: dict[str, Any] = {"httponly": True, "samesite": "lax", "secure": console.secure_cookie}
     response.set_cookie(COOKIE, browser, max_age=int(MOST_SECONDS), path="/sign-in", **options)
@@ -90,16 +100,21 @@ async def come_back(request: Request) -> Response:
     sign_in: SignIn = console.sign_in
     request.scope["session"] = sign_in.agreed(request.cookies.get(COOKIE, ""))
     try:
+        issuer = await sign_in.check_issuer()
         answer = await sign_in.provider.authorize_access_token(request)
-    except (OAuthError, JoseError, HTTPError, ValueError) as error:
+    except (OAuthError, JoseError, HTTPError, ValueError, RuntimeError) as error:
         sentence = f"the sign-in did not work ({type(error).__name__}): begin again"
         return show("error.html", None, 401, sentence=sentence)
     claims = answer.get("userinfo") or {}
-    token = None
-    if claims.get("email_verified") is True and isinstance(claims.get("email"), str):
-        token = await run_in_threadpool(console.tokens.signed_in, claims["email"])
+    email, subject, token = claims.get("email"), claims.get("sub"), None
+    named = isinstance(email, str) and isinstance(subject, str) and bool(subject)
+    if named and claims.get("email_verified") is True and claims.get("iss") == issuer:
+        token = await run_in_threadpool(console.tokens.signed_in, email, issuer, subject)
     if token is None:
-        sentence = "your provider knows you, but no one with your verified e-mail address may do anything here"
+        sentence = (
+            "your provider knows you, but your account and verified e-mail address may do nothing here. If the address "
+            "had another account before, an operator revokes its entry and makes a new one"
+        )
         return show("error.html", None, 403, sentence=sentence)
     # A page of ours that leads on: the session's cookie is not sent on a way that began at another site.
     return enter(console, console.sessions.begin_for(token), show("signed_in.html", None))

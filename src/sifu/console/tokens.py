@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -77,7 +77,10 @@ SIGN_IN = "sign-in:"
 
 @dataclass(frozen=True)
 class Token:
-    """Whose token it is and what they may do; `hash` is SHA-256 of its secret, `expires` a day or empty for never."""
+    """Whose token it is and what they may do; `hash` is SHA-256 of its secret, `expires` a day or empty for never.
+
+    `issuer` and `subject` are the provider's account that first signed in under this name; empty before that.
+    """
 
     id: str
     name: str
@@ -86,6 +89,8 @@ class Token:
     created: str
     expires: str = ""
     revoked: str = ""
+    issuer: str = ""
+    subject: str = ""
 
     def works(self, today: str) -> bool:
         """Whether it lets its owner in; it still does on its last day."""
@@ -99,6 +104,15 @@ class Token:
         """Refuse what its owner's roles do not allow."""
         if not self.may(right):
             raise NotAllowedError(f"your roles ({', '.join(self.roles)}) do not allow that")
+
+
+def same_address(first: str, second: str) -> bool:
+    """Return whether two addresses are the same, but for the case of ASCII letters.
+
+    >>> same_address("Ann@x.org", "ann@X.org"), same_address("strau\u00df@x.org", "strauss@x.org")
+    (True, False)
+    """
+    return first.encode("utf-8", "surrogatepass").lower() == second.encode("utf-8", "surrogatepass").lower()
 
 
 def state_folder(folder: Path) -> Path:
@@ -122,12 +136,30 @@ class TokenFile:
         token = self._by_hash().get(hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest())
         return token if token is not None and token.works(utc_now()[:10]) else None
 
-    def signed_in(self, name: str) -> Token | None:
-        """The person who signs in through a provider under this name, if they may now."""
-        people = (token for token in self._by_hash().values() if token.hash.startswith(SIGN_IN))
-        return next(
-            (who for who in people if same_person(who.name) == same_person(name) and who.works(utc_now()[:10])), None
-        )
+    def signed_in(self, name: str, issuer: str, subject: str) -> Token | None:
+        """Return the person who signs in under this name, if they may now, and bind the name to their account.
+
+        The account of the first sign-in is the only one that enters under a name: a provider may give an address that
+        became free to another person. An account enters under one name only.
+        """
+        account, today = (issuer, subject), utc_now()[:10]
+
+        def chosen(tokens: Iterable[Token]) -> Token | None:
+            people = [token for token in tokens if token.hash.startswith(SIGN_IN) and token.works(today)]
+            found = next((who for who in people if same_address(who.name, name)), None)
+            taken = any(who != found and (who.issuer, who.subject) == account for who in people)
+            known = found is not None and (found.issuer, found.subject) in (account, ("", ""))
+            return found if known and not taken else None
+
+        found = chosen(self._by_hash().values())
+        if found is None or found.subject:
+            return found
+        with self._changing() as tokens:
+            found = chosen(tokens)
+            if found is not None:
+                bound = replace(found, issuer=issuer, subject=subject)
+                tokens[tokens.index(found)] = found = bound
+        return found
 
     def still_works(self, token: Token) -> Token | None:
         """The same token as it is now, if it still works."""
