@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import random
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import sifu
 from independent_verifier import verify as verify_independently
 from run_tools import Command, environment
+from sifu.console import desk as desk_module
 from sifu.console.asking import client_names, terms_given
 from sifu.core.request_terms import TERMS, RequestTerms, terms_words
 
@@ -210,6 +212,30 @@ def test_errors_tell_requesters_nothing_of_others(desk: Any) -> None:
     assert "of-otto" in told.json()["error"]  # control: operators are told
 
 
+def test_a_refusal_tells_requesters_nothing_of_clients_and_records(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client and record, there or not, is refused in one sentence after the same sleep; seeded draws."""
+    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+    slept: list[float] = []
+    monkeypatch.setattr(desk_module.time, "sleep", slept.append)
+    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
+    draw, answers = random.Random(3), set()
+    # All that is there is asked for with a record that is not: nothing but a refusal can be the answer.
+    for number in range(30):
+        client = draw.choice(("client-001", "client-003", "client-011", "nobody", "client-012", "client-3"))
+        records = draw.choice(([999], [10], ["P-7"], [0, 10], ["0" * 9]))
+        request = draw.choice(("of-otto", f"r{number}"))
+        body = {"clients": [client], "request": request, "terms": {"records": records}}
+        answer = rita.post(f"/api/v1/runs/{north}/requests", json=body)
+        answers.add((answer.status_code, answer.text))
+    assert len(answers) == 1
+    assert len(slept) == 30
+    assert all(0.0 <= seconds < desk_module.REFUSAL_SECONDS for seconds in slept)
+    body = {"clients": ["client-003"], "request": "r", "terms": {"records": [999]}}
+    assert "rows 0 to 9" in otto.post(f"/api/v1/runs/{north}/requests", json=body).text  # control: operators are told
+    wrong = rita.post(f"/api/v1/runs/{north}/requests", json=body | {"terms": {"epsilon": -1.0}})
+    assert "epsilon" in wrong.text  # what is wrong with the words alone is said
+
+
 def test_an_error_keeps_the_form_and_stands_by_its_field(desk: Any) -> None:
     north, otto = desk.key("north"), desk.browser("otto")
     sent = otto.send(
@@ -330,9 +356,11 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
         ({"epsilon": True}, "epsilon is a number"),
         ({"epsilon": "1e999"}, "epsilon"),
         ({"sigma": "nan"}, "sigma"),
-        ({"records": []}, "records is a list"),
-        ({"records": [1.5]}, "records is a list"),
-        ({"records": [True]}, "records is a list"),
+        ({"records": []}, "records must have 1"),
+        ({"records": [1.5]}, "entry 0 of records is a whole number or"),
+        ({"records": [True]}, "entry 0 of records is a whole number or"),
+        ({"records": "1, 2"}, "records is a list"),
+        ({"epsilon": ""}, "epsilon is a number"),
         ({"records": ["9" * 5000]}, "records is a list"),
         ({"method": ["scratch"]}, "method"),
     ],

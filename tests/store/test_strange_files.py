@@ -181,3 +181,17 @@ def test_a_backup_holds_nothing_from_elsewhere(own_trained: Path, tmp_path: Path
     with pytest.raises((RunDamagedError, InputError)):
         sifu.open_run(own_trained).backup(tmp_path / "b.zip")
     assert not (tmp_path / "b.zip").exists()
+
+
+def test_hard_links_to_models_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    assert not any("hard link" in note for note in verify_run(run.folder).notes)
+    for model in sorted((run.folder / "models").iterdir()):
+        os.link(model, tmp_path / model.name)
+    names = {path.name for path in tmp_path.glob("*.safetensors")}
+    noted = [note for note in verify_run(run.folder).notes if "1 hard link to models/" in note]
+    assert len(noted) == len(names) > 0
+    run.forget(["client-000"], retention="strict", sigma=0.5)
+    erased = names - {path.name for path in (run.folder / "models").iterdir()}
+    assert erased
+    assert all(f"{name} was deleted, and a hard link" in caplog.text for name in erased)

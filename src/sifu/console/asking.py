@@ -107,12 +107,19 @@ async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
         raise ForgedError("the header X-CSRF-Token is missing or wrong")
     body = await request.body()
     try:
-        content = json.loads(body or b"{}")
+        content = json.loads(body or b"{}", object_pairs_hook=_each_key_once)
         json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # no NaN and no half characters
     except (ValueError, RecursionError) as error:
-        raise InputError("the body is not JSON in UTF-8") from error
+        raise InputError("the body is not JSON in UTF-8 with every key once") from error
     if not isinstance(content, dict):
         raise InputError("the body must be a JSON object")
+    return content
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key is there twice")
     return content
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,10 +22,13 @@ from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
 from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
+from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.errors import InputError, RunBusyError, SifuError
-from sifu.requests.approvals import POSTED, approvals_needed, pending_requests, unapproved
+from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
+from sifu.requests.approvals import POSTED, approvals_needed, check_deadline, pending_requests, unapproved
+from sifu.requests.letters import usual_terms
 from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.run.recorded_data import rows_of_identities
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
 from sifu.store.inbox import letters
@@ -37,6 +39,13 @@ REPORT = Path("report", "index.html")
 KEPT_LONGER = 20.0
 MOST_REMEMBERED = 64
 SETTLED = ("done", "refused", "withdrawn")
+REFUSAL_SECONDS = 0.25
+"""A refusal that tells nothing comes at a multiple of this after the request."""
+CANNOT_BE_FILED = (
+    "this request cannot be filed: a client or a record may be unknown, forgotten already or in a request that waits, "
+    "the id may be taken, or too few clients would be left in training before anyone has agreed. Check it, or ask the "
+    "operator"
+)
 log = logging.getLogger(__name__)
 
 
@@ -225,22 +234,38 @@ class RunAtDesk:
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
+        if who.may("see"):
+            return self._file(who, clients, name, deadline_days, terms)
+        # What is wrong with the words alone is said; why the run refuses them is not.
+        check_request_id(name)
+        check_deadline(deadline_days)
+        given = {key: value for key, value in terms.items() if key != "records"}
+        RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
+        started = time.monotonic()
+        try:
+            return self._file(who, clients, name, deadline_days, terms)
+        except (InputError, NotCertifiableError) as error:
+            with suppress(SifuError):
+                self._look_for_records(clients, terms.get("records"))
+            time.sleep((started - time.monotonic()) % REFUSAL_SECONDS)
+            raise InputError(CANNOT_BE_FILED) from error
+
+    def _file(self, who: Token, clients: Sequence[str], name: str, deadline_days: int, terms: TermsGiven) -> str:
         with self.lock:  # two requesters at once do not pass the check with the same clients to spare
             if not who.may("set terms"):
                 self._check_share(clients)
             if not who.may("see"):
                 self._check_id_is_own(who, name)
-            try:
-                filed = self.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
-            except InputError as error:
-                if who.may("see") or not self._tells_of_others(who, str(error), {*clients, name}):
-                    raise
-                raise InputError(
-                    "this request cannot be filed: check the names of the clients, which may be unknown, forgotten "
-                    "already or in a request that waits, or ask the operator"
-                ) from error
+            filed = self.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
             self.written()
         return filed
+
+    def _look_for_records(self, clients: Sequence[str], records: Sequence[int | str] | None) -> None:
+        """Read the data as for a client of the run where `clients` has none: it takes as long as if it were there."""
+        with self.run.view() as view:
+            there = [client.name for client in view.clients]
+            if records and not set(view.names_now(list(clients))) & set(there):
+                rows_of_identities(view.reader, there[0], [str(record) for record in records])
 
     def decide(self, who: Token, request: str, decision: str, reason: str, terms: str = "") -> str:
         """Approve, refuse, verify or withdraw a request; returns what became of the decision.
@@ -362,14 +387,6 @@ class RunAtDesk:
         for record in self.run.request_records():
             if record.status.request == request and not is_own(who, record.status.filed_by):
                 raise InputError(f"request {request} cannot be filed: use another id")
-
-    def _tells_of_others(self, who: Token, sentence: str, given: Collection[str]) -> bool:
-        """Whether a sentence names a client or a request that this person did not name and did not file."""
-        with self.run.reader() as reader:
-            names = {profile.name for profile in reader.clients()}
-        statuses = [record.status for record in self.run.request_records()]
-        names |= {status.request for status in statuses if not is_own(who, status.filed_by)}
-        return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names - set(given))
 
 
 class Desk:

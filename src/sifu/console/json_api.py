@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from sifu.choices import SigmaChoice, TermOnOffer, terms_on_offer
 from sifu.console.asking import (
+    MOST_CLIENTS,
     NotKnownError,
     Visit,
     client_names,
@@ -32,9 +33,10 @@ from sifu.console.asking import (
 )
 from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
 from sifu.console.pages import evidence
+from sifu.console.schema import check_body
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
-from sifu.errors import InputError, SifuError
+from sifu.errors import SifuError
 from sifu.requests.approvals import pending_requests
 from sifu.store.clock import current_time, time_of
 from sifu.version import __version__
@@ -117,7 +119,7 @@ PLAIN: dict[Any, dict[str, Any]] = {
     int: WHOLE,
     str: TEXT,
     SigmaChoice: {"oneOf": [{"type": "number"}, {"const": "auto"}]},
-    Sequence[int | str]: {"type": "array", "items": {"oneOf": [WHOLE, TEXT]}},
+    Sequence[int | str]: {"type": "array", "items": {"oneOf": [WHOLE, TEXT]}, "minItems": 1},
 }
 
 
@@ -132,7 +134,7 @@ TERMS = {
     "additionalProperties": False,
     "properties": {name: _term(term) for name, term in terms_on_offer().items()},
 }
-CLIENTS = {"type": "array", "items": TEXT, "minItems": 1}
+CLIENTS = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_CLIENTS}
 BODIES: dict[str, dict[str, Any]] = {
     "file_request": {
         "required": ["clients"],
@@ -156,6 +158,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "compare_ways": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
     "verify": {"properties": {}},
 }
+SCHEMAS = {name: {"type": "object", "additionalProperties": False} | body for name, body in BODIES.items()}
+"""What is published of the bodies, and what is checked."""
 WHY_NOT = {"application/json": {"schema": {"type": "object", "properties": {"error": TEXT}}}}
 ERRORS = {
     "400": "What was sent cannot be used; the sentence says why.",
@@ -194,6 +198,7 @@ def answering(operation: Operation, success: int = 200) -> Handler:
     async def answer(request: Request) -> Response:
         visitor = visitor_of(request)
         fields = await read_json(request, visitor) if request.method == "POST" else {}
+        check_body(SCHEMAS.get(operation.__name__, {}), fields)
         value = await run_in_threadpool(operation, Visit(request, visitor, fields))
         return value if isinstance(value, Response) else JSONResponse(plain_values(value), success)
 
@@ -238,14 +243,8 @@ def show_request(visit: Visit) -> Any:
 def file_request(visit: Visit) -> Any:
     """File a request; idempotent by its id."""
     run, who, content = visit.run, visit.who, visit.fields
-    unknown = set(content) - {"request", "clients", "deadline_days", "terms"}
-    if unknown:
-        raise InputError(f"a request has no field {', '.join(sorted(unknown))[:80]!r}")
-    name = content.get("request")
-    if name is not None and not isinstance(name, str):
-        raise InputError("request is a text")
-    terms = terms_given(content.get("terms") or {})
-    filed = run.file(who, client_names(content.get("clients")), name, days(content.get("deadline_days")), terms)
+    terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
+    filed = run.file(who, client_names(content["clients"]), content.get("request"), due, terms)
     numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
     return {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
 
@@ -253,8 +252,6 @@ def file_request(visit: Visit) -> Any:
 def decide(visit: Visit) -> Any:
     """Approve, verify, refuse or withdraw a request."""
     words = [visit.fields.get(name, "") for name in ("request", "decision", "reason", "terms")]
-    if not all(isinstance(word, str) for word in words):
-        raise InputError("request, decision, reason and terms are texts")
     outcome = visit.run.decide(visit.who, *words)
     return {"request": words[0], "decision": words[1], "outcome": outcome}
 
@@ -266,9 +263,9 @@ def carry_out(visit: Visit) -> Any:
 
 def compare_ways(visit: Visit) -> Any:
     """What every method would do for some clients; changes nothing."""
-    terms = terms_given(visit.fields.get("terms") or {})
+    terms = terms_given(visit.fields.get("terms", {}))
     terms["method"] = AUTO
-    plan = visit.run.plan(visit.who, client_names(visit.fields.get("clients")), terms)
+    plan = visit.run.plan(visit.who, client_names(visit.fields["clients"]), terms)
     why = plan.auto.reason if plan.auto else None
     return {"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why}
 
@@ -331,9 +328,8 @@ def openapi_document() -> dict[str, Any]:
             "responses": {str(success): {"description": "Done.", "content": {kind: {"schema": shape}}}}
             | {code: {"description": why, "content": WHY_NOT} for code, why in ERRORS.items()},
         }
-        if operation in BODIES:
-            schema = {"type": "object", "additionalProperties": False} | BODIES[operation]
-            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        if operation in SCHEMAS:
+            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": SCHEMAS[operation]}}}
         paths.setdefault(path, {})[method] = entry
     return {
         "openapi": "3.1.0",

@@ -29,6 +29,7 @@ from sifu.console.asking import (
 )
 from sifu.console.desk import REPORT, RunAtDesk
 from sifu.console.rendering import charts, expected_words, render
+from sifu.console.security import origin_of
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO, RequestTerms
@@ -124,7 +125,7 @@ async def log_in(request: Request) -> Response:
     session = await run_in_threadpool(console.sessions.begin, fields.get("token", ""))
     if session is None:
         # Only wrong ones are counted, so that they lock out no one else who comes from the same address.
-        if console.logins.allows(request.client.host if request.client else "unknown"):
+        if console.logins.allows(origin_of(request.scope)):
             return _door(request, 401)
         return show("error.html", None, 429, sentence="too many attempts: wait a minute")
     return enter(console, session, RedirectResponse("/", 303))

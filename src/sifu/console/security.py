@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 import time
 from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
@@ -124,7 +126,7 @@ class Guard:
         host = headers.get("host", "").lower()
         if _name_of(host) not in self._hosts:
             return refused(400, "this console does not answer to that host name")
-        address = scope["client"][0] if scope.get("client") else "unknown"
+        address = origin_of(scope)
         if not self._requests.allows(address):
             return refused(429, "too many requests: wait a moment")
         if scope["method"] in SAFE_METHODS:
@@ -142,9 +144,41 @@ class Guard:
         return None
 
 
-def _name_of(host: str) -> str:
-    """A host without its port."""
-    return host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.rsplit(":", 1)[0]
+def origin_of(scope: Scope) -> str:
+    """Return what limits count a visitor by: the address, or the /64 network of an IPv6 address, which one person has.
+
+    >>> origin_of({"client": ("2001:db8::7:1", 9)}), origin_of({"client": ("::ffff:10.0.0.7", 9)}), origin_of({})
+    ('2001:db8::/64', '10.0.0.7', 'unknown')
+    """
+    address = scope["client"][0] if scope.get("client") else "unknown"
+    try:
+        read = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(read.ipv4_mapped or ipaddress.IPv6Network((read, 64), strict=False))
+
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
+
+
+def _name_of(host: str) -> str | None:
+    """Return a host without its port; None where it is no host, such as one with a user's name before an @.
+
+    >>> _name_of("localhost:8765"), _name_of("[::1]:8765"), _name_of("localhost:x@evil.example")
+    ('localhost', '::1', None)
+    """
+    read = _HOST.fullmatch(host)
+    return (read[1] or read[2]) if read else None
+
+
+def is_host(name: str) -> bool:
+    """Return whether a console can answer to this name: a host without a port.
+
+    >>> is_host("desk.example.org"), is_host("::1"), is_host("a@desk.example.org"), is_host("desk.example.org:443")
+    (True, True, False, False)
+    """
+    host = f"[{name.lower()}]" if name.count(":") > 1 else name.lower()
+    return _name_of(host) == name.lower()
 
 
 def refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sifu.console.security import is_host
 from sifu.console.tokens import TokenFile
 from sifu.errors import InputError
 
@@ -141,6 +142,9 @@ def check_binding(binding: Binding) -> None:
             raise InputError(f"{path} is not a file: give a certificate and its key in PEM")
     if not 0 <= binding.port <= 65535:
         raise InputError(f"a port is a number up to 65535, found {binding.port}")
+    for name in binding.names:
+        if not is_host(name):
+            raise InputError(f"--name {name} is not a host name: give one without a scheme, user or port")
     for proxy in binding.proxies:
         try:
             ipaddress.ip_network(proxy)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from sifu.console.asking import Console, Visit, console_of, visitor_of
 from sifu.console.desk import RunAtDesk
@@ -29,6 +31,8 @@ EVERY = 1.0
 STILL_HERE = 15.0
 """Seconds after which a line is sent even if nothing happened, so that a dead connection is noticed."""
 MOST_VIEWERS = 2000
+MOST_PER_PERSON = 20
+"""Streams of one person at once, over all their windows."""
 
 
 class Broadcast:
@@ -39,11 +43,22 @@ class Broadcast:
         self._changed: dict[str, asyncio.Event] = {}
         self._watching: dict[str, int] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
+        self._streams: Counter[str] = Counter()
+        """Streams that are open or about to be, by the token of the person."""
 
-    @property
-    def viewers(self) -> int:
-        """How many watch now."""
-        return sum(self._watching.values())
+    def admit(self, who: Token) -> str | None:
+        """Count one more stream of a person, until `leave`; a sentence if there is no room for it."""
+        if self._streams[who.id] >= MOST_PER_PERSON:
+            return f"you watch in {MOST_PER_PERSON} windows already: close one"
+        if self._streams.total() >= MOST_VIEWERS:
+            return "too many watch already"
+        self._streams[who.id] += 1
+        return None
+
+    def leave(self, who: Token) -> None:
+        """Count one stream of a person less."""
+        self._streams[who.id] -= 1
+        self._streams += Counter()  # keeps positive counts alone
 
     async def watch(self, console: Console, who: Token, run: RunAtDesk, first: bytes) -> AsyncIterator[bytes]:
         """Messages until the viewer leaves, or their token ends."""
@@ -86,6 +101,21 @@ class Broadcast:
                 waiting.set()
 
 
+class CountedStream(StreamingResponse):
+    """A stream that says when it has ended, also where its first message was never asked for."""
+
+    def __init__(self, messages: AsyncIterator[bytes], ended: Callable[[], None], **options: Any) -> None:
+        super().__init__(messages, **options)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the messages."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
 def as_message(values: dict[str, Any]) -> bytes:
     """Values as one server-sent event."""
     return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
@@ -102,10 +132,12 @@ async def stream(request: Request) -> Response:
     broadcast: Broadcast = request.app.state.broadcast
     console, who = console_of(request), visitor_of(request).token
     run = await run_in_threadpool(console.desk.find, who, request.path_params["run"])
-    if broadcast.viewers >= MOST_VIEWERS:
-        return JSONResponse({"error": "too many watch already"}, 503)
     first = as_message(await run_in_threadpool(live_values, run, who))
-    return StreamingResponse(broadcast.watch(console, who, run, first), media_type="text/event-stream")
+    full = broadcast.admit(who)
+    if full:
+        return JSONResponse({"error": full}, 429)
+    messages = broadcast.watch(console, who, run, first)
+    return CountedStream(messages, lambda: broadcast.leave(who), media_type="text/event-stream")
 
 
 ROUTES = [Route("/runs/{run}/live", answering(show_live)), Route("/runs/{run}/stream", stream)]

@@ -12,7 +12,7 @@ from typing import Literal
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import RIDGE
 from sifu.store.clock import utc_now
-from sifu.store.files import append_line, read_plain
+from sifu.store.files import append_line, linked_files, read_plain
 from sifu.store.reader import RunReader
 
 EXPORTS_FILE = "exports.jsonl"
@@ -40,6 +40,11 @@ def note_export(folder: Path, node: int, path: Path) -> None:
 
 def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
     """What may still hold something of the forgotten outside the run's own record: (what, why)."""
+    for name, links in linked_files(reader.folder):
+        yield (
+            f"{links} hard {'link' if links == 1 else 'links'} to {name} elsewhere",
+            "erasing it here leaves its content there; find it with find -samefile, and delete it",
+        )
     forgotten_at = [row.noise_node for row in reader.requests() if row.noise_node is not None]
     if not forgotten_at:
         return

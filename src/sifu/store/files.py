@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -19,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -36,6 +36,7 @@ SALT = "salt"
 SALT_BYTES = 32
 LONGEST_LINE = 1 << 16
 Parsed = TypeVar("Parsed")
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -185,9 +186,22 @@ def remove_files(paths: Sequence[Path]) -> None:
     """Delete files permanently; missing ones are fine."""
     # Statistics are hundreds of large files, whose deletion waits for the file system rather than for the processor.
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(partial(Path.unlink, missing_ok=True), paths))
+        linked = [path for path, links in zip(paths, pool.map(_unlink, paths), strict=True) if links > 1]
     for folder in sorted({path.parent for path in paths}):
         sync_folder(folder)
+    for path in linked:
+        log.warning("%s was deleted, and a hard link elsewhere still has its content: delete that, too", path)
+
+
+def _unlink(path: Path) -> int:
+    """Delete a file; returns how many names it had."""
+    with room_to_write(path):
+        try:
+            links = path.lstat().st_nlink
+            path.unlink()
+        except FileNotFoundError:
+            return 0
+    return links
 
 
 def remove_temporary(folder: Path) -> None:
@@ -226,6 +240,19 @@ def _is_harmless(entry: os.DirEntry[str]) -> bool:
     """A regular file, or a folder that has no name of a file of ours; verification names what lies in it."""
     named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".statistics", ".json", ".tsr"))
     return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
+
+
+def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield each stored file that has other hard links, and how many: deleting it here leaves its content there."""
+    for kind in STORED:
+        try:
+            with os.scandir(folder / kind) as entries:
+                counts = sorted((entry.name, entry.stat(follow_symlinks=False).st_nlink) for entry in entries)
+        except OSError:
+            continue
+        yield from (
+            (f"{kind}/{name}", count - 1) for name, count in counts if count > 1 and STORED[kind].fullmatch(name)
+        )
 
 
 def read_plain(path: Path, *, links: bool = False) -> bytes:
