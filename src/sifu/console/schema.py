@@ -78,7 +78,7 @@ def _is(kind: str, value: Any) -> bool:
     """Return whether a value is of a JSON type; true and false are no numbers, 3.0 is a whole one."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
         return False
-    return kind != "integer" or isinstance(value, int) or value.is_integer()
+    return kind != "integer" or not isinstance(value, float) or value.is_integer()
 
 
 def _same(value: Any, other: Any) -> bool:
