@@ -107,9 +107,9 @@ async def come_back(request: Request) -> Response:
         return show("error.html", None, 401, sentence=sentence)
     claims = answer.get("userinfo") or {}
     email, subject, token = claims.get("email"), claims.get("sub"), None
-    if claims.get("email_verified") is True and claims.get("iss") == issuer:
-        if isinstance(email, str) and isinstance(subject, str) and subject:
-            token = await run_in_threadpool(console.tokens.signed_in, email, issuer, subject)
+    verified = claims.get("email_verified") is True and claims.get("iss") == issuer
+    if verified and isinstance(email, str) and isinstance(subject, str) and subject:
+        token = await run_in_threadpool(console.tokens.signed_in, email, issuer, subject)
     if token is None:
         sentence = (
             "your provider knows you, but your account and verified e-mail address may do nothing here. If the address "
