@@ -11,6 +11,7 @@ import pytest
 
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
+from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401  for every test and shared fixture
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, called_in_process
+from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401  for every test and shared fixture
 
 if importlib.util.find_spec("flwr") is None:
     collect_ignore_glob = ["test_flower*.py"]

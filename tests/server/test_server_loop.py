@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import sifu
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 
-TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 1.0]) for number in range(6)}
+TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number]) for number in range(6)}
 SAMPLES = {name: 10 * (place + 1) for place, name in enumerate(TARGETS)}
 Replies = dict[str, object]
 
@@ -96,6 +97,15 @@ def test_noise_forgets_too_and_clients_may_evaluate(tmp_path: Path) -> None:
     assert (outcome.method, outcome.level) == ("sifu", "conditional")
     assert outcome.sigma > 0.0
     assert run.verify().holds
+
+
+def test_no_partition_gives_two_groups_the_same_model() -> None:
+    """The next test counts models of groups: no partition may give two groups the same mean."""
+    names = list(TARGETS)
+    for size in range(1, len(names)):
+        for group in itertools.combinations(names, size):
+            others = [name for name in names if name not in group]
+            assert not np.allclose(fedavg(list(group), 1), fedavg(others, 1))
 
 
 def test_groups_get_their_own_models_in_one_task(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Secret draws of a test: salts, nonces, keys, partitions and noise are the same every time it runs.
+
+A conftest imports both names. A test marked `system_secrets` draws from the operating system, as does every process that
+a test starts.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+KEYS: tuple[Any, ...] = (Ed25519PrivateKey, X25519PrivateKey)
+"""Private keys that the library draws, from 32 bytes each."""
+
+
+def fix_draws(patch: pytest.MonkeyPatch, place: str) -> None:
+    """Replace every source of secrets by a generator with `place` as its seed."""
+    generator = random.Random(place)
+
+    def token_bytes(nbytes: int | None = None) -> bytes:
+        return generator.randbytes(secrets.DEFAULT_ENTROPY if nbytes is None else nbytes)
+
+    patch.setattr(secrets, "token_bytes", token_bytes)  # token_hex and token_urlsafe call it
+    for kind in KEYS:
+        patch.setattr(kind, "generate", classmethod(lambda cls: cls.from_private_bytes(token_bytes(32))))
+
+
+@pytest.fixture(autouse=True)
+def fixed_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fix the secret draws of a test by its name, unless it is marked `system_secrets`."""
+    if request.node.get_closest_marker("system_secrets") is None:
+        fix_draws(monkeypatch, request.node.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Fix the draws of a fixture that several tests share by its own name, whichever test needs it first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        fix_draws(patch, f"{request.node.nodeid}::{fixturedef.argname}::{getattr(request, 'param', None)!r}")
+        return (yield)
