@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # are written even where the environment says not to: every suite and every process that a test starts reads them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load paper wheel
+.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load lock paper wheel
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -55,10 +55,9 @@ test-paper: $(VENV)/.dev  ## the tests of the paper's experiments
 paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing
 	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --device cpu --out build/bench-sequential
 
-FLOWER ?=
 # Three files at a time on two cores: half of the time processes wait for each other.
 test-flower: $(VENV)/.flower  ## everything that needs Flower, with real SuperLink and SuperNode processes on loopback
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 3 --dist loadfile $(FLOWER)
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 3 --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other
@@ -76,6 +75,19 @@ check: $(VENV)/.dev      ## style, types, direction of imports
 
 docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a warning or a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Versions are resolved for every platform and for Python 3.11.5 and later (what torch needs with CUDA). Files that are there keep their versions;
+# `make lock UPGRADE=--upgrade` takes the newest. The public index is named, so that no other one gets into the files.
+UPGRADE ?=
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --default-index https://pypi.org/simple $(UPGRADE)
+CONSOLE := $(addprefix --extra ,console onnx parquet timestamps)
+USERS := $(CONSOLE) $(addprefix --extra ,flower mlflow pretrained)
+HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
+lock: $(VENV)/.dev       ## writes constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
+	$(BIN)/pip install --quiet "uv>=0.12"
+	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml
+	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml
+	$(COMPILE) $(HASHED) $(USERS) --custom-compile-command "make lock" --output-file requirements/all.txt pyproject.toml
 
 wheel: $(VENV)/.dev      ## sdist and wheel of the library in dist, the wheel built from the sdist
 	$(BIN)/python -m build --no-isolation --outdir dist

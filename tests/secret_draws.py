@@ -1,7 +1,7 @@
 """Secret draws of a test: salts, nonces, keys, partitions and noise are the same every time it runs.
 
-A conftest imports both names. A test marked `system_secrets` draws from the operating system, as does every process that
-a test starts.
+A conftest imports the fixture and the hook. A test marked `system_secrets` draws from the operating system, as does every
+process that a test starts.
 """
 
 from __future__ import annotations
