@@ -1,6 +1,6 @@
 """Secret draws of a test: salts, nonces, keys, partitions and noise are the same every time it runs.
 
-A conftest imports the fixture and the hook. A test marked `system_secrets` draws from the operating system, as does every
+A conftest imports the fixture and the hook. A test marked `system_secrets` draws from the operating system. So does a
 process that a test starts.
 """
 

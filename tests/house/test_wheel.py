@@ -1,18 +1,24 @@
-"""The wheel: everything is in it, and it works in an environment that has never seen the sources."""
+"""Wheel and sdist of `make wheel`: all is in them, and they work in an environment that has never seen the sources."""
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from distribution_names import mentions, texts_of_wheel
+from packaging.version import Version
+
+import sifu
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """
@@ -25,19 +31,22 @@ max_rounds = 3
 """
 
 
-def setuptools_version() -> tuple[int, ...]:
-    """(0,) if there is none."""
+BUILD_TOOLS = {"build": "1.2", "setuptools": "77"}
+
+
+def is_missing(package: str, version: str) -> bool:
+    """Return whether a package is not installed here, or older."""
     try:
-        return tuple(int(part) for part in importlib.metadata.version("setuptools").split(".")[:2])
+        return Version(importlib.metadata.version(package)) < Version(version)
     except importlib.metadata.PackageNotFoundError:
-        return (0,)
+        return True
 
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
-        setuptools_version() < (70, 1),
-        reason="building a wheel offline needs setuptools 70.1 or later in this environment: pip install -e '.[dev]'",
+        any(is_missing(*tool) for tool in BUILD_TOOLS.items()),
+        reason=f"building offline needs {BUILD_TOOLS} in this environment: make test-long installs them",
     ),
 ]
 
@@ -53,22 +62,39 @@ def call(command: list[object], folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is left in the checkout and nothing left in it is packed."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "checkout"
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `dist` that `make wheel` fills, in a copy, so that nothing is left in the checkout."""
+    copy = tmp_path_factory.mktemp("release") / "checkout"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in (
+        "Makefile",
+        "MANIFEST.in",
+        "pyproject.toml",
+        "constraints.txt",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+    ):
         shutil.copy(ROOT / name, copy)
-    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, copy]
-    call([sys.executable, "-m", "pip", *build], folder)
-    (path,) = folder.glob("sifu-*.whl")
-    return path
+    (copy / "installed").mkdir()
+    (copy / "installed" / ".dev").touch()  # this environment has what it would install
+    call(["make", "wheel", "VENV=installed", f"BIN={Path(sys.executable).parent}"], copy)
+    return copy / "dist"
 
 
 @pytest.fixture(scope="module")
-def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of a new environment: the wheel, and for its dependencies the packages of this one."""
+def wheel(built: Path) -> Path:
+    return built / f"sifu_unlearning-{sifu.__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path) -> Path:
+    return built / f"sifu_unlearning-{sifu.__version__}.tar.gz"
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist"])
+def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a new environment with wheel or sdist; its dependencies are the packages of this one."""
     folder = tmp_path_factory.mktemp("fresh") / "environment"
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -76,7 +102,8 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A path that a .pth file names is searched last, and its own .pth files (an editable sifu) are not read.
     ours = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in ours))
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
+    install = ["install", *options, request.getfixturevalue(request.param)]
     call([sys.executable, "-m", "pip", "--python", python, *install], folder)
     return folder / "bin"
 
@@ -94,10 +121,31 @@ def test_everything_is_packed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = archive.namelist()
     kinds = {Path(name).suffix for name in packed if name.startswith("sifu/")}
-    others = [name for name in packed if not name.startswith(("sifu/", "sifu-"))]
+    others = [name for name in packed if not name.startswith(("sifu/", "sifu_unlearning-"))]
     assert kinds >= {".py", ".typed", ".sql", ".html", ".css"}
     assert others == []
     assert [name for name in packed if "experiment" in name or "bench" in name or "simulation" in name] == []
+
+
+def test_the_release_describes_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        about = email.message_from_bytes(archive.read(name))
+    assert (about["Name"], about["Version"]) == ("sifu-unlearning", sifu.__version__)
+    assert (about["License-Expression"], about.get_all("License-File")) == ("Apache-2.0", ["LICENSE"])
+    assert "Typing :: Typed" in about.get_all("Classifier", [])
+    assert about.get_all("Project-URL")
+    assert mentions(texts_of_wheel(wheel)) == []
+
+
+def test_the_sdist_has_the_library_and_what_describes_it(sdist: Path, wheel: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {f"src/{name}" for name in archive.namelist() if name.startswith("sifu/")}
+    assert packed <= names
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
+    assert [name for name in names if name.startswith(("tests", "paper", "docs", ".git"))] == []
 
 
 def test_a_file_that_is_not_packed_is_noticed(wheel: Path, tmp_path: Path) -> None:
