@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 from torch import nn
 
 import sifu
+from sifu.data import load
 
 
 def make_network() -> nn.Module:
@@ -31,8 +31,8 @@ def make_network() -> nn.Module:
 
 def make_clients(count: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Your clients: names and their arrays (or a torch Dataset each)."""
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16.0).reshape(-1, 1, 8, 8)
+    digits = load("digits")
+    images, labels = digits.features(flat=False), digits.y_train
     order = np.random.default_rng(0).permutation(len(labels))[: count * 40]
     parts = np.split(order, count)
     return {f"hospital-{k:02d}": (images[part], labels[part]) for k, part in enumerate(parts)}

@@ -26,8 +26,8 @@ import numpy as np
 
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
+from sifu.data import load
 from sifu.data.feature_maps import feature_map, fixed_point
-from sifu.data.sources import load
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.models import Samples, Scorer
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec

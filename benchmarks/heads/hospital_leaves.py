@@ -24,11 +24,11 @@ from sklearn.metrics import roc_auc_score
 
 import sifu
 from sifu.core.spec import Spec
+from sifu.data import load
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import Dataset
-from sifu.data.hospitals import HOSPITALS
-from sifu.data.sources import load
 from sifu.run.clients_and_engine import map_of
+from sifu_paper.data.hospitals import HOSPITALS
 from sifu_paper.provenance import provenance
 
 

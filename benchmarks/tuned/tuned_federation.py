@@ -28,10 +28,10 @@ except ImportError:  # the library limits threads with it where it solves; the s
     sys.modules["threadpoolctl"] = stand_in
 
 from sifu.core.engine import Position
+from sifu.data import load
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.fixed_networks import SIDE, EfficientNetLite0
 from sifu.data.feature_maps.tuned_networks import TunedNetwork
-from sifu.data.sources import load
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.tuned_engine import TuningOnDevice
 

@@ -203,7 +203,7 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ('[data]\nname = "npz"\n', ["data.file"]),
         ('[data]\nname = "npz"\nfile = "missing.npz"\n', ["missing.npz"]),
         ('[data]\npartition = "given"\n', ["client"]),
-        ('[data]\nname = "mnist"\nfolder = "/no/such/folder"\n', ["/no/such/folder"]),
+        ('[data]\nname = "digit"\n', ["'digit' is not known", "did you mean digits?"]),
         ("this is not TOML", ["is not valid TOML"]),
         ("[local\n", ["is not valid TOML"]),
         ("\x00", ["is not valid TOML"]),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sifu.data import Dataset, load, scale_features
-from sifu.data.dataset import SCALES
-from sifu.data.idx import fixed_order
+from sifu.data import Dataset, Scale, load, scale_features
+from sifu.data.digits import fixed_order
 from sifu.errors import InputError
+
+COLOUR = Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+GREY = Scale(255.0, (0.1307,), (0.3081,), authors=Scale(255.0, (0.5,), (0.5,)))
 
 
 def make(name="npz:own", **changes):
@@ -25,38 +27,25 @@ def make(name="npz:own", **changes):
 
 def test_unit_and_standard_are_the_published_formulas():
     images = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3) * 2
-    unit = scale_features("cifar10", images, flat=False)
+    unit = scale_features(images, COLOUR, flat=False)
     assert unit.shape == (2, 3, 4, 4)
     np.testing.assert_array_equal(unit, images.transpose(0, 3, 1, 2) / 255.0)
-    standard = scale_features("cifar10", images, flat=False, normalise="standard")
-    mean, deviation = (np.array(v)[:, None, None] for v in (SCALES["cifar10"].mean, SCALES["cifar10"].deviation))
+    standard = scale_features(images, COLOUR, flat=False, normalise="standard")
+    mean, deviation = (np.array(v)[:, None, None] for v in (COLOUR.mean, COLOUR.deviation))
     np.testing.assert_allclose(standard, (unit - mean) / deviation, rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("name", "means", "deviations"),
-    [
-        ("fashion_mnist", (0.5,), (0.5,)),
-        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        ("cifar100", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        ("mnist", (0.1307,), (0.3081,)),
-    ],
-)
-def test_the_authors_scaling_is_the_one_in_their_code(name, means, deviations):
-    """Black, grey and white by hand; for FashionMNIST -1, 51/127.5 - 1 and 1."""
-    images = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1).repeat(len(means), axis=3)
-    scaled = scale_features(name, images, flat=True, normalise="authors")
-    for channel, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
-        expected = [-mean / deviation, (0.2 - mean) / deviation, (1 - mean) / deviation]
-        np.testing.assert_allclose(scaled[:, channel], expected, rtol=1e-14)
-    other = scale_features(name, images, flat=True, normalise="standard")
-    assert np.allclose(scaled, other) == (name == "mnist")  # where theirs differ from the published ones, it shows
+def test_the_authors_constants_replace_the_published_ones():
+    images = np.array([[51]], dtype=np.uint8)
+    np.testing.assert_allclose(scale_features(images, GREY, normalise="authors"), (0.2 - 0.5) / 0.5)
+    np.testing.assert_allclose(scale_features(images, GREY.authors, normalise="authors"), (0.2 - 0.5) / 0.5)
+    np.testing.assert_allclose(scale_features(images, GREY, normalise="standard"), (0.2 - 0.1307) / 0.3081)
 
 
 def test_flat_is_the_torch_order_of_channels_first_images():
     images = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3), dtype=np.uint8)
-    kept = scale_features("celeba", images, flat=False, dtype="float32")
-    flat = scale_features("celeba", images, flat=True, dtype="float32")
+    kept = scale_features(images, COLOUR, flat=False, dtype="float32")
+    flat = scale_features(images, COLOUR, flat=True, dtype="float32")
     assert flat.dtype == np.float32
     assert flat.flags.c_contiguous
     np.testing.assert_array_equal(flat, kept.reshape(3, -1))
@@ -64,8 +53,8 @@ def test_flat_is_the_torch_order_of_channels_first_images():
 
 def test_greyscale_images_get_one_channel():
     images = np.full((2, 28, 28), 255, dtype=np.uint8)
-    assert scale_features("mnist", images, flat=False).shape == (2, 1, 28, 28)
-    flat_rows = scale_features("mnist", images.reshape(2, 784), normalise="standard")
+    assert scale_features(images, GREY, flat=False).shape == (2, 1, 28, 28)
+    flat_rows = scale_features(images.reshape(2, 784), GREY, normalise="standard")
     np.testing.assert_allclose(flat_rows, (1 - 0.1307) / 0.3081)
 
 
@@ -79,23 +68,23 @@ def test_a_sample_does_not_depend_on_the_others(normalise):
 
 def test_own_floats_are_left_alone_and_own_bytes_are_divided_by_255():
     floats = np.array([[1.5, -2.0]])
-    np.testing.assert_array_equal(scale_features("npz:own", floats), floats)
-    np.testing.assert_array_equal(scale_features("npz:own", np.array([[51]], dtype=np.uint8)), [[0.2]])
+    np.testing.assert_array_equal(scale_features(floats, None), floats)
+    np.testing.assert_array_equal(scale_features(np.array([[51]], dtype=np.uint8), None), [[0.2]])
 
 
 def test_images_that_are_channels_first_already_stay_so():
-    assert scale_features("npz:own", np.zeros((2, 3, 8, 9)), flat=False).shape == (2, 3, 8, 9)
+    assert scale_features(np.zeros((2, 3, 8, 9)), None, flat=False).shape == (2, 3, 8, 9)
     with pytest.raises(InputError, match="no axis of 1 to 4 channels"):
-        scale_features("npz:own", np.zeros((2, 7, 8, 9)))
+        scale_features(np.zeros((2, 7, 8, 9)), None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "npz:own", "normalise": "standard"}, "no published mean"),
-        ({"name": "npz:own", "normalise": "fitted"}, "'fitted' is not known"),
-        ({"name": "npz:own", "dtype": "float16"}, "'float16' is not supported"),
-        ({"name": "mnist"}, "must be stored as bytes"),
+        ({"scale": None, "normalise": "standard"}, "no published mean"),
+        ({"scale": None, "normalise": "fitted"}, "'fitted' is not known"),
+        ({"scale": None, "dtype": "float16"}, "'float16' is not supported"),
+        ({"scale": GREY}, "must be stored as bytes"),
     ],
 )
 def test_features_refuse(arguments, message):
@@ -105,7 +94,7 @@ def test_features_refuse(arguments, message):
 
 def test_channels_must_match_the_published_means():
     with pytest.raises(InputError, match="have 1 channels, but 3 means"):
-        scale_features("cifar10", np.zeros((1, 32, 32), dtype=np.uint8), normalise="standard")
+        scale_features(np.zeros((1, 32, 32), dtype=np.uint8), COLOUR, normalise="standard")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +122,7 @@ def test_a_bad_data_set_is_refused_with_what_was_found(changes, message):
 def test_a_set_without_test_samples_has_features_of_the_right_width():
     own = make(x_test=np.zeros((0, 3)), y_test=np.zeros(0, dtype=int))
     assert own.features("test").shape == (0, 3)
-    images = scale_features("cifar10", np.zeros((0, 32, 32, 3), np.uint8), normalise="standard")
+    images = scale_features(np.zeros((0, 32, 32, 3), np.uint8), COLOUR, normalise="standard")
     assert images.shape == (0, 3072)
 
 

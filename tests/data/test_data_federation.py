@@ -144,11 +144,3 @@ def test_torch_data_sets_are_read_once():
         from_torch({"e": [(torch.zeros(2), 0), (torch.zeros(3), 0)]})
     with pytest.raises(InputError, match="x of sample 0 of client 'e' has type object"):
         from_torch({"e": [(object(), 0)]})
-
-
-def test_faces_go_to_clients_by_whole_people(shared_data):
-    faces = load("celeba", shared_data)
-    parts = partition("identity", faces.y_train, 100, 100, np.random.default_rng(0), identity=faces.identity_train)
-    np.testing.assert_array_equal(np.concatenate(parts), np.arange(10_000))
-    clients = from_dataset(faces, parts[:2], "float32", flat=False)
-    assert clients[1].x.shape == (100, 3, 64, 64)

@@ -1,27 +1,68 @@
-"""`load` finds a data set wherever its files are, or says where it looked."""
+"""`load` finds a data set by its name: the digits, a file, or what an installed package provides."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
-from sifu.data import NAMES, load
-from sifu.data.download import OFFICIAL, OfficialFile
-from sifu.data.idx import FIRST_LABELS
+from sifu.data import Dataset, NamedData, Scale, load, sources
 from sifu.errors import InputError
 
 
-def write_subset(path, samples=5):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images, labels = np.zeros((samples, 28, 28), np.uint8), np.zeros(samples, np.uint8)
-    names = [str(digit) for digit in range(10)]
-    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels, classes=names)
+def two_images(folder, held_out_by):
+    images, labels = np.full((2, 4, 4), 50, np.uint8), np.array([0, 1])
+    return Dataset(f"ours in {folder}", images, labels, images, labels, ("a", "b"))
+
+
+OURS = NamedData(two_images, 2, Scale(50.0, (0.5,), (0.25,)), (4, 4))
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The data sets of installed packages, by name; none unless a test adds one."""
+    installed: dict[str, str] = {}
+    monkeypatch.setattr(
+        sources, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in installed.items()]
+    )
+    for cached in (sources._provided, sources._loaded):
+        cached.cache_clear()
+    yield installed
+    for cached in (sources._provided, sources._loaded):
+        cached.cache_clear()
+
+
+def test_a_package_provides_a_data_set(packages, tmp_path):
+    packages["ours"] = f"{__name__}:OURS"
+    read = load("ours", tmp_path)
+    assert read.name == f"ours in {tmp_path}"
+    np.testing.assert_array_equal(read.features(), 1.0)
+    np.testing.assert_array_equal(read.features(normalise="standard"), 2.0)
+
+
+def test_an_entry_point_that_is_no_data_set_is_refused(packages):
+    packages["odd"] = f"{__name__}:two_images"
+    with pytest.raises(InputError, match=r"'odd' of sifu\.data is a function, not a sifu\.data\.NamedData"):
+        load("odd")
+
+
+@pytest.mark.parametrize("name", sources.OF_THE_PAPER)
+def test_a_data_set_of_the_paper_says_what_to_install(packages, name):
+    with pytest.raises(InputError, match=f"{name!r} is not part of sifu: install .*pip install ./paper"):
+        load(name)
+    packages[name] = f"{__name__}:OURS"
+    sources._provided.cache_clear()
+    assert load(name).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("digit", "digits"), ("npz_file", "npz"), ("xyz", "Known are digits")])
+def test_an_unknown_name_gets_the_nearest_known(packages, name, hint):
+    with pytest.raises(InputError, match=f"{name!r} is not known: .*{hint}"):
+        load(name)
 
 
 def test_importing_the_package_costs_numpy_only():
@@ -30,74 +71,6 @@ def test_importing_the_package_costs_numpy_only():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("place", ["", "mnist", "MNIST/raw"])
-def test_official_files_are_found_in_the_folder_and_below(tmp_path, write_idx, place):
-    write_idx(tmp_path / place)
-    assert load("mnist", tmp_path).x_train.shape == (30, 28, 28)
-
-
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_and_celeba_are_found(tmp_path, write_cifar, write_celeba, name):
-    write_cifar(tmp_path, name, archive=True)
-    write_celeba(tmp_path / "celeba")
-    assert load(name, tmp_path).name == name
-    assert load("celeba", str(tmp_path)).x_train.shape == (7, 64, 64, 3)
-
-
-@pytest.mark.parametrize("place", ["mnist.npz", "mnist/mnist.npz"])
-def test_a_subset_is_found_and_official_files_come_first(tmp_path, write_idx, place):
-    write_subset(tmp_path / place)
-    assert len(load("mnist", tmp_path).y_train) == 5
-    write_idx(tmp_path / "mnist")
-    assert len(load("mnist", tmp_path).y_train) == 30
-
-
-def test_folder_then_environment_then_cache(tmp_path, monkeypatch):
-    home, environment, folder = tmp_path / "home", tmp_path / "environment", tmp_path / "folder"
-    monkeypatch.setenv("HOME", str(home))
-    write_subset(home / ".cache" / "sifu" / "data" / "mnist.npz", 1)
-    assert len(load("mnist").y_train) == 1
-    write_subset(environment / "mnist.npz", 2)
-    monkeypatch.setenv("SIFU_DATA", str(environment))
-    assert len(load("mnist").y_train) == 2
-    folder.mkdir()
-    assert len(load("mnist", folder).y_train) == 2
-    write_subset(folder / "mnist.npz", 3)
-    assert len(load("mnist", folder).y_train) == 3
-
-
-def test_mnist_in_the_way_does_not_become_fashion_mnist(tmp_path, write_idx):
-    write_idx(tmp_path, first=FIRST_LABELS["mnist"])
-    with pytest.raises(InputError, match="share their file names"):
-        load("fashion_mnist", tmp_path)
-    write_idx(tmp_path / "fashion_mnist", first=FIRST_LABELS["fashion_mnist"])
-    assert load("fashion_mnist", tmp_path).y_train[:3].tolist() == [9, 0, 0]
-
-
-def test_nothing_found_says_where_and_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIFU_DATA", str(tmp_path / "elsewhere"))
-    for name in NAMES[1:]:
-        with pytest.raises(InputError) as caught:
-            load(name, tmp_path)
-        for part in (str(tmp_path), "elsewhere", ".cache/sifu/data", f"{name}.npz", "--data DIR", "SIFU_DATA"):
-            assert part in str(caught.value)
-        wanted = {"celeba": "licence", "hospitals": "archive.ics.uci.edu"}.get(name, "--download")
-        assert wanted in str(caught.value)
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"absent does not exist.*--data DIR"):
-        load("mnist", tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("minst", "mnist"), ("FashionMNIST", "fashion_mnist"), ("cifar-10", "cifar10"), ("xyz", "Known")]
-)
-def test_an_unknown_name_gets_the_nearest_known(name, hint):
-    with pytest.raises(InputError, match=f"{name!r} is not known: .*{hint}"):
-        load(name)
 
 
 def test_own_files_by_path(tmp_path):
@@ -109,52 +82,6 @@ def test_own_files_by_path(tmp_path):
         load("npz")
     with pytest.raises(InputError, match=r"there is no file .*absent\.npz"):
         load("npz", tmp_path / "absent.npz")
-
-
-def test_an_own_file_named_like_a_public_set_gets_none_of_its_constants(tmp_path):
-    path = tmp_path / "mnist.npz"
-    np.savez(path, x=np.full((2, 2), 0.5), y=[0, 1])
-    np.testing.assert_array_equal(load("npz", path).features(), 0.5)
-
-
-def test_download_goes_below_the_first_folder_and_is_read(tmp_path, write_idx, monkeypatch):
-    write_idx(tmp_path / "server", gz=True)
-    served = {path.name: path.read_bytes() for path in (tmp_path / "server").iterdir()}
-    files = tuple(
-        OfficialFile(name, ("https://example.org/",), "sha256:" + hashlib.sha256(content).hexdigest())
-        for name, content in served.items()
-    )
-    monkeypatch.setitem(OFFICIAL, "mnist", files)
-    calls, urls = [], []
-
-    class Reply(io.BytesIO):
-        headers: dict[str, str] = {}  # noqa: RUF012
-
-    def opener(url):
-        urls.append(url)
-        return Reply(served[url.rpartition("/")[2]])
-
-    folder = tmp_path / "new"
-    read = load("mnist", folder, download=True, progress=lambda *call: calls.append(call), opener=opener)
-    assert read.x_train.shape == (30, 28, 28)
-    assert calls
-    assert sorted(path.name for path in (folder / "mnist").iterdir()) == sorted(served)
-    load("mnist", folder, download=True, opener=opener)
-    assert len(urls) == 4  # found the second time, nothing is fetched again
-
-
-def test_celeba_cannot_be_downloaded(tmp_path):
-    with pytest.raises(InputError, match="licence"):
-        load("celeba", tmp_path, download=True)
-
-
-def test_a_damaged_official_file_is_an_error_and_not_skipped(tmp_path, write_idx):
-    write_subset(tmp_path / "mnist.npz")
-    write_idx(tmp_path, gz=True)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1]))
-    with pytest.raises(InputError, match="train-images"):
-        load("mnist", tmp_path)
 
 
 def test_nan_in_a_file_names_the_array_and_the_count(tmp_path):

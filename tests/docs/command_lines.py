@@ -36,8 +36,6 @@ NEEDED_LATER = (
     "sifu.engines.sim",
     "sifu.plots",
     "sifu.report",
-    "sklearn.datasets",
-    "sklearn.metrics",
 )
 """What commands import when they need it; a fork begins with all of it."""
 PATIENCE = 600

@@ -62,7 +62,7 @@ def undeclared(sources: Path) -> set[tuple[str, str]]:
     """Imports of packages that neither the runtime dependencies nor an extra for users declare."""
     allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
     # Import names of what need not be installed for the tests; torch brings triton, flwr brings ray.
-    allowed |= {"sklearn", "pil", "flwr", "ray", "triton", "mlflow", "pyarrow"}
+    allowed |= {"flwr", "ray", "triton", "mlflow", "pyarrow"}
     providers = importlib.metadata.packages_distributions()
     return {
         (file, package)

@@ -67,6 +67,18 @@ def list_experiments(format: FormatOption = Format.text) -> None:
     out.print("Run one with: sifu-bench run NAME (--scale smoke for a first look)")
 
 
+@bench.command("download")
+def download_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10 or cifar100.")],
+    data: DataOption = None,
+) -> None:
+    """Fetch the official files of a public data set; what is there already is kept."""
+    from sifu.cli.output import out
+    from sifu_paper.data.public import download
+
+    out.print(f"The files of {name} are in {download(name, data)}")
+
+
 @bench.command("run")
 def run_experiment(
     name: NameArgument,

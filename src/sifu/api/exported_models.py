@@ -18,8 +18,9 @@ from sifu.api.run_engines import RunEngines
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
-from sifu.data.dataset import AUTHORS_SCALES, SCALES, channels_first
+from sifu.data.dataset import channels_first
 from sifu.data.npz import MOST_CLASSES, stored_samples
+from sifu.data.sources import find_data, scale_of
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding, split_names
 from sifu.errors import InputError, RunDamagedError, SifuWarning
@@ -41,14 +42,6 @@ if TYPE_CHECKING:
 
 FORMAT = "sifu-model-4"
 LARGEST_DESCRIPTION = 1 << 20
-IMAGE_SHAPES = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "fashion_mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-}
-"""Samples of the named data sets that have one shape only."""
 
 
 def description_path(model: Path) -> Path:
@@ -180,9 +173,9 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
 
     Of a table `columns` say it.
     """
-    if spec.data.name in IMAGE_SHAPES:
-        channels, height, width = IMAGE_SHAPES[spec.data.name]
-        return {"shape": [height, width] if channels == 1 else [height, width, channels], "bytes": True}
+    named = find_data(spec.data.name)
+    if named is not None and named.shape is not None:
+        return {"shape": list(named.shape), "bytes": named.scale is not None}
     if spec.data.name != NPZ:
         return None
     try:
@@ -203,9 +196,10 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
     """What bytes are divided by and, channel by channel, centred and scaled with; None where numbers go in as is."""
-    if spec.data.name not in SCALES:
+    constants = scale_of(spec.data.name)
+    if constants is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
-    scale = (AUTHORS_SCALES if spec.data.normalise == "authors" else SCALES)[spec.data.name]
+    scale = constants.of(spec.data.normalise)
     centred = spec.data.normalise != "unit"
     return {
         "divide_bytes_by": scale.largest,

@@ -21,6 +21,7 @@ from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import tuned_map
 from sifu.data.npz import REAL_KINDS, read_arrays
+from sifu.data.sources import scale_of
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
@@ -186,9 +187,8 @@ class LoadedModel(nn.Module):
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
         handed_over = self.description["data"] == PYTHON  # as a program had them: nothing is done to them
         if x.dtype == torch.uint8 and not handed_over:
-            data, normalise = self.description["data"], self.description["normalise"]
-            raw = x.cpu().numpy()
-            scaled = scale_features(data, raw, dtype=dtype, flat=self.takes_rows, normalise=normalise)
+            scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
+            scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)
             samples = torch.from_numpy(scaled).to(x.device)
         else:
             samples = (x if handed_over else _channels_first(x, expected)).to(TORCH_TYPES[dtype])

@@ -21,6 +21,7 @@ from sifu.core.spec import RIDGE
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
+from sifu.data.sources import scale_of
 from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import PYTHON
@@ -242,7 +243,7 @@ def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list
     channels = shape[0] if len(shape) == 3 else 1
     every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # images of one pixel
     values = scale_features(
-        description["data"], every, dtype=description["dtype"], flat=True, normalise=description["normalise"]
+        every, scale_of(description["data"]), dtype=description["dtype"], flat=True, normalise=description["normalise"]
     )
     offsets = np.arange(channels, dtype=np.int64).reshape(1, channels, *[1] * (len(shape) - 1)) * 256
     places = graph.add("Add", graph.cast(samples, np.int64), graph.constant(offsets))

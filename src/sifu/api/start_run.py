@@ -9,7 +9,7 @@ import os
 import platform
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,9 +100,7 @@ def train(
     model: ModelGiven | None = None,
     clients: ClientsGiven | None = None,
     data_folder: str | Path | None = None,
-    download: bool = False,
     progress: ProgressCallback | None = None,
-    data_progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
     precision: Precision = "float32",
@@ -113,9 +111,8 @@ def train(
     function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
     arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
     names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
-    spec, with which it must agree. `data_folder` holds real data sets (by default SIFU_DATA or the user's cache), and
-    `download` allows those that are missing to be fetched. `progress` is called after every round, `data_progress` with
-    the bytes fetched and in all.
+    spec, with which it must agree. `data_folder` holds the files of a named data set (by default SIFU_DATA or
+    the user's cache). `progress` is called after every round.
     `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32,
     tf32x3, or bfloat16 where groups tune them.
     """
@@ -144,7 +141,7 @@ def train(
         check_same_spec(existing, spec)
         return existing.train(progress)
     if engine is None:
-        data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
+        data = clients if clients is not None else clients_from_spec(spec, data_folder)
         data = as_clients(data, spec)
         warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
-from sifu.cli.output import Answer, err, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on
@@ -24,18 +23,6 @@ from sifu.store.inbox import INBOX
 MOST_CLIENTS = 10
 FEW = 3
 """Of a list that `--all` shows in full."""
-
-
-def download_progress() -> Callable[[int, int], None] | None:
-    """Bytes fetched, on a terminal only."""
-    if not err.is_terminal:
-        return None
-
-    def show(done: int, total: int) -> None:
-        share = f" of {total / 1e6:.1f}" if total else ""
-        err.print(f"fetched {done / 1e6:.1f}{share} MB", end="\r" if done != total else "\n")
-
-    return show
 
 
 def show_status(run: Run, everything: bool = False) -> Answer:

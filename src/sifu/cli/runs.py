@@ -121,7 +121,6 @@ def train(
     run: Annotated[Path, option("Folder for the run; an unfinished one is continued.", callback=note_run)],
     settings: SetOption = None,
     data: DataOption = None,
-    download: Annotated[bool, option("Fetch missing data files.", "--download")] = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
@@ -131,7 +130,7 @@ def train(
     Every client's influence on the model is bounded round by round, and the models a later request may
     go back to are kept. Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.cli.commands import download_progress, show_status
+    from sifu.cli.commands import show_status
     from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
@@ -141,9 +140,7 @@ def train(
             merged,
             run=run,
             data_folder=data,
-            download=download,
             progress=progress,
-            data_progress=download_progress(),
             device=device,
             precision=precision,
         )

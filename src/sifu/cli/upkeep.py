@@ -18,7 +18,7 @@ from sifu.cli.output import Answer, out, table
 from sifu.errors import install_extra
 
 PACKAGES = (
-    "numpy", "scipy", "torch", "safetensors", "cryptography", "scikit-learn", "matplotlib", "flwr",
+    "numpy", "scipy", "torch", "safetensors", "cryptography", "matplotlib", "flwr",
 )  # fmt: skip
 
 

@@ -1,27 +1,33 @@
-"""Data of a federation: readers of public data sets, ways to split them, and one record for each client.
+"""Data of a federation: readers of data sets, ways to split them, and one record for each client.
 
-Importing this package loads only numpy: Pillow, scikit-learn, torch and the network are reached
-only by the functions that need them.
+Importing this package loads only numpy; the functions that need torch import it.
 """
 
 from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch, frozen_features
 from sifu.data.dataset import Dataset, Scale, scale_features
+from sifu.data.held_out import contents_of, held_out_rows
+from sifu.data.npz import dataset_of, read_arrays
 from sifu.data.partition import KINDS, given_names, partition, watermarked
-from sifu.data.sources import NAMES, load
+from sifu.data.sources import NamedData, load, search_folders
 
 __all__ = [
     "KINDS",
-    "NAMES",
     "ClientData",
     "Dataset",
+    "NamedData",
     "Scale",
+    "contents_of",
+    "dataset_of",
     "from_arrays",
     "from_dataset",
     "from_torch",
     "frozen_features",
     "given_names",
+    "held_out_rows",
     "load",
     "partition",
+    "read_arrays",
     "scale_features",
+    "search_folders",
     "watermarked",
 ]

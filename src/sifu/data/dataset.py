@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -33,35 +31,19 @@ FEATURE_TYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Scale:
-    """The constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation."""
+    """The constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
+
+    `authors` are the constants in the code of the paper's authors where they differ.
+    """
 
     largest: float
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    authors: Scale | None = None
 
-
-SCALES: Mapping[str, Scale] = MappingProxyType(
-    {
-        # Pixels of 0..16. No one printed a mean; the middle and half of the range belong to no one's data.
-        "digits": Scale(16.0, (0.5,), (0.5,)),
-        # PyTorch's MNIST example.
-        "mnist": Scale(255.0, (0.1307,), (0.3081,)),
-        # The pair in common use for the 60,000 training images of Xiao et al. 2017.
-        "fashion_mnist": Scale(255.0, (0.2860,), (0.3530,)),
-        # The triples in common use for the 50,000 training images of Krizhevsky 2009.
-        "cifar10": Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        "cifar100": Scale(255.0, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-        # PyTorch's DCGAN tutorial: the middle and half of the range.
-        "celeba": Scale(255.0, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    }
-)
-"""The constants of every named data set; a user's own file has none but the 255 of its bytes."""
-
-_AUTHORS_CIFAR = Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-AUTHORS_SCALES: Mapping[str, Scale] = MappingProxyType(
-    {**SCALES, "fashion_mnist": Scale(255.0, (0.5,), (0.5,)), "cifar10": _AUTHORS_CIFAR, "cifar100": _AUTHORS_CIFAR}
-)
-"""The constants in the code of the paper's authors where they differ from ours, elsewhere ours."""
+    def of(self, normalise: Normalise) -> Scale:
+        """Return the constants that a normalisation uses."""
+        return self.authors or self if normalise == "authors" else self
 
 
 @dataclass(frozen=True)
@@ -70,7 +52,7 @@ class Dataset:
 
     Labels are int64 class numbers into `classes`, or floats with no classes (regression). `identity_*`
     says which person a sample shows, `client_*` which client a user's own file gives it to, `row_ids`
-    what identifies a training sample there; each may be None. A set
+    what identifies a training sample there, `scale` the constants of bytes; each may be None. A set
     without test samples has arrays of length zero there.
     """
 
@@ -85,6 +67,7 @@ class Dataset:
     client_train: Array | None = None
     row_ids: Array | None = None
     client_test: Array | None = None
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
@@ -130,23 +113,33 @@ class Dataset:
     ) -> Array:
         """Model inputs of a split (of its `rows` when given), see `scale_features`."""
         x = self.raw(split)[0]
-        return scale_features(self.name, x if rows is None else x[rows], dtype=dtype, flat=flat, normalise=normalise)
+        return scale_features(x if rows is None else x[rows], self.scale, dtype=dtype, flat=flat, normalise=normalise)
 
 
 def scale_features(
-    name: str, x: Array, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
+    x: Array, scale: Scale | None, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
 ) -> Array:
-    """Stored samples as model inputs, by the constants of data set `name` and nothing else.
+    """Return stored samples as model inputs, by constants and nothing else.
 
-    `unit` divides by the largest value that can be stored (255, or 16 for digits); `standard` then takes
-    away the published mean and divides by the published deviation, channel by channel; `authors` does so
-    with the constants in the code of the paper's authors. Bytes under a name
-    without constants are divided by 255, and floats are left alone. Images come out as (N, C, H, W), or
-    flattened in that order, as torch flattens them.
+    Args:
+        x: Samples as stored.
+        scale: The constants of their data set. Without, bytes are divided by 255 and floats are left alone.
+        dtype: The type of the inputs, float32 or float64.
+        flat: Whether images become rows, in the order of (C, H, W) as torch flattens them. Else they are (N, C, H, W).
+        normalise: `unit` divides by the largest value that can be stored; `standard` then subtracts the published mean
+            and divides by the published deviation, channel by channel; `authors` does so with the constants in the
+            code of the paper's authors.
 
-    >>> scale_features("mnist", np.full((1, 1, 1), 255, dtype=np.uint8))
+    Returns:
+        The inputs.
+
+    Raises:
+        InputError: The samples, the type or the normalisation do not go with the constants.
+
+    >>> scale = Scale(255.0, (0.1307,), (0.3081,))
+    >>> scale_features(np.full((1, 1, 1), 255, dtype=np.uint8), scale)
     array([[1.]])
-    >>> scale_features("mnist", np.zeros((1, 1, 1), dtype=np.uint8), normalise="standard").round(4)
+    >>> scale_features(np.zeros((1, 1, 1), dtype=np.uint8), scale, normalise="standard").round(4)
     array([[-0.4242]])
     """
     if dtype not in FEATURE_TYPES:
@@ -156,22 +149,21 @@ def scale_features(
             f"normalisation {normalise!r} is not known: write unit (x / largest), standard (published "
             "mean and deviation) or authors (those in the code of the paper's authors)"
         )
-    scale = (AUTHORS_SCALES if normalise == "authors" else SCALES).get(name)
     if scale is None and normalise != "unit":
         raise InputError(
-            f"data set {name!r} has no published mean and deviation, so it cannot be standardised without "
-            "fitting on clients' data; write normalise = unit, or standardise it beforehand by constants"
+            "these data have no published mean and deviation, so they cannot be standardised without fitting on "
+            "clients' data; write normalise = unit, or standardise them beforehand by constants"
         )
     images = channels_first(x)
     if images.dtype == np.uint8:
-        features = _scale_bytes(images, scale or Scale(255.0, (), ()), np.dtype(dtype), normalise)
+        features = _scale_bytes(images, (scale or Scale(255.0)).of(normalise), np.dtype(dtype), normalise)
     elif scale is None:
         with np.errstate(over="ignore"):  # what overflows float32 becomes Inf and is refused with its client
             features = np.ascontiguousarray(images.astype(dtype))
     else:
         raise InputError(
-            f"data set {name!r} must be stored as bytes (uint8) for its constants to apply, found "
-            f"{images.dtype}; load a file of other features as npz with its path"
+            f"the data must be stored as bytes (uint8) for their constants to apply, found {images.dtype}; load a file "
+            "of other features as npz with its path"
         )
     # Not -1: a set without test samples has no size to infer it from.
     return features.reshape(features.shape[0], math.prod(features.shape[1:])) if flat else features

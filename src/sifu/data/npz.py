@@ -1,20 +1,18 @@
-"""Data sets in one numpy file: our subsets of the public sets, and a user's own arrays.
+"""A user's own data in one numpy file.
 
-A subset has `x_train y_train x_test y_test classes` (or image mosaics `x_train_img`, `x_test_img` with
-`tile` and `cols`), and `identity_train`, `identity_test` for faces. A user's own file has `x` and `y`,
-and may have `client` (whose sample it is), `x_test`, `y_test` and `classes`. Nothing is ever unpickled.
+The file has `x` and `y`, and may have `client` (which client a sample belongs to), `x_test`, `y_test` and `classes`. Or
+it has `x_train`, `y_train`, `x_test` and `y_test`, and may have `classes`, and `identity_train` and `identity_test`
+(which person a sample shows). Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import zipfile
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
@@ -31,19 +29,18 @@ ALWAYS_UNPACKED = 256 << 20
 MOST_CLASSES = 100_000
 REAL_KINDS = "biuf"
 """Kinds of arrays that hold real numbers: booleans, integers, floats."""
-LARGEST_MOSAIC = 160_000_000
-"""Pixels of one mosaic: 10,000 faces of 64x64 are 41 million. Stays below Pillow's own alarm."""
 
 
-def read_npz(path: Path, name: str | None = None) -> Dataset:
-    """A data set from `path`; `name` says which public set a subset belongs to, None that it is a user's own."""
-    arrays = read_arrays(path)
+def read_npz(path: Path) -> Dataset:
+    """Return the data set of a user's own file."""
+    return dataset_of(read_arrays(path), path, f"npz:{path.stem}")
+
+
+def dataset_of(arrays: dict[str, Array], path: Path, name: str) -> Dataset:
+    """Return the data set that the arrays of a file make."""
     _check_samples(arrays, path)
-    own = f"npz:{path.stem}" if name is None else name
     if "x" in arrays:
         arrays = _as_training(arrays, path)
-    if "tile" in arrays:
-        arrays |= _open_mosaics(arrays, path)
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in arrays]
     if missing:
         raise InputError(
@@ -52,7 +49,7 @@ def read_npz(path: Path, name: str | None = None) -> Dataset:
         )
     y_train, y_test = _labels(arrays["y_train"]), _labels(arrays["y_test"])
     return Dataset(
-        own,
+        name,
         arrays["x_train"],
         y_train,
         arrays["x_test"],
@@ -171,50 +168,3 @@ def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> t
     if largest >= MOST_CLASSES:
         raise InputError(f"{path} has a class number {largest}; number the classes from 0, {MOST_CLASSES} at most")
     return tuple(str(label) for label in range(largest + 1))
-
-
-def _open_mosaics(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
-    """Each split's one big image cut into its tiles, row by row."""
-    if "cols" not in arrays:
-        raise InputError(f"{path} has an array tile but no cols (tiles in a row of each mosaic); write it again")
-    tile, columns = (arrays[key].astype(np.int64).reshape(-1) for key in ("tile", "cols"))
-    if tile.shape != (3,) or columns.shape != (2,) or (tile < 1).any() or (columns < 1).any() or tile[2] not in (1, 3):
-        raise InputError(
-            f"{path} has tile {tile.tolist()} and cols {columns.tolist()}; [h, w, 3] and two counts expected"
-        )
-    opened = {}
-    for split, across in zip(("train", "test"), columns.tolist(), strict=True):
-        keys = (f"x_{split}_img", f"y_{split}")
-        if any(key not in arrays for key in keys):
-            raise InputError(f"{path} has tiles but not both {keys[0]} and {keys[1]}; write it again")
-        images = cut_mosaic(arrays[keys[0]], tile.tolist(), across, f"{keys[0]} of {path}")
-        samples = len(arrays[keys[1]])
-        if not 0 <= len(images) - samples < across:
-            raise InputError(f"{keys[0]} of {path} has {len(images)} tiles for {samples} labels; write it again")
-        opened[f"x_{split}"] = images[:samples]
-    return opened
-
-
-def cut_mosaic(content: Array, tile: list[int], across: int, what: str) -> NDArray[np.uint8]:
-    """The tiles (height, width, channels) of an encoded image that is `across` tiles wide."""
-    from PIL import Image
-
-    height, width, channels = tile
-    try:
-        with Image.open(io.BytesIO(content.astype(np.uint8).tobytes())) as image:
-            if image.size[0] * image.size[1] > LARGEST_MOSAIC:
-                raise InputError(
-                    f"{what} has {image.size[0]}x{image.size[1]} pixels; at most {LARGEST_MOSAIC} are read"
-                )
-            pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(
-            f"{what} is not a readable image ({error}); AVIF mosaics need Pillow 11.3 or newer, else write it again"
-        ) from error
-    if pixels.shape[1] != across * width or pixels.shape[0] % height:
-        raise InputError(
-            f"{what} has {pixels.shape[1]}x{pixels.shape[0]} pixels, not {across} tiles of {width}x{height}"
-        )
-    down = pixels.shape[0] // height
-    shape = (down * across, height, width) if channels == 1 else (down * across, height, width, channels)
-    return pixels.reshape(down, height, across, width, channels).swapaxes(1, 2).reshape(shape)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sifu.core.round import keyed_generator
-from sifu.data.dataset import SCALES, Dataset
+from sifu.data.dataset import Dataset
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 
@@ -276,7 +276,7 @@ def watermarked(
     if not 1 <= pixels <= height * width:
         raise InputError(f"a watermark has 1 to {height * width} pixels on {height}x{width} images, found {pixels}")
     marked = images.copy()
-    largest = SCALES[dataset.name].largest if dataset.name in SCALES else 255.0
+    largest = dataset.scale.largest if dataset.scale else 255.0
     for client, rows in enumerate(indices):
         for place in mark_places(seed, client, height * width, pixels, fresh=fresh):
             marked[rows, place // width, place % width] = images.dtype.type(largest)  # every channel of the pixel

@@ -1,97 +1,127 @@
-"""One way in: a data set by its name, from wherever its files are."""
+"""Data sets by name: the digits, a user's npz file, and those that other installed packages provide.
+
+A package provides a data set through the entry point group `sifu.data`: the name of the entry point is the value of
+`data.name` in a spec, and its object is a `NamedData`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from sifu.data import celeba, cifar, hospitals, idx
-from sifu.data.dataset import Dataset
-from sifu.data.download import Opener, Progress, download_official
-from sifu.data.idx import read_digits
+from sifu.data.dataset import Dataset, Scale
+from sifu.data.digits import CLASSES, SCALE, read_digits
 from sifu.data.npz import read_npz
 from sifu.errors import InputError
 
-NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "hospitals")
+GROUP = "sifu.data"
 ENVIRONMENT_VARIABLE = "SIFU_DATA"
-
-WANTED = {
-    "mnist": idx.FILES,
-    "fashion_mnist": idx.FILES,
-    "cifar10": (cifar.LAYOUTS["cifar10"].archive,),
-    "cifar100": (cifar.LAYOUTS["cifar100"].archive,),
-    "celeba": celeba.FILES,
-    "hospitals": hospitals.FILES,
-}
-"""The official files of each set, as named when they are missing."""
-
-TORCHVISION_FOLDERS = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}
+OF_THE_PAPER = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "hospitals")
+"""Names that the package of the paper provides."""
 
 
-def load(
-    name: str,
-    folder: Path | str | None = None,
-    download: bool = False,
-    progress: Progress | None = None,
-    *,
-    opener: Opener | None = None,
-    held_out_by: str = "content",
-) -> Dataset:
-    """The data set `name`: one of `NAMES`, or a user's own file as `npz:PATH`, `PATH.npz`, or npz and a path.
+@dataclass(frozen=True)
+class NamedData:
+    """A data set that a spec can name: how to read it, and facts about it that depend on no client.
 
-    Looked for in `folder`, in the folder of the environment variable SIFU_DATA and in ~/.cache/sifu/data,
-    in this order; in each, official files come before `NAME.npz`, and a sub-folder `NAME/` is searched too.
-    With `download`, missing official files are fetched into the sub-folder of the first of these folders.
-    `progress(done, total)` counts bytes while downloading and images while decoding CelebA. `held_out_by` says what the
-    patients of hospitals are held out by, their content or their number.
+    Attributes:
+        read: Returns the data set from the folder that the user names, or from wherever the files are otherwise. The
+            second argument is the spec's `data.held_out_by`, for data sets that hold rows out themselves.
+        classes: The number of classes.
+        scale: The constants that bytes are scaled with; None leaves numbers as they are.
+        shape: The shape of a stored sample, where all samples have the same one.
+        is_table: Whether it holds rows of a table, which it assigns to clients itself.
+    """
+
+    read: Callable[[Path | None, str], Dataset]
+    classes: int
+    scale: Scale | None = None
+    shape: tuple[int, ...] | None = None
+    is_table: bool = False
+
+
+DIGITS = NamedData(lambda folder, held_out_by: read_digits(), len(CLASSES), SCALE, (8, 8))
+
+
+def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "content") -> Dataset:
+    """Return a data set by its name.
+
+    Args:
+        name: `digits`, the name of a data set that an installed package provides, or a user's own npz file as
+            `npz:PATH`, `PATH.npz`, or `npz` with its path as `folder`.
+        folder: Where the files of the data set are.
+        held_out_by: What a data set that holds rows out itself draws them by, their content or their number.
+
+    Returns:
+        The data set, with the constants that its bytes are scaled with.
+
+    Raises:
+        InputError: The name is not known, or a file is missing or damaged.
     """
     own = _own_file(name, folder)
     if own is not None:
         if not own.is_file():
             raise InputError(f"there is no file {own}; give the path of an npz file with arrays x and y")
         return read_npz(own)
-    if name not in NAMES:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), [*NAMES, "table", "npz"], n=1, cutoff=0.5)
+    named = find_data(name)
+    if named is None:
+        choices = sorted({"digits", *_provided()})
+        close = difflib.get_close_matches(name.lower().replace("-", "_"), [*choices, "table", "npz"], n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(
-            f"data set {name!r} is not known: {hint}Known are {', '.join(NAMES)}, and with the path of a file "
-            "table and npz"
+            f"data set {name!r} is not known: {hint}Known are {', '.join(choices)}, and with the path of a file table "
+            "and npz"
         )
+    place = None if folder is None else Path(folder).expanduser()
+    return replace(named.read(place, held_out_by), scale=named.scale)
+
+
+def find_data(name: str) -> NamedData | None:
+    """Return what is known of a named data set; None for other names, such as `npz` and `table`.
+
+    Raises:
+        InputError: The data set is one of the paper's, whose package is not installed.
+    """
     if name == "digits":
-        return read_digits()
-    if folder is not None and not Path(folder).expanduser().is_dir() and not download:
-        raise InputError(f"the data folder {folder} does not exist; create it, or name another one (--data DIR)")
-    roots = search_folders(folder)
-    for root in roots:
-        reader = _find(name, root, progress, held_out_by)
-        if reader is not None:
-            return reader()
-    if download:
-        target = download_official(name, roots[0] / name, progress, opener=opener)
-        reader = _find_official(name, target, progress, held_out_by)
-        if reader is not None:
-            return reader()
-    by_hand = {
-        "celeba": "its licence forbids an automatic download, so get them at "
-        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
-        "hospitals": "get them at https://archive.ics.uci.edu/dataset/45/heart+disease",
-    }
-    fetch = by_hand.get(name, "let them be fetched (sifu train --download)")
-    same_names = (
-        ". MNIST and FashionMNIST share their file names: keep each in its sub-folder" if name in idx.CLASSES else ""
-    )
-    raise InputError(
-        f"data set {name!r} was not found in {', '.join(str(root) for root in roots)} nor in a sub-folder {name} of "
-        f"these. Wanted are {', '.join(WANTED[name])}, or {name}.npz: put them there, name their folder (--data DIR "
-        f"or the environment variable {ENVIRONMENT_VARIABLE}), or {fetch}{same_names}"
-    )
+        return DIGITS
+    if name in _provided():
+        return _loaded(name)
+    if name in OF_THE_PAPER:
+        raise InputError(
+            f"data set {name!r} is not part of sifu: install the paper's package, run pip install ./paper in sifu's "
+            "repository"
+        )
+    return None
+
+
+def scale_of(name: str) -> Scale | None:
+    """Return the constants that bytes of a data set are scaled with; None where there are none."""
+    named = find_data(name)
+    return named.scale if named else None
+
+
+@cache
+def _provided() -> dict[str, EntryPoint]:
+    """Return the entry points of the data sets that installed packages provide, by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@cache
+def _loaded(name: str) -> NamedData:
+    """Return a data set that an installed package provides."""
+    named = _provided()[name].load()
+    if not isinstance(named, NamedData):
+        raise InputError(f"the entry point {name!r} of {GROUP} is a {type(named).__name__}, not a sifu.data.NamedData")
+    return named
 
 
 def search_folders(folder: Path | str | None) -> list[Path]:
-    """Where data are looked for, in order: `folder`, SIFU_DATA, ~/.cache/sifu/data."""
+    """Return where files of a named data set are looked for, in order: `folder`, SIFU_DATA, ~/.cache/sifu/data."""
     places: list[Path | str] = [] if folder is None else [folder]
     if os.environ.get(ENVIRONMENT_VARIABLE):
         places.append(os.environ[ENVIRONMENT_VARIABLE])
@@ -101,7 +131,7 @@ def search_folders(folder: Path | str | None) -> list[Path]:
 
 
 def _own_file(name: str, folder: Path | str | None) -> Path | None:
-    """The path of a user's own npz file, or None when `name` names a public set."""
+    """Return the path of a user's own npz file, or None when `name` names a data set."""
     if name == "npz":
         if folder is None:
             raise InputError("npz needs the path of a file: write npz:PATH")
@@ -112,24 +142,3 @@ def _own_file(name: str, folder: Path | str | None) -> Path | None:
     relative = Path(path).expanduser()
     inside = None if folder is None else Path(folder).expanduser() / relative
     return inside if inside is not None and inside.is_file() else relative
-
-
-def _find(name: str, root: Path, progress: Progress | None, held_out_by: str) -> Callable[[], Dataset] | None:
-    """How to read `name` from `root` or its sub-folders; None when it is not there."""
-    own = [root, root / name]
-    raw = [root / TORCHVISION_FOLDERS[name]] if name in TORCHVISION_FOLDERS else []
-    packed = [partial(read_npz, place / f"{name}.npz", name) for place in own if (place / f"{name}.npz").is_file()]
-    official = (_find_official(name, place, progress, held_out_by) for place in own + raw)
-    return next(filter(None, official), next(iter(packed), None))
-
-
-def _find_official(name: str, place: Path, progress: Progress | None, held_out_by: str) -> Callable[[], Dataset] | None:
-    if name in idx.CLASSES:
-        return partial(idx.read_idx_dataset, name, place) if idx.find(name, place) else None
-    if name in cifar.LAYOUTS:
-        batches = cifar.find(name, place)
-        return partial(cifar.read_cifar, name, batches) if batches else None
-    if name == "hospitals":
-        complete = all((place / file).is_file() for file in hospitals.FILES)
-        return partial(hospitals.read_hospitals, place, held_out_by) if complete else None
-    return partial(celeba.read_celeba, place, progress) if celeba.find(place) else None

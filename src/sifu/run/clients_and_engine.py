@@ -5,7 +5,7 @@ Where the spec names a public feature map, clients have features in the place of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import row_digests
+from sifu.data.sources import find_data
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
@@ -75,8 +76,6 @@ def carried_out_elsewhere(spec: Spec) -> str:
 def clients_from_spec(
     spec: Spec,
     data_folder: str | Path | None = None,
-    download: bool = False,
-    progress: Callable[[int, int], None] | None = None,
     *,
     fresh_marks: bool = False,
     dataset: Any = None,
@@ -108,12 +107,11 @@ def clients_from_spec(
     elif data.name in OWN_FILES:
         dataset = _own_dataset(data, spec.seed)
     else:
-        folder = data_folder or data.folder or None
-        dataset = load(data.name, folder, download, progress, held_out_by=data.held_out_by)
+        dataset = load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
     given = dataset.client_train
     names = None
     count = data.clients
-    kind = "given" if data.name == "hospitals" else data.partition
+    kind = "given" if is_table(data) else data.partition
     if kind == "given":
         if given is None:
             raise InputError('data.partition = "given" needs an npz file with an array client')
@@ -186,6 +184,14 @@ def columns_of_features(data: DataSpec, frame: Any = None) -> str:
     return join_names(coding.features_of(names))
 
 
+def is_table(data: DataSpec) -> bool:
+    """Return whether the data are rows of a table, which says which client each belongs to."""
+    if data.columns or data.name == TABLE:
+        return True
+    named = find_data(data.name)
+    return named is not None and named.is_table
+
+
 def takes_rows(spec: Spec) -> bool:
     """Whether samples are handed over as rows of numbers, not as images."""
     return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
@@ -239,10 +245,6 @@ def held_out_rows_from_spec(
     return HeldOutRows(x, dataset.y_test, dataset.client_test)
 
 
-CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2, "hospitals": 2}
-"""How many classes the named data sets have, regardless of who takes part."""
-
-
 def preprocessing_of(spec: Spec) -> str:
     """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
     if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER, LOOP):
@@ -261,7 +263,8 @@ def known_outputs(spec: Spec) -> int:
         return spec.model.outputs
     if listed:
         return listed
-    return CLASSES.get(spec.data.name, 0)
+    named = find_data(spec.data.name)
+    return named.classes if named else 0
 
 
 def closed_form_engine(spec: Spec, clients: Any, numbers: Sequence[int] | None = None) -> tuple[Engine, Spec]:

@@ -34,6 +34,7 @@ from sifu.run.clients_and_engine import (
     clients_from_spec,
     framed,
     held_out_rows_from_spec,
+    is_table,
     takes_rows,
     with_features,
 )
@@ -42,7 +43,6 @@ from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders,
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 
-TABLES = (TABLE, "hospitals")
 BINS = 10
 """Of equal width, for the calibration error."""
 
@@ -75,7 +75,7 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
     predicted = scorer.predictions(model, samples.x)
     right = predicted == samples.y.reshape(predicted.shape)
     accuracy = float(np.mean(right if right.ndim == 1 else right.all(axis=1)))
-    if not (spec.data.columns or spec.data.name in TABLES) or right.ndim > 1:
+    if not is_table(spec.data) or right.ndim > 1:
         return HeldOutFigures(samples.count, accuracy)
     probabilities = scorer.probabilities(model, samples.x)
     scores = scorer.outputs(model, samples.x) if probabilities is None else probabilities
@@ -89,22 +89,32 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
 
 
 def area_under_curve(labels: Array, scores: Floats) -> float | None:
-    """Area under the ROC curve; of several classes the mean of each against the rest. None where a class has no row."""
-    from sklearn.metrics import roc_auc_score
+    """Area under the ROC curve; of several classes the mean of each against the rest. None where a class has no row.
 
+    >>> area_under_curve(np.array([0, 1, 1]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 2.0]]))
+    0.75
+    """
     classes = range(1, 2) if scores.shape[1] == 2 else range(scores.shape[1])
     if any(not 0 < int((labels == each).sum()) < labels.size for each in classes):
         return None
     if scores.shape[1] == 2:
-        return float(roc_auc_score(labels, scores[:, 1] - scores[:, 0]))
-    return float(np.mean([roc_auc_score(labels == each, scores[:, each]) for each in classes]))
+        return _pairs_in_order(labels == 1, scores[:, 1] - scores[:, 0])
+    return float(np.mean([_pairs_in_order(labels == each, scores[:, each]) for each in classes]))
+
+
+def _pairs_in_order(positive: Array, scores: Floats) -> float:
+    """Return the share of pairs in which a positive row has a higher score than another row; a tie counts half."""
+    others, own = np.sort(scores[~positive]), scores[positive]
+    below, not_above = (np.searchsorted(others, own, side) for side in ("left", "right"))
+    return float((below + not_above).sum() / (2 * own.size * others.size))
 
 
 def f1_score(labels: Array, predicted: Array, outputs: int) -> float:
     """F1 of class 1 of two classes, of several the mean over the classes that are among the rows or predicted."""
-    from sklearn.metrics import f1_score as f1
-
-    return float(f1(labels, predicted, average="binary" if outputs == 2 else "macro", zero_division=0.0))
+    classes = [1] if outputs == 2 else np.union1d(labels, predicted).tolist()
+    right = [int(((labels == each) & (predicted == each)).sum()) for each in classes]
+    both = [int((labels == each).sum() + (predicted == each).sum()) for each in classes]
+    return float(np.mean([2 * hits / rows if rows else 0.0 for hits, rows in zip(right, both, strict=True)]))
 
 
 def calibration_error(labels: Array, probabilities: Floats) -> float:

@@ -28,7 +28,7 @@ def key(default: Any, comment: str) -> Any:
 class DataSpec:
     """Which data, and how it is spread over clients."""
 
-    name: str = key("digits", "digits, mnist, fashion_mnist, cifar10, cifar100, celeba, hospitals, npz, table")
+    name: str = key("digits", "digits, npz, table, or a data set that an installed package provides")
     clients: int = key(160, "how many clients the data is spread over")
     samples_per_client: int = key(10, "samples of each client; 0 spreads everything evenly")
     partition: Literal["iid", "one_class", "dirichlet", "identity", "given"] = key(

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.dataset import Dataset
-from sifu.errors import InputError
+from sifu import InputError
+from sifu.data import Dataset
 from sifu.theory.arrays import Integers
 
 LARGEST_FILE = 512 << 20

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.data import celeba
-from sifu.data.idx import FILES
-from sifu.errors import InputError
+from sifu import InputError
+from sifu_paper.data import celeba
+from sifu_paper.data.idx import FILES
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all (0 when the server does not say)."""

@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
-from sifu.data import download
-from sifu.data.download import OFFICIAL, OfficialFile, download_official, fetch, file_checksum
 from sifu.errors import InputError
+from sifu_paper.data import download
+from sifu_paper.data.download import OFFICIAL, OfficialFile, download_official, fetch, file_checksum
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB: several chunks
 CHECKSUM = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

@@ -10,13 +10,13 @@ import pytest
 
 import sifu
 from sifu.core.spec import Spec
-from sifu.data.hospitals import ATTRIBUTES, FILES, HOSPITALS, Number, coded, read_hospitals, read_patients
-from sifu.data.sources import load
+from sifu.data import load
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec
+from sifu_paper.data.hospitals import ATTRIBUTES, FILES, HOSPITALS, Number, coded, read_hospitals, read_patients
 
 HEADER = "age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal, num"
-SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
 
 
 def made_up_line(generator: np.random.Generator) -> str:
@@ -102,3 +102,18 @@ def test_a_hospital_leaves_exactly(folder: Path, tmp_path: Path) -> None:
 def test_the_published_files_have_the_published_patients() -> None:
     folder = SHARED / "hospitals"
     assert [len(read_patients(folder / file)) for file in FILES] == [303, 294, 123, 200]
+
+
+def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
+    generator, whole, fewer = np.random.default_rng(4), tmp_path / "whole", tmp_path / "fewer"
+    whole.mkdir(), fewer.mkdir()
+    for file in FILES:
+        lines = [
+            f"{generator.integers(30, 78)},1,4,140,260,0,1,112,1,3,2,?,?,{generator.integers(5)}" for _ in range(40)
+        ]
+        (whole / file).write_text("\n".join(lines))
+        (fewer / file).write_text("\n".join(lines[1:]))
+    for rule, same in (("content", True), ("number", False)):  # the number is the control
+        tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
+        kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
+        assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same

@@ -1,4 +1,4 @@
-"""MNIST and FashionMNIST as published (four idx files, plain or gzipped), and scikit-learn's 8x8 digits.
+"""MNIST and FashionMNIST as published (four idx files, plain or gzipped).
 
 The format (LeCun's page): two zero bytes, the element type, the number of axes, each axis as a big-endian
 32-bit count, then the elements. Both sets use the same file names, so the labels say which one it is.
@@ -7,19 +7,15 @@ The format (LeCun's page): two zero bytes, the element type, the number of axes,
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import zlib
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.dataset import Dataset
-from sifu.errors import InputError
-from sifu.theory.arrays import Integers
+from sifu import InputError
+from sifu.data import Dataset
 
 UNSIGNED_BYTE = 0x08
 LARGEST_FILE = 1 << 30
@@ -112,42 +108,3 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         held = "more" if len(content) > size else str(len(content))
         raise InputError(f"{path} should hold {size} bytes after its header {shape}, found {held}; get it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()
-
-
-SAMPLES = 1797
-TRAIN_SAMPLES = 1600
-
-
-def read_digits() -> Dataset:
-    """The digits as bytes of 0..16, split into 1,600 training and 197 test images, always the same ones."""
-    x, y = _stored_digits()
-    order = fixed_order(SAMPLES)
-    train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
-    return Dataset("digits", x[train], y[train], x[test], y[test], tuple(str(digit) for digit in range(10)))
-
-
-@cache
-def _stored_digits() -> tuple[NDArray[np.uint8], Integers]:
-    """Images and labels in scikit-learn's order; one command needs them several times."""
-    package = find_spec("sklearn")
-    # The file is read in milliseconds; importing scikit-learn, which brings most of scipy, takes more than a second.
-    path = Path(package.origin if package and package.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.is_file():
-        raise InputError(f"the digits come with scikit-learn, and there is no file {path}: pip install scikit-learn")
-    rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
-    if rows.shape != (SAMPLES, 65):
-        raise InputError(f"scikit-learn's digits have shape {rows.shape}, not ({SAMPLES}, 65)")
-    return rows[:, :-1].reshape(-1, 8, 8).astype(np.uint8), rows[:, -1]
-
-
-@cache
-def fixed_order(samples: int) -> Integers:
-    """A permutation that no release of numpy can change: row numbers ordered by their SHA-256.
-
-    >>> fixed_order(5).tolist()
-    [2, 4, 1, 3, 0]
-    """
-    return np.array(
-        sorted(range(samples), key=lambda row: hashlib.sha256(f"sifu digits {row}".encode()).digest()),
-        dtype=np.int64,
-    )

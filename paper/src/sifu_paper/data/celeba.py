@@ -15,9 +15,10 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from sifu.data.dataset import Dataset
-from sifu.errors import InputError
+from sifu import InputError
+from sifu.data import Dataset
 from sifu.theory.arrays import Array
 
 SIDE = 64
@@ -47,8 +48,8 @@ def find(folder: Path) -> Path | None:
     return folder if texts and images else None
 
 
-def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None) -> Dataset:
-    """Training and test faces sorted by person, then by image; `progress(images_done, images_in_all)`."""
+def read_celeba(folder: Path) -> Dataset:
+    """Training and test faces sorted by person, then by image."""
     smiling, identity = _read_attribute(folder / ATTRIBUTES), _read_numbers(folder / IDENTITIES)
     partition = _read_numbers(folder / PARTITIONS)
     for table, file in ((smiling, ATTRIBUTES), (identity, IDENTITIES)):
@@ -60,7 +61,6 @@ def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None
                 "take all text files from the same release"
             )
     splits: list[list[Array]] = []
-    total, done = sum(part in PARTITION_NUMBERS for part in partition.values()), 0
     with _image_opener(folder) as open_image:
         for number in PARTITION_NUMBERS:
             names = [name for name, part in partition.items() if part == number]
@@ -68,9 +68,6 @@ def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None
             images = np.empty((len(names), SIDE, SIDE, 3), dtype=np.uint8)
             for row, name in enumerate(names):
                 images[row] = _decode(open_image, name, folder)
-                done += 1
-                if progress is not None and (done % 1000 == 0 or done == total):
-                    progress(done, total)
             columns = (np.array([table[name] for name in names], dtype=np.int64) for table in (smiling, identity))
             splits.append([images, *columns])
     (x_train, y_train, people), (x_test, y_test, others) = splits
@@ -144,8 +141,6 @@ def _image_opener(folder: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
 
 def _decode(open_image: Callable[[str], IO[bytes]], name: str, folder: Path) -> NDArray[np.uint8]:
-    from PIL import Image
-
     try:
         with open_image(name) as stream:
             content = stream.read(LARGEST_JPEG + 1)

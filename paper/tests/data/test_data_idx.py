@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sifu.data.idx import FIRST_LABELS, find, read_idx, read_idx_dataset
 from sifu.errors import InputError
+from sifu_paper.data.idx import FIRST_LABELS, find, read_idx, read_idx_dataset
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])

@@ -5,7 +5,7 @@ commas, `?` where something is unknown. A first line of names is passed over. At
 belong to no one's data: numbers are shifted and scaled by round figures of medicine, kinds become indicators, and what
 is unknown is zero with its own indicator. So preprocessing tells nothing of any patient.
 
-Every fifth patient of a hospital, by line, is held out for testing.
+One in five patients of a hospital is held out for testing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sifu.data.dataset import Dataset
-from sifu.data.held_out import contents_of, held_out_rows
-from sifu.errors import InputError
+from sifu import InputError
+from sifu.data import Dataset, contents_of, held_out_rows
 from sifu.theory.arrays import Floats
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sifu.data.cifar import find, read_cifar
 from sifu.errors import InputError
+from sifu_paper.data.cifar import find, read_cifar
 from suite_setup import examples
 
 
@@ -97,7 +97,7 @@ def test_a_cut_or_foreign_archive_is_refused(tmp_path, write_cifar):
 
 def test_an_oversized_file_is_refused_before_it_is_read(tmp_path, write_cifar, monkeypatch):
     write_cifar(tmp_path, "cifar10")
-    monkeypatch.setattr("sifu.data.cifar.LARGEST_FILE", 100)
+    monkeypatch.setattr("sifu_paper.data.cifar.LARGEST_FILE", 100)
     with pytest.raises(InputError, match="bytes; an official file has at most 100"):
         read_cifar("cifar10", find("cifar10", tmp_path))
 
