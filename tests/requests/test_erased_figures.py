@@ -443,6 +443,21 @@ def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, 
         assert problems(run) == []
 
 
+def test_the_same_command_finishes_an_interrupted_erasure(tmp_path: Path, cli: Command) -> None:
+    run = noised(tmp_path / "run", federation(TRUTH))
+    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
+    total, halfway = purge_killed_at(copy_run(run.folder, tmp_path / "whole"), 0, figures=True), 0
+    assert total is not None
+    for step in range(1, total + 1):
+        folder = copy_run(run.folder, tmp_path / f"killed-{step}")
+        assert purge_killed_at(folder, step, figures=True) is None
+        halfway += not sifu.open_run(folder).verify().holds
+        assert cli("purge", folder, "--figures", "--yes").code == 0
+        assert problems(sifu.open_run(folder)) == []
+        assert confirmed(folder, guesses) == set()
+    assert halfway > 0  # the control: some kills left a run that does not verify
+
+
 def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
     """Until the erasure is finished the run does not verify, and the next command that writes finishes it."""
     run = noised(tmp_path / "run", federation(TRUTH))

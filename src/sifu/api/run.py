@@ -482,6 +482,8 @@ class Run:
         """
         verified = None
         if figures:
+            with self._checked_writer():
+                pass  # a writer first finishes an erasure that was interrupted, which does not verify half-way
             with self.reader() as reader:
                 verified = reader.value("head")
             if problems := self.verify().problems:

@@ -400,7 +400,9 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     evaluations = []
     if is_new and row.terms.retention != "strict":  # then nothing is measured on their data
         evaluation = evaluate_present(engine, writer.load_model(final), asking)
-        evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
+        # Nothing that is measured here may keep a request from being done.
+        measured = evaluation.samples.any() and math.isfinite(evaluation.loss)
+        evaluations = [evaluation_row(final, subset, evaluation)] if measured else []
     with uninterrupted():
         writer.record(NewEvent("request done", payload, evaluations=evaluations, certificates=certificates))
         if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure

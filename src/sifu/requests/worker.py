@@ -8,6 +8,7 @@ new worker continues from the last one.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.round import noise_rounding
 from sifu.core.round_stream import should_stop
 from sifu.core.spec import RIDGE, StopSpec
-from sifu.errors import InputError, NotCertifiableError
+from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Start
 from sifu.methods.registry import left_alone, method_for, plan_request
 from sifu.planning.plan import Plan, least_level
@@ -50,6 +51,7 @@ from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows, Re
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
+from sifu.theory.facts import IN_PROCESS
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 
@@ -169,7 +171,7 @@ class RollBack:
         return [
             evaluation_row(node, subset, evaluation)
             for node, subset, evaluation in measured
-            if evaluation.samples.any()
+            if evaluation.samples.any() and math.isfinite(evaluation.loss)
         ]
 
     def _payload(self) -> dict[str, Any]:
@@ -436,9 +438,17 @@ class Worker:
         stop = row.terms.stop(RunView(self.writer).spec.stop)
         if row.terms.release == "now":
             stop = replace(stop, min_rounds=0, max_rounds=0)
-        training = self._run_rounds(f"retraining {request}", stop)
-        assert training is not None  # it does not end at a letter
-        training.note_standing()
+        try:
+            training = self._run_rounds(f"retraining {request}", stop)
+        except RoundRejectedError as error:
+            # Clients in this process would send the same again: the request ends with the last good model.
+            view = RunView(self.writer)
+            if view.facts.identity != IN_PROCESS or view.spec.model.kind == RIDGE:
+                raise
+            log.warning("request %s ends before its stop rule holds: %s", request, error)
+        else:
+            assert training is not None  # it does not end at a letter
+            training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
         self._tell(f"request {request} is done: {self._row(request).level}")

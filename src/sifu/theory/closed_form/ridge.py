@@ -158,13 +158,11 @@ def residual_of(statistics: Statistics, relative: float, weights: Floats) -> flo
 
 
 def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
-    """The r of the grid with the smallest score; ties go to the larger one, which is the smoother head."""
+    """Return the r of the grid with the smallest score; ties go to the larger one, which is the smoother head.
+
+    Where no score can be told from rounding, as with targets that are all zero, all of them tie.
+    """
     scores = gcv_scores(statistics, grid)
-    if not np.any(np.isfinite(scores)):
-        raise InputError(
-            f"cross-validation cannot tell any penalty of the grid from another with {statistics.samples} samples; "
-            "fix r in the spec"
-        )
     return grid[len(grid) - 1 - int(np.argmin(scores[::-1]))]
 
 
@@ -192,9 +190,11 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
         noise = 64.0 * np.finfo(np.float64).eps * fixed.width * energy
         for place, relative in enumerate(grid):
             ridge = penalty(statistics, relative)
-            weights = scipy.linalg.solveh_banded(
-                np.stack([diagonal + ridge, np.append(subdiagonal, 0.0)]), rotated, lower=True, check_finite=False
-            )
+            if diagonal.size > 1:
+                bands = np.stack([diagonal + ridge, np.append(subdiagonal, 0.0)])
+                weights = scipy.linalg.solveh_banded(bands, rotated, lower=True, check_finite=False)
+            else:  # only the constant is left; LAPACK takes no empty subdiagonal
+                weights = rotated / (diagonal + ridge)[:, None]
             # W'(G + lambda I)W = W'H, so q - 2 tr(W'H) + tr(W'GW) = q - tr(W'H) - lambda ||W||^2.
             fitted = float(np.sum(weights * rotated))
             left = energy - fitted - ridge * float(np.sum(weights * weights))
