@@ -21,7 +21,7 @@ from sifu.cli.options import (
 from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
 from sifu.errors import InputError
 
-TARGETS = "FILE.csv, FILE.jsonl, FILE.tfevents (TensorBoard) or mlflow:EXPERIMENT"
+TARGETS = "FILE.csv, FILE.jsonl or mlflow:EXPERIMENT"
 MetricsOption = Annotated[
     str | None, option(f"Also write training accuracy and loss as they come: {TARGETS}.", "--metrics", metavar="TARGET")
 ]
@@ -32,7 +32,7 @@ def metrics(
     output: Annotated[str | None, option(f"{TARGETS}; lines that are missing are added.", "--out", "--output")] = None,
     follow: Annotated[bool, option("Go on until nothing is at work on the run any more.", "--follow")] = False,
 ) -> Answer:
-    """Accuracy and loss of every evaluation, for a spreadsheet, TensorBoard or MLflow.
+    """Accuracy and loss of every evaluation, for a spreadsheet, a program or MLflow.
 
     Everything comes from the ledger: what is there already is not written again, and a file that a kill left behind is
     made whole. Without --out, CSV goes to the standard output.

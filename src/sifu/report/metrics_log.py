@@ -1,4 +1,4 @@
-"""Metrics of a run for other tools: a line for each evaluation in CSV, JSON lines, events for TensorBoard, or MLflow.
+"""Metrics of a run for other tools: one line per evaluation in CSV or JSON lines, or an experiment of MLflow.
 
 Everything is read from the ledger, so a file never disagrees with it, and what was missed is added at the next look.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import csv
 import datetime
-import functools
 import io
 import json
 import os
-import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,22 +97,18 @@ class MetricsFile(ABC):
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
         content = path.read_bytes() if path.exists() else b""
-        whole = self.whole(content)
+        whole = content.rfind(b"\n") + 1
         self.last_step = self.last(content[:whole]) if whole else BEFORE_THE_FIRST
         if whole < len(content):
             os.truncate(path, whole)
 
-    def whole(self, content: bytes) -> int:
-        """How many bytes of a file are whole entries; here they are lines."""
-        return content.rfind(b"\n") + 1
-
     @abstractmethod
     def last(self, content: bytes) -> int:
-        """The step of the last entry."""
+        """Return the step of the last line."""
 
     @abstractmethod
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        """Rows as they are written; `beginning` of a file."""
+        """Return rows as they are written; `beginning` is whether they begin a file."""
 
     def append(self, rows: Sequence[MetricRow]) -> None:
         """Add rows that follow what is there."""
@@ -131,7 +125,7 @@ class MetricsFile(ABC):
 
 
 class CsvFile(MetricsFile):
-    """One line an evaluation, the names of the columns in the first."""
+    """One line per evaluation, after a line with the names of the columns."""
 
     def last(self, content: bytes) -> int:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
@@ -153,7 +147,7 @@ class CsvFile(MetricsFile):
 
 
 class JsonLinesFile(MetricsFile):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def last(self, content: bytes) -> int:
         try:
@@ -167,100 +161,6 @@ class JsonLinesFile(MetricsFile):
 
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
         return b"".join(json.dumps(dict(zip(COLUMNS, astuple(row), strict=True))).encode() + b"\n" for row in rows)
-
-
-class TensorBoardFile(MetricsFile):
-    """Events as TensorBoard reads them: TFRecord frames, each a protocol buffer with one scalar per value.
-
-    A frame is its length, a checksum of that, the bytes, and a checksum of those. The run's id is in the file's first
-    event, where TensorBoard expects the version.
-    """
-
-    def whole(self, content: bytes) -> int:
-        return max((end for end, _ in _frames(content)), default=0)
-
-    def last(self, content: bytes) -> int:
-        events = [event for _, event in _frames(content)]
-        if events[0] != self._first():
-            raise self.refuse("belongs to another run, or is not a file of metrics")
-        return max((_step(event) for event in events[1:]), default=BEFORE_THE_FIRST)
-
-    def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        frames = [_frame(self._first())] if beginning else []
-        for row in rows:
-            summary = b"".join(
-                _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", getattr(row, name))) for name in VALUES
-            )
-            frames.append(
-                _frame(b"\x09" + struct.pack("<d", row.timestamp) + b"\x10" + _varint(row.step) + _field(5, summary))
-            )
-        return b"".join(frames)
-
-    def _first(self) -> bytes:
-        return b"\x09" + struct.pack("<d", 0.0) + _field(3, b"brain.Event:2") + _field(4, self.run.encode())
-
-
-def _frame(content: bytes) -> bytes:
-    length = struct.pack("<Q", len(content))
-    return length + struct.pack("<I", _masked(length)) + content + struct.pack("<I", _masked(content))
-
-
-def _frames(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Whole frames: where each ends, and what it holds."""
-    at = 0
-    while at + 16 <= len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        event, end = content[at + 12 : at + 12 + length], at + 12 + length + 4
-        if content[at:end] != _frame(event):  # cut off, or damaged
-            return
-        yield end, event
-        at = end
-
-
-def _step(event: bytes) -> int:
-    """Field 2 of an event, which follows the eight bytes of its time."""
-    step, shift, at = 0, 0, 10
-    while at < len(event):
-        step |= (event[at] & 0x7F) << shift
-        if event[at] < 0x80:
-            break
-        shift, at = shift + 7, at + 1
-    return step
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    """
-    >>> _varint(300).hex()
-    'ac02'
-    """
-    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
-
-
-_TABLE = [
-    functools.reduce(lambda crc, _: crc >> 1 ^ (0x82F63B78 if crc & 1 else 0), range(8), byte) for byte in range(256)
-]
-
-
-def crc32c(content: bytes) -> int:
-    """The checksum of RFC 3720.
-
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-def _masked(content: bytes) -> int:
-    """As TFRecord stores it, so that a checksum of checksums means something."""
-    crc = crc32c(content)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 TAG = "sifu.run"
@@ -305,7 +205,7 @@ class MlflowLog:
 
 
 MLFLOW = "mlflow:"
-KINDS: dict[str, type[MetricsFile]] = {".csv": CsvFile, ".jsonl": JsonLinesFile, ".tfevents": TensorBoardFile}
+KINDS: dict[str, type[MetricsFile]] = {".csv": CsvFile, ".jsonl": JsonLinesFile}
 EVERY = 1.0
 """Seconds between two looks at a run."""
 
