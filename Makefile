@@ -83,7 +83,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --d
 CONSOLE := $(addprefix --extra ,console onnx parquet timestamps)
 USERS := $(CONSOLE) $(addprefix --extra ,flower mlflow pretrained)
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
-lock: $(VENV)/.dev       ## writes constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
+lock: | $(BIN)/python    ## writes constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"
 	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml
 	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml

@@ -111,6 +111,7 @@ def test_the_build_of_torch_that_is_described_is_the_locked_one() -> None:
     described = tomllib.loads((ROOT / "requirements" / "cpu-torch.toml").read_text())["dependency-metadata"]
     (locked,) = {str(pin.specifier) for pin in pins(LOCK.read_text()) if pin.name == "torch"}
     assert [f"=={entry['version']}" for entry in described] == [locked]
+    assert f"torch{locked} " in (ROOT / "docs" / "index.md").read_text()
 
 
 @pytest.mark.parametrize("path", [LOCK, *sorted((ROOT / "requirements").glob("*.txt"))], ids=lambda path: path.name)

@@ -13,19 +13,22 @@ import numpy as np
 import pytest
 import torch
 from flower_federation import HASTY, small_spec
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
+from test_flower_runs import new_key
 from torch import nn
 
 import sifu
+from run_tools import Command
 from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.wire import EVALUATE, TRAIN
 from sifu.errors import InputError
 from sifu.flower import ForgettingFedAvg
+from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.server.flower_app import OwnServer, Settings, serve_on_flower
 
 RUN_CONFIG = {"local-epochs": 1, "batch-size": 16}
@@ -359,6 +362,51 @@ def test_a_quickstart_forgets_with_at_most_five_changed_lines(
     trained = {message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == TRAIN}
     assert trained == {100, 101, 103}
     assert [outcome.request for outcome in opened.outcomes()] == ["held"]
+    assert opened.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("with_spec", "preprocessing", "keyed", "level"),
+    [
+        (True, "fixed", True, "exact"),
+        (True, "unknown", True, "conditional"),
+        (True, "fixed", False, "conditional"),
+        (False, "unknown", True, "conditional"),
+    ],
+)
+def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
+    tmp_path: Path, cli: Command, with_spec: bool, preprocessing: str, keyed: bool, level: str
+) -> None:
+    """What docs/flower-app.md says is needed, no more and no less."""
+    run, grid = tmp_path / "run", grid_with(torch_app)
+    config: dict[str, object] = {"run": str(run), "wait": 0.2, "insecure-identity": not keyed}
+    if with_spec:
+        assert cli("init", tmp_path / "spec.toml").code == 0
+        text = (tmp_path / "spec.toml").read_text()
+        for usual, own in (
+            ('\npreprocessing = "unknown"', f'\npreprocessing = "{preprocessing}"'),
+            ('\nkind = "measured"', '\nkind = "assumed"'),
+            ('\nrate = "auto"', "\nrate = 0.1"),
+        ):
+            assert text.count(usual) == 1
+            text = text.replace(usual, own)
+        (tmp_path / "spec.toml").write_text(text)
+        config["spec"] = str(tmp_path / "spec.toml")
+    for node in list(grid.apps) if keyed else []:
+        path, grid.keys[node] = new_key(tmp_path, f"node-{node}")
+        ask_for_change(run, {"do": "add", "name": f"node-{node}", "key": fingerprint_of_file(path)})
+
+    def serve() -> None:
+        strategy = ForgettingFedAvg(Context(1, 1, {}, RecordDict(), config), fraction_evaluate=0.0)
+        train_config = ConfigRecord({"lr": 0.1})
+        strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=2, train_config=train_config)
+
+    torch.manual_seed(1)
+    serve()
+    opened = sifu.open_run(run)
+    opened.request(["node-102"], "leaves", method="scratch")
+    serve()
+    assert opened.certificate("leaves").body["level"] == level
     assert opened.verify().problems == []
 
 
