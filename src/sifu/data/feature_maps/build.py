@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
         raise InputError(f"images have a shape (channels, height, width), found {shape}")
     if kind == "random_convolutions" and max(shape[1:]) > LARGEST_SIDE:
         options = LARGE_IMAGES | options
-    make = ROW_MAPS.get(kind, RandomConvolutions)
+    make: Callable[..., FeatureMap] = ROW_MAPS.get(kind, RandomConvolutions)
     if kind in ("module", "pretrained"):
         from sifu.data.feature_maps import fixed_networks
 

@@ -149,6 +149,10 @@ class RandomConvolutions(FeatureMap):
     device: str = "cpu"
     kind: str = field(default="random_convolutions", init=False)
     exact: bool = field(default=True, init=False)
+    _factor: int = field(init=False, repr=False, compare=False)
+    _small: tuple[int, int, int] = field(init=False, repr=False, compare=False)
+    _banks: tuple[FilterBank, ...] = field(init=False, repr=False, compare=False)
+    _waves: list[tuple[Floats, Floats]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -196,7 +200,8 @@ class RandomConvolutions(FeatureMap):
             return images.astype(np.float32)
         kept = images[:, :, : height * factor, : width * factor]
         blocks = kept.reshape(len(kept), channels, height, factor, width, factor).astype(np.float64)
-        return np.rint(blocks.sum(axis=(3, 5)) / factor**2).astype(np.float32)
+        means: Floats = blocks.sum(axis=(3, 5)) / factor**2
+        return np.rint(means).astype(np.float32)
 
     def _filtered(self, images: NDArray[np.float32]) -> list[Floats]:
         """Each bank's sums over regions divided by nothing: whole numbers, (n, numbers of the bank)."""

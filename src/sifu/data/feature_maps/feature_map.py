@@ -18,9 +18,9 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class FeatureMap(abc.ABC):
     features: int
     norm: float
     exact: bool
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every map is a dataclass, or has its own settings
 
     @abc.abstractmethod
     def __call__(self, x: NDArray[Any]) -> Floats:
@@ -133,7 +134,7 @@ def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
 
 def square_lengths(rows: Floats) -> Floats:
     """sum_j u_j^2 of rows of whole numbers, exactly and then rounded once."""
-    squares = np.einsum("ij,ij->i", rows, rows)
+    squares: Floats = np.einsum("ij,ij->i", rows, rows)
     for row in np.flatnonzero(squares >= 2.0**52):  # the sum may have been rounded on the way
         squares[row] = float(sum(int(value) ** 2 for value in rows[row]))
     return squares
@@ -340,7 +341,8 @@ class RandomFourier(FeatureMap):
         # In units of 2^-(INPUT_BITS + FREQUENCY_BITS) places; floor and the remainder of whole numbers are exact.
         phases = np.floor(np.ldexp(inputs @ self.turns, -INPUT_BITS - FREQUENCY_BITS)).astype(np.int64)
         places = np.concatenate([phases, phases - 2 ** (TURN_BITS - 2)], axis=1) % 2**TURN_BITS
-        return self.wave[places] * (self.norm * math.sqrt(2.0 / self.features))
+        waves: Floats = self.wave[places]
+        return waves * (self.norm * math.sqrt(2.0 / self.features))
 
 
 def _check_exact(largest: float, what: str) -> None:

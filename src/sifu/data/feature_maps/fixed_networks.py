@@ -46,7 +46,8 @@ class SamePadding(nn.Conv2d):
         for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             sides += [missing // 2, missing - missing // 2]
-        return self._conv_forward(F.pad(x, sides), self.weight, self.bias)
+        convolved: torch.Tensor = self._conv_forward(F.pad(x, sides), self.weight, self.bias)
+        return convolved
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -69,7 +70,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One block."""
         wide = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
-        narrow = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(wide)))))
+        narrow: torch.Tensor = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(wide)))))
         return narrow + x if self.adds else narrow
 
 
@@ -138,6 +139,8 @@ class NetworkFeatures(FeatureMap):
     source: str = ""
     """Digest of the program text that made the module, where it is known."""
     exact: bool = field(default=False, init=False)
+    _weights: str = field(init=False, repr=False)
+    _probed: Floats = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -187,7 +190,8 @@ class NetworkFeatures(FeatureMap):
             raise InputError("the feature module gave NaN or infinity")
         # fsum is rounded once, whatever the order.
         lengths = np.array([math.sqrt(math.fsum(row * row)) for row in rows]).reshape(-1, 1)
-        return np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
+        unit: Floats = np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
+        return unit
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Features of a client's samples; a module of the user's is probed again when all of them went through."""

@@ -186,7 +186,12 @@ class TunedFeatures(FeatureMap):
         self.kind, self.features, self.norm = public.kind, self.blocks.features, self.blocks.norm(public.norm)
         self.network = TunedNetwork(public.module, width, outputs, features.trainable)
         self._public = public
-        self._plan = {"tune": self.tune, "block": self.blocks.block, "count": count, "trainable": features.trainable}
+        self._plan: dict[str, str | int | float] = {
+            "tune": self.tune,
+            "block": self.blocks.block,
+            "count": count,
+            "trainable": features.trainable,
+        }
         self._plan |= {"seed": features.seed, "stretch": stretch}
         drawn = self.tune == "blocks" and self.blocks.block < width
         self._project = torch.tensor(projection(features.seed, width, self.blocks.block)) if drawn else None
