@@ -265,6 +265,12 @@ class Verifier:
     def agree(self, what: str, recorded: Any, computed: Any) -> None:
         self.check(same(recorded, computed), f"{what}: recorded {recorded!r}, computed {computed!r}")
 
+    def leaves_out(self, request: Row) -> bool:
+        """Section 4d: an approved request for clients leaves them out while it waits; so does one that was restored."""
+        needed = {"none": 0, "one": 1, "two": 2}[self.spec.get("requests", {}).get("approval", "none")]
+        restored = any(request["request"] in moment["payload"]["requests"] for moment in self.restored)
+        return not json.loads(request["records"]) and (restored or len(self.approved[request["request"]]) > needed)
+
     # ---- section 6: the ledger, and the tables that follow from it
 
     def check_ledger(self) -> None:
@@ -292,6 +298,13 @@ class Verifier:
             moment["statistics"] = dict(replayed["statistics"])
             moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
             asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+            if "left_out" in payload or "left_out" in payload.get("solve", {}):  # older events left out all who asked
+                begun = [row for row in asking if row["status"] in ("running", "done") or row["request"] == name]
+                waiting = [row for row in asking if row not in begun and self.leaves_out(row)]
+                names = {client for row in waiting for client in json.loads(row["clients"])}
+                numbers = sorted(row["client"] for row in self.clients.values() if row["name"] in names)
+                self.agree(f"{at}: left out", payload.get("solve", payload)["left_out"], numbers)
+                asking = begun + waiting
             moment["asked"] = [row["clients"] for row in asking]
             self.check_signature(event, payload)
             if "public_key" in payload.get("run", {}):

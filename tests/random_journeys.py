@@ -35,9 +35,9 @@ from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
-from sifu.requests.approvals import NEEDED
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store import timestamps
+from sifu.store.given_approvals import NEEDED
 from sifu.store.kept_outside import WITNESSES
 from timestamp_authority import make_authority, stamp
 

@@ -16,11 +16,11 @@ from run_tools import Command, copy_run, dump, query, small_spec, state
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.approvals import unapproved
 from sifu.requests.letters import take_in
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.server_loop import serve
+from sifu.store.given_approvals import unapproved
 from sifu.store.inbox import letters
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> sifu.Run:
 def test_status_counts_hospitals_and_not_their_turns(run: sifu.Run) -> None:
     status = run.status()
     assert [(client.name, client.samples, client.state) for client in status.clients] == [
-        ("budapest", 20, "active"), ("cleveland", 17, "waiting"), ("zurich", 20, "forgotten"),
+        ("budapest", 20, "active"), ("cleveland", 17, "active"), ("zurich", 20, "forgotten"),
     ]  # fmt: skip
     assert [request.clients for request in status.requests] == [("zurich",), *[("cleveland",)] * 3]
     assert [request.records for request in status.requests] == [None, 2, 1, 1]
@@ -70,7 +70,7 @@ def test_the_command_line_says_plain_names(run: sifu.Run, cli: Command, command:
 
 def test_a_status_has_no_rounds_where_none_were_run(run: sifu.Run, cli: Command) -> None:
     said = " ".join(cli("status", run.folder).out.split())
-    assert "3 clients: 1 active, 1 waiting, 1 forgotten" in said
+    assert "3 clients: 2 active, 1 forgotten" in said
     assert "run in all" not in said
     assert "2 records of cleveland" in said
 

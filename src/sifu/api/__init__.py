@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sifu.api.advice import Advice, advise
 from sifu.api.exported_models import load_model
 from sifu.api.run import NamedKey, OperatorKeys, Run
-from sifu.api.run_requests import Certificate, RequestRecord
+from sifu.api.run_requests import Certificate, Released, RequestRecord
 from sifu.api.safekeeping import Restoration, restore
 from sifu.api.start_run import find_runs, load_spec, open_run, pending_requests, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
@@ -34,6 +34,7 @@ __all__ = [
     "PredictedRow",
     "PublicRequest",
     "Purge",
+    "Released",
     "RequestRecord",
     "RequestStatus",
     "RequestStep",

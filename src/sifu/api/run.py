@@ -15,7 +15,9 @@ from sifu.api.run_engines import MakeEngine, RunEngines
 from sifu.api.run_requests import (
     Certificate,
     CertificateForm,
+    Released,
     RequestRecord,
+    bring_up_to_date,
     carry_out,
     check_not_settled,
     check_signed,
@@ -23,6 +25,7 @@ from sifu.api.run_requests import (
     records_of,
     row_of,
     with_plain_names,
+    worker_of,
 )
 from sifu.api.safekeeping import attest, back_up, rotate_key, vouch
 from sifu.api.status import RunStatus, status_of
@@ -39,7 +42,6 @@ from sifu.requests.erasure import Purge, purge
 from sifu.requests.letters import check_new, id_of_signed, post_decision, receive, take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import PublicRequest, decide, public_record
-from sifu.requests.worker import Worker
 from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.recorded_data import clients_of_file, not_there_yet
@@ -205,9 +207,10 @@ class Run:
         with self.writer() as writer:
             if writer.phase == "training":
                 check_integrity(writer)
-                worker = Worker(writer, engine, progress)
+                worker = worker_of(writer, self._engines, engine, progress)
                 worker.inbox.take_in()
                 worker.train()
+                worker.execute_records()
                 self.measure_held_out(writer)
         return self
 
@@ -215,7 +218,21 @@ class Run:
         """Build groups again whose models requests erased; returns how many there were. For `progress` see `train`."""
         engine = self.engine()
         with self._checked_writer("rebuild its groups") as writer:
-            return Worker(writer, engine, progress).rebuild_groups()
+            worker = worker_of(writer, self._engines, engine, progress)
+            count = worker.rebuild_groups()
+            worker.execute_records()
+        return count
+
+    def release(self, progress: ProgressCallback | None = None) -> Released:
+        """Bring the released model up to date with who should be in it: every client but those who are left out.
+
+        Left out are the forgotten, and clients that an approved request names which still waits. Approved requests for
+        records are executed first. A head in closed form is solved again if it has too few or too many clients.
+        Elsewhere clients whose request was refused or withdrawn get as many rounds as were run without them. Requests
+        to forget clients are not executed: that is `forget`. For `progress` see `train`.
+        """
+        with self._checked_writer("release its model") as writer:
+            return bring_up_to_date(writer, self._engines, progress)
 
     def join(
         self, progress: ProgressCallback | None = None, *, file: str | Path | None = None, name: str | None = None
@@ -246,6 +263,7 @@ class Run:
                 self._engines.expect(())
                 raise
             self._engines.newcomers = ()
+            worker_of(writer, self._engines, engine, progress).execute_records()
             self.measure_held_out(writer)
         return names
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from sifu.api.run_engines import RunEngines
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
+from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
-from sifu.requests.approvals import approvals_needed, check_approved, unapproved
 from sifu.requests.letters import (
     check_level,
     check_new,
@@ -26,13 +27,16 @@ from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import RequestStep, history_of
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import TABLE
+from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.owed_rounds import owed_rounds
 from sifu.run.recorded_data import rows_of_identities
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.clock import current_time
+from sifu.store.given_approvals import approvals_needed, check_approved, unapproved
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader, plain_names
+from sifu.store.reader import RunReader, plain_name, plain_names
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]
@@ -102,15 +106,8 @@ def carry_out(
     ):
         return []
     keys.load_key(writer.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-    worker = Worker(
-        writer,
-        engines.current(leaving=() if wanted is None or wanted.records else wanted.clients),
-        progress,
-        engine_again=engines.again,
-        prepare_records=engines.prepare_records,
-        digest_of=engines.digest_of,
-        engine_at=engines.at_rate,
-    )
+    leaving = () if wanted is None or wanted.records else wanted.clients
+    worker = worker_of(writer, engines, engines.current(leaving=leaving), progress)
     resumed = worker.finish_running()
     if wanted is not None:
         view = RunView(writer)
@@ -120,10 +117,11 @@ def carry_out(
                 engines.prepare_records(writer, wanted)
         request = receive(writer, view, wanted, request)
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
+    first = worker.execute_records(besides=request) if request is not None else []
     chosen = [request] if request is not None else ready
     while worker.carry_out_next(level, chosen):
         pass
-    carried_out = [name for name in chosen if name not in worker.refused]
+    carried_out = [*first, *(name for name in chosen if name not in worker.refused)]
     refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]
     if refusals and not carried_out:
         raise NotCertifiableError(refusals[0])
@@ -140,6 +138,56 @@ def carry_out(
         worker.rebuild_groups()
     rows = {row.request: row for row in writer.requests()}
     return [outcome_of(writer, rows[name]) for name in done]
+
+
+def worker_of(
+    writer: RunWriter, engines: RunEngines, engine: Engine, progress: ProgressCallback | None = None
+) -> Worker:
+    """Return a worker that can also execute requests for records, which need the clients' data."""
+    return Worker(
+        writer,
+        engine,
+        progress,
+        engine_again=engines.again,
+        prepare_records=engines.prepare_records,
+        digest_of=engines.digest_of,
+        engine_at=engines.at_rate,
+    )
+
+
+@dataclass(frozen=True)
+class Released:
+    """The released model after `Run.release`.
+
+    `rounds` counts the rounds or solves that it took, 0 if the model was up to date. `returned` are clients that are in
+    it again, `left_out` what pending requests leave out, `executed` requests for records that were executed first.
+    """
+
+    rounds: int
+    clients: int
+    returned: tuple[str, ...]
+    left_out: tuple[str, ...]
+    executed: tuple[str, ...]
+
+
+def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
+    """Bring the released model up to date with who should be in it, see `Run.release`."""
+    take_in(writer)
+    worker = worker_of(writer, engines, engines.current(), progress)
+    executed = worker.execute_records()
+    view = RunView(writer)
+    solved = view.spec.model.kind == RIDGE
+    back = RecordedSolve(worker.engine, writer, view).missing() if solved else owed_rounds(view)[1]
+    rounds = worker.bring_up_to_date()
+    engines.measure_held_out(writer)
+    view = RunView(writer)
+    return Released(
+        rounds,
+        int(view.active.size),
+        tuple(plain_name(writer, client) for client in sorted(back)) if rounds else (),
+        tuple(plain_name(writer, client) for client in sorted(view.left_out)),
+        tuple(executed),
+    )
 
 
 def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given: TermsGiven) -> RequestTerms:

@@ -20,13 +20,14 @@ from sifu.core.spec import RIDGE
 from sifu.core.wording import HeldOutFigures
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
-from sifu.requests.approvals import Approvals, approvals_of, deadline_of, is_overdue, unapproved
+from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import TIME_FORMAT, current_time
+from sifu.store.given_approvals import Approvals, approvals_of, unapproved
 from sifu.store.inbox import letters
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
@@ -324,7 +325,7 @@ def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
 
 def _state(view: RunView, client: int) -> ClientState:
     between = remainder_to_join(view.reader)
-    if client in view.waiting or (between is not None and between.before == client):
+    if client in view.left_out or (between is not None and between.before == client):
         return "waiting"
     return "forgotten" if client in view.forgotten else "active"
 

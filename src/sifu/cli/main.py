@@ -17,7 +17,21 @@ from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_at_work
 from sifu.cli.output import Answer, Format, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
-from sifu.cli.runs import demo, doctor, export, init, join, methods, metrics, predict, rebuild, report, status, train
+from sifu.cli.runs import (
+    demo,
+    doctor,
+    export,
+    init,
+    join,
+    methods,
+    metrics,
+    predict,
+    rebuild,
+    release,
+    report,
+    status,
+    train,
+)
 from sifu.cli.unlearning import advise, certificate, forget, plan, request, requests
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code
@@ -36,7 +50,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
     "Start here": (demo, init, advise, train, join, status, metrics, report, export, predict),
-    "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
+    "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "The operator's desk": (serve, token),

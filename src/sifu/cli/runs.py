@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ def metrics(
     """
     import csv
     import sys
-    from dataclasses import asdict, astuple
+    from dataclasses import astuple
 
     from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
     from sifu.store.kept_outside import check_known_key
@@ -162,6 +163,24 @@ def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
         count = sifu.open_run(run, data_folder=data, device=device).rebuild(progress)
     words = "1 group was built again" if count == 1 else f"{count} groups were built again"
     return Answer({"built": count}, words if count else "No group has to be built again")
+
+
+def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
+    """Bring the released model up to date with who should be in it.
+
+    Everyone is in it but the forgotten, and clients that an approved request names which still waits. Approved requests
+    for records are executed first. A head in closed form is solved again; elsewhere clients whose request was refused
+    or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
+    """
+    with RoundsProgress() as progress:
+        released = sifu.open_run(run, data_folder=data, device=device).release(progress)
+    lines = [f"Executed first: {', '.join(released.executed)}."] if released.executed else []
+    back = f", again with {names_text(released.returned, escaped=False)}" if released.returned else ""
+    changed = f"The released model is that of {released.clients} clients now{back}."
+    lines.append(changed if released.rounds or released.executed else "The released model is up to date.")
+    if released.left_out:
+        lines.append(f"Left out by pending requests: {names_text(released.left_out, escaped=False)}.")
+    return Answer(asdict(released), " ".join(lines))
 
 
 def join(

@@ -102,8 +102,9 @@ def request(
 ) -> Answer:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out.
 
-    Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
-    plan shows what a request would do. While a command trains, it waits in the run's inbox.
+    Nothing is trained: from its approval on, or from now on where none is demanded, its clients take part in no round.
+    What is not given comes from the run's spec; sifu plan shows what a request would do. While a command trains, it
+    waits in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
     from sifu.core.wording import forgotten_words

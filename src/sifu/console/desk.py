@@ -25,12 +25,13 @@ from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Tok
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
-from sifu.requests.approvals import POSTED, approvals_needed, check_deadline, pending_requests, unapproved
+from sifu.requests.approvals import POSTED, check_deadline, pending_requests
 from sifu.requests.letters import usual_terms
 from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.run.recorded_data import rows_of_identities
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
+from sifu.store.given_approvals import approvals_needed
 from sifu.store.inbox import letters
 
 FOUND_AGAIN_EVERY = 3.0
@@ -363,15 +364,14 @@ class RunAtDesk:
         return self.jobs.verifications().get(self.key)
 
     def _check_share(self, clients: Sequence[str]) -> None:
-        """Clients that wait take no part in rounds: before an approval, requesters keep at most half of them out."""
+        """Refuse a request that would keep more than half of the clients out of rounds without an approval.
+
+        Where requests are approved first, one that lacks approvals keeps no client out.
+        """
         with self.run.view() as view:
-            lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
-            held = {
-                name
-                for row in view.requests
-                if row.waits and (lacking is None or row.request in lacking)
-                for name in row.clients
-            }
+            if approvals_needed(view.reader):
+                return
+            held = {name for row in view.requests if row.waits and not row.records for name in row.clients}
             there = {view.clients[index].name for index in view.active} | held
             pending = pending_requests(view.reader, current_time())
             posted = {name for row in pending if row.status == POSTED for name in row.clients}

@@ -20,7 +20,7 @@ from sifu.choices import Level
 from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo, attacker_rate, method_info
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import RIDGE
-from sifu.core.wording import Start, what_was_erased
+from sifu.core.wording import Start, forgotten_words, what_was_erased
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
 from sifu.methods.baselines import Dp, FineTuning, Last, NoisyScratch, Scratch
@@ -31,6 +31,8 @@ from sifu.methods.stored_updates import FedAccum, FedEraser
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, Plan, Way, choose_way, least_level, reason_of, strongest_way
 from sifu.run.run_view import RunView
+from sifu.store.given_approvals import leaving_requests
+from sifu.store.reader import plain_name, plain_names
 
 METHODS: dict[str, type[Method]] = {
     method.info.name: method
@@ -107,9 +109,18 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None,
     chosen is planned next to the others, to be shown. A plan that leaves one client says so in its notes.
     """
     plan = _planned(view, terms, floor, controls)
-    alone = left_alone(view, terms)
-    notes = (*plan.notes, alone) if alone else plan.notes
-    return replace(plan, notes=notes, predicted_accuracy=released_accuracy(view, plan))
+    notes = (left_alone(view, terms), also_left_out(view, terms))
+    return replace(plan, notes=(*plan.notes, *filter(None, notes)), predicted_accuracy=released_accuracy(view, plan))
+
+
+def also_left_out(view: RunView, terms: RequestTerms) -> str:
+    """Return what other approved requests leave out of the release of this one, in a sentence; "" for nothing."""
+    others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
+    words = [
+        f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"
+        for row in others
+    ]
+    return f"also left out by pending requests: {'; '.join(words)}" if words else ""
 
 
 def left_alone(view: RunView, terms: RequestTerms) -> str:
@@ -119,7 +130,7 @@ def left_alone(view: RunView, terms: RequestTerms) -> str:
     staying = np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
     if staying.size != 1:
         return ""
-    name = view.clients[int(staying[0])].name
+    name = plain_name(view.reader, int(staying[0]))
     return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
 
 

@@ -51,8 +51,8 @@ def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptR
 
 
 def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
-    """Everyone who asked to be forgotten: before, with this request, or in one that still waits."""
-    return view.forgotten | view.waiting | {view.index_of[name] for name in terms.clients}
+    """Return everyone forgotten before, by this request, or left out by an approved one that still waits."""
+    return view.forgotten | view.left_out | {view.index_of[name] for name in terms.clients}
 
 
 def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: int) -> list[str]:

@@ -157,7 +157,7 @@ class Forecast:
         standing = read_standing(self.view.reader.folder) if leaving else None
         if standing is None or standing.node != self.view.rows[-1].node.node:
             return 0.0
-        return standing.gain_without(leaving | self.view.waiting | self.view.forgotten)
+        return standing.gain_without(leaving | self.view.left_out | self.view.forgotten)
 
     @cached_property
     def _from_the_beginning(self) -> float:

@@ -15,93 +15,23 @@ Until when requests are to be carried out, and which of them are late; a deadlin
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sifu.core.ledger import read_json
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.store.actors import same_person
 from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
+from sifu.store.given_approvals import (
+    APPROVED,
+    RECEIVED,
+    Approvals,
+    LeavingClients,
+    approvals_needed,
+)
 from sifu.store.inbox import Letter, letters
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
-
-APPROVED = "request approved"
-"""The kind of event."""
-NEEDED: Mapping[str, int] = {"none": 0, "one": 1, "two": 2}
-RECEIVED = "request received"
-
-
-@dataclass
-class Approvals:
-    """Who filed a request, the digest of its terms, and who approved these: different people in order."""
-
-    filed_by: str = "unknown"
-    terms: str = ""
-    approved_by: list[str] = field(default_factory=list)
-
-    def add(self, actor: str, terms: object) -> bool:
-        """Count an approval of these terms; False if it does not count.
-
-        Not counted: one by the person who filed the request, a second one by the same person, one of other terms.
-        """
-        counts = terms == self.terms and self.may_approve(actor)
-        if counts:
-            self.approved_by.append(actor)
-        return counts
-
-    def may_approve(self, actor: str) -> bool:
-        """Whether this person's approval would count."""
-        return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
-
-
-def approvals_of(reader: RunReader) -> dict[str, Approvals]:
-    """The approvals of every request."""
-    rows = reader.query(
-        "SELECT kind, payload FROM events WHERE kind IN (?, ?) ORDER BY seq",
-        (RECEIVED, APPROVED),
-    )
-    # What will be carried out are the terms of the row: approvals of anything else do not count.
-    digests = {row.request: row.terms.digest(row.request) for row in reader.requests()}
-    approvals: dict[str, Approvals] = {}
-    for kind, payload in rows:
-        content = read_json(payload)
-        actor = str(content.get("actor", "unknown"))
-        if kind == RECEIVED:
-            request = str(content["request"]["request"])
-            approvals[request] = Approvals(actor, digests.get(request, ""))
-        else:
-            approvals.setdefault(str(content["request"]), Approvals()).add(actor, content.get("terms"))
-    return approvals
-
-
-def approvals_needed(reader: RunReader) -> int:
-    """How many people must approve a request of this run."""
-    return NEEDED[Spec.from_mapping(reader.spec).requests.approval]
-
-
-def unapproved(reader: RunReader) -> dict[str, int]:
-    """The requests that lack approvals, and how many each lacks."""
-    needed = approvals_needed(reader)
-    if needed == 0:
-        return {}
-    lacking = {request: needed - len(approvals.approved_by) for request, approvals in approvals_of(reader).items()}
-    return {request: count for request, count in lacking.items() if count > 0}
-
-
-def check_approved(reader: RunReader, request: str) -> None:
-    """Refuse to carry out a request that lacks approvals."""
-    lacking = unapproved(reader).get(request, 0)
-    if lacking:
-        by = approvals_of(reader)[request]
-        given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "not approved yet"
-        raise InputError(
-            f"request {request} is {given} and needs {lacking} more (requests.approval of the run's spec), by people "
-            f"other than {by.filed_by}, who filed it: sifu requests decide DIR {request} approved --actor NAME"
-        )
 
 
 def check_approvals(reader: RunReader) -> Iterator[str]:
@@ -127,6 +57,24 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
                     f"request {content['request']}: it was carried out (event {event.seq}) with {counted} of the "
                     f"{needed} approvals that the spec demands"
                 )
+
+
+def check_left_out(reader: RunReader) -> Iterator[str]:
+    """Yield wrong `left_out`: it names the clients of approved requests that wait, and rounds lack these."""
+    leaving, everyone = LeavingClients(approvals_needed(reader)), reader.everyone()
+    number = {profile.name: client for client, profile in enumerate(reader.clients())}
+    for event in reader.events():
+        leaving.take(event)
+        content, rows = event.content, event.content.get("rows")
+        waiting = sorted({number[name] for names in leaving.by_request().values() for name in names})
+        stated = content.get("solve", content).get("left_out", waiting)
+        if stated != waiting:
+            yield f"event {event.seq} left out clients {stated}, approved requests that waited name {waiting}"
+        if event.kind == "rounds" and rows is not None:
+            there = set(everyone.between(int(rows["first"]), int(rows["last"])).clients.tolist())
+            if not there.isdisjoint(waiting):
+                client = min(there & set(waiting))
+                yield f"event {event.seq}: client {client} took part in a round while its approved request waited"
 
 
 DEADLINE_DAYS = 30

@@ -121,7 +121,7 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
     before = _known_clients(reader)
     view = RunView(reader)
     name = str(change.get("name"))
-    gone = view.forgotten | view.waiting
+    gone = view.forgotten | view.asking
     owner = next((entry.name for entry in before if entry.key == change.get("key")), name)
     for client in (name, owner):
         if change.get("do") != "block" and view.index_of.get(client) in gone:
@@ -182,7 +182,7 @@ def described_clients(folder: Path) -> list[dict[str, str]]:
             client = view.index_of.get(entry["name"])
             if client in view.forgotten:
                 entry["status"] = "forgotten"
-            elif client in view.waiting:
+            elif client in view.asking:
                 entry["status"] = "waiting to be forgotten"
             elif entry["name"] in newcomers:
                 entry["status"] = "joining"

@@ -19,8 +19,9 @@ from sifu.core import wording
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
-from sifu.requests.approvals import APPROVED, approvals_of, deadline_of, is_overdue
+from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
+from sifu.store.given_approvals import APPROVED, approvals_of
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter

@@ -28,7 +28,6 @@ from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Start
 from sifu.methods.registry import left_alone, method_for, plan_request
 from sifu.planning.plan import Plan, least_level
-from sifu.requests.approvals import approvals_needed, unapproved
 from sifu.requests.certification import (
     RecordedRequest,
     committed_model,
@@ -42,10 +41,12 @@ from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.group_state import are_apart, groups_to_build, has_groups, merge_rows, use_trunks_of_head
 from sifu.run.group_training import LARGEST_PSI, GroupTraining, record_first_merge
+from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.run.training import ProgressCallback, RecordedTraining, track_everyone
 from sifu.store.actors import actor_name
 from sifu.store.client_accuracy import remove_standing
+from sifu.store.given_approvals import approvals_needed, approved_requests
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
@@ -76,6 +77,8 @@ class RollBack:
         self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
         self.noise_node = 1 + max(self.writer.nodes_by_number())
         self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
+        # A client of which records are forgotten is active until now.
+        self.others = np.setdiff1d(self.view.active, self.view.indices(plan.terms.clients))
         self.stored_updates = self.writer.updates()
         erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention
         self.erased_models = nodes_to_erase(self.view, set(on_disk), *erased_by)
@@ -132,7 +135,7 @@ class RollBack:
         psi_max = LARGEST_PSI if unknown else 0.0
         if not self.fresh and not unknown:
             at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
-            psi_max = min(float(at_source.total(self.view.active).max(initial=0.0)), LARGEST_PSI)
+            psi_max = min(float(at_source.total(self.others).max(initial=0.0)), LARGEST_PSI)
         models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
         source = self.source
         if source is not None and not source.kept and source.node not in self.erased_models:
@@ -164,7 +167,7 @@ class RollBack:
         current, new = self.writer.load_model(tip), self.start.model
         measured = (
             (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
-            (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.view.active)),
+            (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),
             (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
         )
         # Clients on other machines are not asked once they want to be forgotten.
@@ -195,6 +198,7 @@ class RollBack:
                 for cost in plan.charges
             ],
             "source_model": committed_model(source.node, source.digest) if source else None,
+            "left_out": sorted(self.view.left_out - set(self.view.indices(plan.terms.clients))),
             "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
             "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
         }
@@ -251,7 +255,7 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_letter=True)
             return True
-        if self._complete_head() or self.heal(until_letter=True):
+        if self._complete_head() or self.heal(until_letter=True) or self.run_owed_rounds(until_letter=True):
             return True
         return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
 
@@ -338,12 +342,9 @@ class Worker:
         """
         waiting = [
             row
-            for row in self.writer.requests()
-            if row.waits and row.request not in self.refused and (among is None or row.request in among)
+            for row in approved_requests(self.writer)
+            if row.request not in self.refused and (among is None or row.request in among)
         ]
-        if waiting:
-            lacking = unapproved(self.writer)
-            waiting = [row for row in waiting if row.request not in lacking]
         if not waiting:
             return False
         row = waiting[0]
@@ -355,6 +356,60 @@ class Worker:
             self._tell(f"request {row.request} keeps waiting: {error}")
             self.refused[row.request] = error
         return True
+
+    def execute_records(self, besides: str | None = None) -> list[str]:
+        """Execute the approved requests for records, so that the next release lacks exactly what they name.
+
+        One that cannot be executed keeps waiting, its client stays in, and a warning says why. The request `besides`
+        is left to the caller. Returns those that were executed.
+        """
+        executed = []
+        for row in approved_requests(self.writer):
+            if not row.records or row.request == besides:
+                continue
+            try:
+                self._carry_out(row, None)
+            except (InputError, NotCertifiableError) as error:
+                if not self._row(row.request).waits:
+                    raise
+                log.warning("request %s keeps waiting, and its client stays in: %s", row.request, error)
+            else:
+                executed.append(row.request)
+        return executed
+
+    def bring_up_to_date(self) -> int:
+        """Bring the released model up to date with who should be in it.
+
+        A head in closed form is solved again unless it is that of exactly the active clients; other models get the
+        rounds that they owe.
+
+        Returns:
+            The rounds or solves that were recorded; 0 if the model was up to date.
+        """
+        view = RunView(self.writer)
+        if view.spec.model.kind != RIDGE:
+            return self.run_owed_rounds()
+        before = self.writer.tip
+        solve = self._run_rounds("release")
+        if solve is not None and self.writer.tip != before:
+            solve.note_standing()
+        return int(self.writer.tip != before)
+
+    def run_owed_rounds(self, until_letter: bool = False) -> int:
+        """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`); return how many.
+
+        They are as many as the current branch ran without these clients.
+        """
+        view = RunView(self.writer)
+        owed = owed_rounds(view)[0] if self.writer.phase == "ready" and view.spec.model.kind != RIDGE else 0
+        if not owed:
+            return 0
+        before = view.path.nodes[-1].position
+        stop = replace(view.spec.stop, target=0.0, min_rounds=0, max_rounds=before + owed)
+        training = self._run_rounds("release", stop, until_letter)
+        if training is not None:
+            training.note_standing()
+        return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
         """Where requests are approved, their level is one of the approved terms: no command sets another."""

@@ -200,6 +200,7 @@ class RecordedSolve(RecordedTraining):
             "relative_penalty": head.relative_penalty,
             "asked": gathered.clients_asked,
             "bytes_sent": 8 * gathered.words_sent,
+            "left_out": sorted(self.view.left_out),
         }
         if self.view.spec.is_tuned:
             self._pending.solve["trunks"] = list(trunks)

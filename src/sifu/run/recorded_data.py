@@ -370,7 +370,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
     newcomers = []
     for client in clients:
         index = view.index_of.get(now.get(client.name, client.name))
-        if index is not None and index in view.forgotten | view.waiting:
+        if index is not None and index in view.forgotten | view.asking:
             raise InputError(
                 f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
                 "never had in this run may join under another name"

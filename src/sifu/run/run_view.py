@@ -24,6 +24,7 @@ from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.store.erased_figures import last_erased
+from sifu.store.given_approvals import leaving_requests
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
@@ -364,15 +365,27 @@ class RunView:
         return {client for subject in self.reader.subjects() for client in subject.clients}
 
     @cached_property
-    def waiting(self) -> set[int]:
-        """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
-        return {self.index_of[name] for request in self.requests if request.waits for name in request.clients}
+    def asking(self) -> set[int]:
+        """Clients that a waiting request wants to be forgotten whole, approved or not."""
+        return self._named(request for request in self.requests if request.waits)
+
+    @cached_property
+    def left_out(self) -> set[int]:
+        """Clients that take part in no round because an approved request to forget them whole waits.
+
+        A request that lacks approvals leaves no client out. One for records leaves its client in; it is executed before
+        the next release (`Worker.execute_records`).
+        """
+        return self._named(leaving_requests(self.reader))
+
+    def _named(self, requests: Iterable[RequestRow]) -> set[int]:
+        return {self.index_of[name] for request in requests if not request.records for name in request.clients}
 
     @property
     def active(self) -> ClientIndices:
         """Clients that may take part in a round."""
         stays = np.ones(len(self.clients), dtype=bool)
-        stays[list(self.forgotten | self.waiting)] = False
+        stays[list(self.forgotten | self.left_out)] = False
         return np.flatnonzero(stays)
 
     @property

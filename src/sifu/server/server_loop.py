@@ -60,11 +60,11 @@ def serve(
 ) -> list[str]:
     """Train until the stop rule holds, carrying requests out as they arrive; returns those that were carried out.
 
-    A request that arrives stops its clients from being sampled at once; it is carried out when the rounds of
-    the request before it are done, or at once if there is none. When all is done, the server waits `linger` seconds for
-    more. After being killed at any time, calling this again resumes; it waits up to `lock_wait` seconds for
-    an earlier server that has not noticed its end yet. `after_mail` is called before the first round and whenever
-    letters were taken in, or `more_mail` said that there is something else to look at.
+    A request that arrives, and is approved where the spec demands it, stops its clients from being sampled at once; it
+    is carried out when the rounds of the request before it are done, or at once if there is none. When all is done, the
+    server waits `linger` seconds for more. After being killed at any time, calling this again resumes; it waits up to
+    `lock_wait` seconds for an earlier server that has not noticed its end yet. `after_mail` is called before the first
+    round and whenever letters were taken in, or `more_mail` said that there is something else to look at.
     """
     with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
@@ -112,7 +112,7 @@ def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter],
     if leave_out is not None:
         view = RunView(writer)
         blocked = {entry.name for entry in recorded_clients(writer) if entry.status == "blocked"}
-        leave_out(view.forgotten | view.waiting | {view.index_of[name] for name in blocked if name in view.index_of})
+        leave_out(view.forgotten | view.left_out | {view.index_of[name] for name in blocked if name in view.index_of})
     if after_mail:
         after_mail(writer)
 

@@ -349,7 +349,8 @@ def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[i
     """Rounds continue from the current model, one after the other; a request makes one node, whose kind says how."""
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
-        if any(node.kind != "round" or node.parent != before for before, node in enumerate(nodes, start=tip)):
+        parents = [tip, *(node.node for node in nodes[:-1])]  # models of groups may have been recorded in between
+        if any(node.kind != "round" or node.parent != parent for node, parent in zip(nodes, parents, strict=True)):
             yield "records rounds that do not continue from the current model"
         if any(node.noise_std != 0.0 or node.order != 0 for node in nodes):
             yield "records noise in a round"

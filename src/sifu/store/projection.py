@@ -56,7 +56,7 @@ class RequestRow:
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be carried out; its clients are not asked any more."""
+        """Whether it is still to be carried out."""
         return self.status in ("received", "verified", "planned")
 
 

@@ -119,10 +119,14 @@ def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statist
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Every round is a solve among clients whose forgetting had not been requested by then: all of those but refused
-    and absent ones."""
-    recorded, everyone, gone, client_count = solves(reader), reader.everyone(), set(), 0
-    forgotten_by: dict[str, set[int]] = {}
+    """Every round is a solve among those who should be in: all clients that had joined by then but the forgotten, those
+    that approved requests left out, and refused and absent ones.
+
+    Solves of older runs, which do not say whom they left out, left out the clients of every waiting request.
+    """
+    recorded, everyone, client_count = solves(reader), reader.everyone(), 0
+    named_by: dict[str, set[int]] = {}
+    rolled_back: set[str] = set()
     left_out = {
         (rejection.branch, rejection.round, rejection.client) for rejection in reader.rejections() if rejection.left_out
     }
@@ -131,10 +135,11 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         client_count = int(content.get("run", {}).get("client_count", client_count))
         if event.kind == "request received":
             request = content["request"]
-            forgotten_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
+            named_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
         if event.kind in ("request refused", "request withdrawn"):
-            forgotten_by.pop(content["request"], None)
-        gone = set().union(*forgotten_by.values()) if forgotten_by else set()
+            named_by.pop(content["request"], None)
+        if event.kind == "rolled back":
+            rolled_back.add(content["request"])
         if event.kind != "rounds":
             continue
         first, last = int(content["rows"]["first"]), int(content["rows"]["last"])
@@ -146,6 +151,9 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
         absent = set(recorded[last].get("absent", []))
+        gone = set[int]().union(*named_by.values())
+        if "left_out" in recorded[last]:
+            gone = set(recorded[last]["left_out"]).union(*(named_by[request] for request in rolled_back))
         if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
         samples = sum(view.clients[client].samples for client in taken)

@@ -15,6 +15,7 @@ from sifu.core.method_info import method_info
 from sifu.errors import RunDamagedError
 from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.requests.certification import RecordedRequest, UpdatesErased
+from sifu.requests.request_record import MAY_BE_APPROVED
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked, read_plain, stored_path
@@ -196,10 +197,13 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     extra = 0
     if recorded.replayed:
-        # Clients of earlier requests take no part any more, whether those were carried out or wait; clients of
-        # withdrawn or refused requests do.
-        standing = [row for row in before.rows["requests"].values() if row["status"] not in ("refused", "withdrawn")]
-        asking = {view.index_of[name] for row in standing for name in json.loads(row["terms"])["clients"]}
+        # Clients of earlier requests take no part any more, nor do those that approved requests leave out; in older
+        # events these are the clients of all requests that wait.
+        ended = ("refused", "withdrawn", *(MAY_BE_APPROVED if "left_out" in content else ()))
+        rows = [row for row in before.rows["requests"].values() if row["status"] not in ended]
+        rows.append(before.rows["requests"][request.request,])
+        asking = {view.index_of[name] for row in rows for name in json.loads(row["terms"])["clients"]}
+        asking |= set(content.get("left_out", []))
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
         replayed = rounds_to_replay(on_path, asking)[:limit]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.errors import InputError
-from sifu.requests.approvals import check_approvals
+from sifu.requests.approvals import check_approvals, check_left_out
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
@@ -115,6 +115,7 @@ def verify_run(
             ("requests", group_checks.check_remainders),
             ("lifecycles", check_lifecycles),
             ("approvals", check_approvals),
+            ("approvals", check_left_out),
             ("purges", check_purges),
             ("restored", outside_record.check_restored),
             ("timestamps", lambda reader: outside_record.check_timestamps(reader, signers, result.notes)),

@@ -1,0 +1,147 @@
+"""Approvals of requests as the ledger has them: who filed a request, who approved its terms, and how many are missing.
+
+A request whose approvals are complete is approved; where the spec demands none, every request is. Only approved
+requests change what a run trains or releases: while one to forget clients waits, rounds and solves leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from sifu.core.ledger import Event, read_json
+from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.store.actors import same_person
+from sifu.store.projection import RequestRow
+from sifu.store.reader import RunReader
+
+APPROVED = "request approved"
+"""The kind of event."""
+NEEDED: Mapping[str, int] = {"none": 0, "one": 1, "two": 2}
+RECEIVED = "request received"
+RESTORED = "restored"
+ENDS_WAITING = ("rolled back", "request refused", "request withdrawn")
+
+
+@dataclass
+class Approvals:
+    """Who filed a request, the digest of its terms, and who approved these: different people in order."""
+
+    filed_by: str = "unknown"
+    terms: str = ""
+    approved_by: list[str] = field(default_factory=list)
+
+    def add(self, actor: str, terms: object) -> bool:
+        """Count an approval of these terms; False if it does not count.
+
+        Not counted: one by the person who filed the request, a second one by the same person, one of other terms.
+        """
+        counts = terms == self.terms and self.may_approve(actor)
+        if counts:
+            self.approved_by.append(actor)
+        return counts
+
+    def may_approve(self, actor: str) -> bool:
+        """Whether this person's approval would count."""
+        return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
+
+
+def approvals_of(reader: RunReader) -> dict[str, Approvals]:
+    """The approvals of every request."""
+    rows = reader.query(
+        "SELECT kind, payload FROM events WHERE kind IN (?, ?) ORDER BY seq",
+        (RECEIVED, APPROVED),
+    )
+    # What will be carried out are the terms of the row: approvals of anything else do not count.
+    digests = {row.request: row.terms.digest(row.request) for row in reader.requests()}
+    approvals: dict[str, Approvals] = {}
+    for kind, payload in rows:
+        content = read_json(payload)
+        actor = str(content.get("actor", "unknown"))
+        if kind == RECEIVED:
+            request = str(content["request"]["request"])
+            approvals[request] = Approvals(actor, digests.get(request, ""))
+        else:
+            approvals.setdefault(str(content["request"]), Approvals()).add(actor, content.get("terms"))
+    return approvals
+
+
+def approvals_needed(reader: RunReader) -> int:
+    """How many people must approve a request of this run."""
+    return NEEDED[Spec.from_mapping(reader.spec).requests.approval]
+
+
+def unapproved(reader: RunReader) -> dict[str, int]:
+    """The requests that lack approvals, and how many each lacks."""
+    needed = approvals_needed(reader)
+    if needed == 0:
+        return {}
+    lacking = {request: needed - len(approvals.approved_by) for request, approvals in approvals_of(reader).items()}
+    return {request: count for request, count in lacking.items() if count > 0}
+
+
+def approved_requests(reader: RunReader) -> list[RequestRow]:
+    """Return the requests that wait and lack no approval, in the order they were received."""
+    return _waiting(reader, ())
+
+
+def leaving_requests(reader: RunReader) -> list[RequestRow]:
+    """Return the waiting requests that leave out what they name: the approved ones, and those a restoration brought.
+
+    The latter were executed once, and their certificates were issued.
+    """
+    rows = reader.query("SELECT payload FROM events WHERE kind = ?", (RESTORED,))
+    return _waiting(reader, {request for (payload,) in rows for request in read_json(payload)["requests"]})
+
+
+def _waiting(reader: RunReader, approved: Collection[str]) -> list[RequestRow]:
+    waiting = [row for row in reader.requests() if row.waits]
+    lacking = unapproved(reader) if waiting else {}
+    return [row for row in waiting if row.request not in lacking or row.request in approved]
+
+
+def check_approved(reader: RunReader, request: str) -> None:
+    """Refuse to carry out a request that lacks approvals."""
+    lacking = unapproved(reader).get(request, 0)
+    if lacking:
+        by = approvals_of(reader)[request]
+        given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "not approved yet"
+        raise InputError(
+            f"request {request} is {given} and needs {lacking} more (requests.approval of the run's spec), by people "
+            f"other than {by.filed_by}, who filed it: sifu requests decide DIR {request} approved --actor NAME"
+        )
+
+
+class LeavingClients:
+    """Replay of a ledger that tells, after each event, which waiting requests leave out which clients."""
+
+    def __init__(self, needed: int) -> None:
+        self._needed = needed
+        self._waiting: dict[str, Approvals] = {}
+        self._clients: dict[str, tuple[str, ...]] = {}
+        self._restored: set[str] = set()
+
+    def take(self, event: Event) -> None:
+        """Follow one event."""
+        kind, content = event.kind, event.content
+        if kind == RECEIVED:
+            request, filed = str(content["request"]["request"]), content["request"]
+            terms = RequestTerms.from_mapping({name: filed[name] for name in TERMS if name in filed})
+            self._waiting[request] = Approvals(str(content.get("actor", "unknown")), terms.digest(request))
+            self._clients[request] = () if terms.records else terms.clients
+        elif kind == APPROVED and str(content["request"]) in self._waiting:
+            self._waiting[str(content["request"])].add(str(content.get("actor", "unknown")), content.get("terms"))
+        elif kind == RESTORED:
+            self._restored.update(content["requests"])
+        elif kind in ENDS_WAITING:
+            self._waiting.pop(str(content["request"]), None)
+
+    def by_request(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the clients that each request leaves out now."""
+        return {
+            request: self._clients[request]
+            for request, approvals in self._waiting.items()
+            if len(approvals.approved_by) >= self._needed or request in self._restored
+        }
