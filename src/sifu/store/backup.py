@@ -91,6 +91,8 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
     with unfinished_restoration(folder.parent) as staged:
         with room_to_write(folder):
             _unpack(file, staged)
+            for name in ("", *FOLDERS):
+                sync_folder(staged / name)
         yield staged
         if folder.exists():
             folder.rmdir()

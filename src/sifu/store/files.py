@@ -107,6 +107,8 @@ def append_line(path: Path, line: bytes) -> None:
         stream.write(line + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
+    if size == 0:
+        sync_folder(path.absolute().parent)
 
 
 STORED: dict[str, re.Pattern[str]] = {
@@ -296,14 +298,21 @@ def create_private(path: Path) -> int:
 
 
 def private_folder(path: Path, parents: bool = False) -> None:
-    """A folder for its owner only, under any umask; one that is there stays as it is."""
+    """Make a folder for its owner only, under any umask, durable when this returns; one that exists stays as it is."""
+    above = path.absolute().parent
+    if parents and not above.exists():
+        above.mkdir(parents=True, exist_ok=True)
+        for place in above.parents:  # any of them may be new
+            if os.access(place, os.R_OK):
+                sync_folder(place)
     try:
-        path.mkdir(mode=0o700, parents=parents)
+        path.mkdir(mode=0o700)
     except FileExistsError:
         if not path.is_dir():
             raise
         return
     path.chmod(0o700)
+    sync_folder(above)
 
 
 FORMS = ("auditor", "public")

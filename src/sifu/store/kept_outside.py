@@ -31,7 +31,7 @@ from typing import Any
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.clock import utc_now
-from sifu.store.files import TEMPORARY_PREFIX, append_line, read_named
+from sifu.store.files import TEMPORARY_PREFIX, append_line, private_folder, read_named, sync_folder
 from sifu.store.keys import KEY_FILE, Checkpoint, check_keys, is_encrypted, keys_of, latest_checkpoint, signature_holds
 from sifu.store.reader import RunReader
 
@@ -182,7 +182,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
     if accepted:
         entries[0]["accepted"] = True
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path.parent, parents=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -190,6 +190,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        sync_folder(path.parent)
     except OSError as error:
         log.warning(
             "the key of %s cannot be remembered in %s (%s), so a change of it would go unnoticed: name a file that can "

@@ -1,0 +1,311 @@
+"""Power losses replayed: python power_loss.py FOLDER JSON, started with LD_PRELOAD of io_log.c
+
+Every command that writes is run once, and each of its calls that change files is logged with its bytes. A power loss at
+a call leaves what was synced before it. Of the rest, each folder may have kept any number of its first changes of
+names, and each file any of its writes, in part or in whole: later ones without earlier ones, too. Such a disk is
+written out, and the same command is run on it; it must end the work. After the last call everything acknowledged
+must be there at once. As a check of the log itself, a disk that lost nothing must be the one that the command left.
+
+Prints one JSON object: the number of power losses and of calls for each command, and what was wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import stat
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from run_tools import query, scalars
+from sifu.api import verify_run
+from sifu.cli.main import main as sifu_command
+from sifu.run import training
+
+ROOT = 0
+DRAWN = ("known", "run events", "again events")
+"""Results that another attempt may record otherwise: ids and keys are random, and an attempt may be recorded."""
+REBUILT = "-shm"
+"""SQLite's index of its log, which no power loss keeps and the next process rebuilds."""
+
+
+@dataclass
+class Change:
+    """One change of the disk: a name in a folder, bytes or the size of a file, or a sync of either."""
+
+    kind: str
+    node: int
+    name: str = ""
+    target: int | None = None
+    offset: int = 0
+    data: bytes = b""
+
+
+@dataclass
+class Disk:
+    """Files and folders by number: the content of each file, the names in each folder."""
+
+    files: dict[int, bytes] = field(default_factory=dict)
+    folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
+
+    @staticmethod
+    def read(root: Path) -> Disk:
+        """Return what is in a folder."""
+        disk = Disk()
+        disk._read(root, ROOT)
+        return disk
+
+    def _read(self, place: Path, node: int) -> None:
+        for path in sorted(place.iterdir()):
+            number = len(self.files) + len(self.folders)
+            if not path.name.endswith(REBUILT):
+                self.folders[node][path.name] = number
+                if path.is_dir():
+                    self.folders[number] = {}
+                    self._read(path, number)
+                else:
+                    self.files[number] = path.read_bytes()
+
+    def write(self, root: Path, node: int = ROOT) -> None:
+        """Write everything into a folder, which is emptied first."""
+        if node == ROOT:
+            for entry in root.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for name, number in self.folders[node].items():
+            if number in self.folders:
+                (root / name).mkdir(mode=0o700)
+                self.write(root / name, number)
+            else:
+                (root / name).touch(mode=0o600)
+                (root / name).write_bytes(self.files[number])
+
+    def content(self, node: int = ROOT, path: str = "") -> dict[str, bytes | None]:
+        """Return every path with its bytes; None for a folder."""
+        found: dict[str, bytes | None] = {}
+        for name, number in self.folders[node].items():
+            here = f"{path}/{name}"
+            found |= {here: None} | self.content(number, here) if number in self.folders else {here: self.files[number]}
+        return found
+
+
+def read_log(log: bytes, root: Path, before: Disk) -> list[Change]:
+    """Return the changes of a log, each about the file or folder that had its path at the time."""
+    names: dict[str, int] = {str(root): ROOT}
+
+    def know(node: int, path: str) -> None:
+        for name, number in before.folders[node].items():
+            names[f"{path}/{name}"] = number
+            if number in before.folders:
+                know(number, f"{path}/{name}")
+
+    know(ROOT, str(root))
+    counter = iter(range(1_000_000, 1_000_000_000))
+    changes: list[Change] = []
+
+    def entry(path: str, number: int | None) -> None:
+        folder, name = os.path.split(path)
+        changes.append(Change("name", names[folder], name, number))
+        if number is None:
+            names.pop(path, None)
+        else:
+            names[path] = number
+
+    for op, offset, path, other, data in _records(log):
+        path, other = os.path.normpath(path), os.path.normpath(other)
+        if path.endswith(REBUILT):
+            continue
+        if op in ("create", "folder"):
+            number = next(counter)
+            changes.append(Change(op, number))
+            entry(path, number)
+        elif op in ("rename", "link"):
+            moved = {place: number for place, number in names.items() if place == path or place.startswith(f"{path}/")}
+            if op == "rename":  # the new name is there before the old one is gone
+                entry(other, names[path])
+                entry(path, None)
+                for place, number in moved.items():
+                    names.pop(place, None)
+                    names[other + place[len(path) :]] = number
+            else:
+                entry(other, names[path])
+        elif op == "remove":
+            entry(path, None)
+        elif path in names:
+            changes.append(Change(op, names[path], offset=offset, data=data))
+    return changes
+
+
+def _records(log: bytes) -> Iterator[tuple[str, int, str, str, bytes]]:
+    place = 0
+    while place < len(log):
+        end = log.index(b"\0\n", place)
+        head, other = log[place:end].split(b"\0")
+        op, offset, length, path = head.decode().split(" ", 3)
+        place = end + 2 + int(length)
+        yield op, int(offset), path, other.decode(), log[end + 2 : place]
+
+
+def after_power_loss(before: Disk, changes: list[Change], keep: Callable[[str], float]) -> Disk:
+    """Return a disk that a power loss after these changes may leave.
+
+    `keep` draws how much of what was not synced is there, as a share: of a folder's changes of names, and of a write.
+    """
+    disk = Disk(dict(before.files), {number: dict(names) for number, names in before.folders.items()})
+    synced = {change.node: at for at, change in enumerate(changes) if change.kind == "sync"}
+    unsynced: dict[int, list[Change]] = {}
+    for at, change in enumerate(changes):
+        if change.kind == "create":
+            disk.files[change.node] = b""
+        elif change.kind == "folder":
+            disk.folders[change.node] = {}
+        elif change.kind in ("data", "size"):
+            share = 1.0 if at < synced.get(change.node, -1) else keep("data")
+            _apply(disk, change, share)
+        elif change.kind == "name":
+            if at < synced.get(change.node, -1):
+                _rename(disk, change)
+            else:
+                unsynced.setdefault(change.node, []).append(change)
+    for later in unsynced.values():
+        for change in later[: round(keep("names") * len(later))]:
+            _rename(disk, change)
+    return disk
+
+
+def _apply(disk: Disk, change: Change, share: float) -> None:
+    content = disk.files[change.node]
+    if change.kind == "size":
+        if share >= 0.5:
+            disk.files[change.node] = content[: change.offset].ljust(change.offset, b"\0")
+        return
+    data = change.data[: round(share * len(change.data))]
+    if data:
+        start = content[: change.offset].ljust(change.offset, b"\0")
+        disk.files[change.node] = start + data + content[change.offset + len(data) :]
+
+
+def _rename(disk: Disk, change: Change) -> None:
+    if change.target is None:
+        disk.folders[change.node].pop(change.name, None)
+    else:
+        disk.folders[change.node][change.name] = change.target
+
+
+def called(root: Path, arguments: list[str], log: Path | None = None) -> int:
+    """Run a command in a child; returns its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.chdir(root)
+            with open(root.parent / "printed", "w") as printed:
+                os.dup2(printed.fileno(), 1)
+                os.dup2(printed.fileno(), 2)
+            sys.argv = ["sifu", *arguments]
+            if log is not None:
+                ctypes.CDLL(None).io_log_start(str(log).encode(), f"{root}/".encode()[:-1])
+            sifu_command()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def result_of(root: Path) -> dict[str, Any]:
+    """Return what the commands so far acknowledged: tables of each run, and the other files by name."""
+    result: dict[str, Any] = {}
+    for place in ("run", "again"):
+        if (root / place / "run.db").exists():
+            problems = verify_run(root / place).problems
+            result[place] = problems or scalars(root / place)
+            decisions = "SELECT kind FROM events WHERE kind NOT IN ('rounds', 'round') ORDER BY seq"
+            result[f"{place} events"] = query(root / place, decisions)
+    for name in ("backup.zip", "model.safetensors", "spec.toml", "witness.jsonl"):
+        result[name] = (root / name).exists() and (root / name).stat().st_size
+    tokens = root / ".sifu-console" / "tokens.json"
+    result["tokens"] = [row["name"] for row in json.loads(tokens.read_bytes())["tokens"]] if tokens.exists() else []
+    known = root / "known_keys"
+    result["known"] = sorted(known.read_text().split('"run": "')[1:2]) if known.exists() else []
+    return result
+
+
+def lose_power(root: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Try power losses in every command of a job."""
+    draw = random.Random(job["seed"])
+    lost: dict[str, Any] = {}
+    wrong: list[str] = []
+    training.COMMIT_SECONDS = 0.0
+    for arguments in job["commands"]:
+        words, log = " ".join(arguments), root.parent / "log"
+        log.unlink(missing_ok=True)
+        before = Disk.read(root)
+        code = called(root, arguments, log)
+        if code != 0:
+            printed = (root.parent / "printed").read_text()
+            return {"lost": lost, "wrong": [f"{words}: exit code {code} without a power loss: {printed[-800:]}"]}
+        ended, done = Disk.read(root), result_of(root)
+        changes = read_log(log.read_bytes(), root, before)
+        whole = after_power_loss(before, changes, lambda kind: 1.0)
+        if whole.content() != ended.content():
+            names = sorted(name for name in whole.content().keys() | ended.content().keys()
+                           if whole.content().get(name, 0) != ended.content().get(name, 0))  # fmt: skip
+            wrong.append(f"{words}: the log does not lead to the disk: {names[:5]}")
+            continue
+        points = [len(changes), *(draw.randrange(len(changes) + 1) for _ in range(job["losses"]))]
+        lost[words] = [len(points), len(changes)]
+        for number, at in enumerate(points):
+            styles = (lambda kind: 0.0, lambda kind: draw.choice((0.0, 1.0)), lambda kind: draw.random())
+            style = styles[0] if number == 0 else draw.choice(styles)
+            after_power_loss(before, changes[:at], style).write(root)
+            problem = what_is_wrong(root, arguments, done, acknowledged=at == len(changes))
+            if problem:
+                wrong.append(f"{words}: power lost at change {at} of {len(changes)}: {problem}")
+        ended.write(root)
+    return {"lost": lost, "wrong": wrong}
+
+
+def what_is_wrong(root: Path, arguments: list[str], done: dict[str, Any], acknowledged: bool) -> str | None:
+    """Return what is wrong after a power loss, at once where the command was done, and after it was run again."""
+    if acknowledged:
+        there = result_of(root)
+        return next(
+            (f"{name} is lost: {str(there.get(name))[:300]}" for name in done if there.get(name) != done[name]), None
+        )
+    code = called(root, arguments)
+    if code not in (0, 2):  # 2: it is there already
+        return f"again it ends with {code}: {(root.parent / 'printed').read_text()[-600:]}"
+    there = result_of(root)
+    differing = [name for name in done if there.get(name) != done[name] and name not in DRAWN]
+    if differing:
+        return f"again it does not lead to the same {differing}: {str(there.get(differing[0]))[:300]}"
+    return None
+
+
+if __name__ == "__main__":
+    folder, job = Path(sys.argv[1]) / "disk", json.loads(sys.argv[2])
+    folder.mkdir()
+    os.environ["SIFU_KNOWN_KEYS"] = str(folder / "known_keys")
+    lines = (
+        f"{section}.{name} = {json.dumps(value)}"
+        for section, names in job["spec"].items()
+        for name, value in names.items()
+    )
+    if job.get("folders_unsynced"):
+        sync = os.fsync
+        os.fsync = lambda descriptor: None if stat.S_ISDIR(os.fstat(descriptor).st_mode) else sync(descriptor)  # type: ignore[assignment,arg-type]
+    (folder / "small.toml").write_text("\n".join(lines) + "\n")
+    print(json.dumps(lose_power(folder, job)))
