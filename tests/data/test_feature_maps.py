@@ -180,16 +180,40 @@ def test_projections_keep_lengths() -> None:
     np.testing.assert_allclose(np.linalg.norm(projected, axis=1), np.linalg.norm(x, axis=1), rtol=0.1)
 
 
-def test_a_module_that_changed_is_refused() -> None:
+def test_a_module_that_is_changed_later_changes_no_features() -> None:
     module = torch.nn.Linear(4, 3)
     features = NetworkFeatures(module, (4,))
-    digest = features.digest()
-    features(np.ones((2, 4)))
+    digest, rows = features.digest(), features(np.ones((2, 4)))
     with torch.no_grad():
         module.weight[0, 0] += 1.0
-    assert features.digest() != digest
-    with pytest.raises(InputError, match="changed since"):
-        features(np.ones((2, 4)))
+    assert features.digest() == digest
+    assert np.array_equal(features(np.ones((2, 4))), rows)
+    changed = NetworkFeatures(module, (4,))
+    assert changed.digest() != digest
+    assert not np.array_equal(changed(np.ones((2, 4))), rows)
+
+
+class RemembersTokens(torch.nn.Module):
+    """An embedding whose every token but the first one keeps what was seen: no sample from [0, 1) shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.seen = torch.nn.Embedding(9, 4), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Means of the rows of tokens."""
+        tokens = x.long()
+        self.seen += 0.1 * float((tokens > 0).sum())
+        return self.table(tokens).mean(1) + self.seen * (tokens > 0).any(1, keepdim=True)
+
+
+def test_modules_are_compared_on_real_samples_of_the_right_type() -> None:
+    tokens = np.random.default_rng(0).integers(1, 9, (5, 6))
+    features = NetworkFeatures(RemembersTokens(), (6,))
+    with pytest.raises(InputError, match="other features next to other samples or after them"):
+        list(features.chunks(tokens))
+    zeros = np.zeros((5, 6), dtype=np.int64)  # the negative control: token 0 alone shows nothing
+    assert len(list(NetworkFeatures(RemembersTokens(), (6,)).chunks(zeros))) == 1
 
 
 def test_options_and_samples_that_do_not_fit_are_refused() -> None:

@@ -168,7 +168,7 @@ def check_continues(
     whose data are not those that they had, and what is wrong: only what needs their data has to be refused. Nothing is
     said of those who are `absent`.
     """
-    others = ("outside", "rounding_bounded", "engine")
+    others = ("outside", "rounding_bounded", "module", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
     recorded_facts = reader.facts | ({} if local_rate is None else {"local_rate": local_rate})
     _check_facts(reader.folder, recorded_facts, facts, names)

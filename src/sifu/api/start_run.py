@@ -40,7 +40,7 @@ from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
-from sifu.run.devices import check_choice, check_repeats, facts_of, on_device
+from sifu.run.devices import check_choice, check_module, check_repeats, facts_of, on_device
 from sifu.run.recorded_data import clients_again
 from sifu.run.run_view import Regularities
 from sifu.run.training import ProgressCallback
@@ -147,6 +147,7 @@ def train(
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         digests = tuple(sample_digest(client) for client in data)
         engine = on_device(engine, data, resolved, device, precision)
+        check_module(engine)
     else:
         check_as_specified(spec, engine.facts)
         check_repeats(engine)

@@ -15,7 +15,7 @@ from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
 from sifu.theory.closed_form.blocks import Blocks
-from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
+from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 
 
@@ -68,11 +68,13 @@ def head_profile(name: str, samples: int) -> ClientProfile:
     return ClientProfile(name, samples, 1, 0.0, 0.0)
 
 
-def head_facts(features: str, *, declared: bool, from_labels: bool, preprocessing: str, identity: str) -> TrainingFacts:
+def head_facts(
+    features: str, *, declared: bool, users: bool, from_labels: bool, preprocessing: str, identity: str
+) -> TrainingFacts:
     """What a certificate's premises need of a head on the feature map with this digest.
 
-    `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
-    counted from the clients' labels.
+    `declared` says that the operator declares the map to be public, `users` that the operator's own module computes it,
+    and `from_labels` that the number of outputs was counted from the clients' labels.
     """
     return TrainingFacts(
         local_rate=0.0,
@@ -89,6 +91,7 @@ def head_facts(features: str, *, declared: bool, from_labels: bool, preprocessin
         shape_from_labels=from_labels,
         features=features,
         features_declared=declared,
+        module=FRESH_COPIES if users else "",
         noise_source=NO_NOISE,
         identity=identity,
         initial=DRAWN_FROM_SEED,

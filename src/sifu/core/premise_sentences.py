@@ -108,6 +108,11 @@ SENTENCES: dict[str, dict[str, str]] = {
     "method": {
         "failed": "{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
     },
+    "module": {
+        "trusted": "A module of the operator's own computes with clients' data. Each client began with a fresh copy of "
+        "it and with fixed states of the random generators, and repeated computations gave the same bits; that nothing "
+        "else (files, the clock, other processes) carries one client's data to another is trusted.",
+    },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",
         "seeded": "The noise came from a seeded generator, so anyone with the seed can remove it.",

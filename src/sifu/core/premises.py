@@ -67,8 +67,8 @@ class Premise:
 
 
 FRESH_START = (
-    "preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart", "initial model",
-    "noise size", "engine", "layout", "held-out rows",
+    "preprocessing", "features", "module", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
+    "initial model", "noise size", "engine", "layout", "held-out rows",
 )  # fmt: skip
 """The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
 proves anything at all, and whether a client is who it says it is."""
@@ -145,6 +145,7 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
         *(() if solved else (initial,)),
         preprocessing_premise(facts),
         *((features,) if facts.features else ()),
+        *((Premise("module", "trusted"),) if facts.module else ()),
         Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
         *IDENTITIES.get(facts.identity, (Premise("identity", "assumed", "unknown"),)),
         *(premise for premise in engine if not solved or premise.status == "assumed"),

@@ -370,6 +370,7 @@ def engine_from_spec(
             shape_from_labels=from_labels,
             features=getattr(clients[0], "features", "") if len(clients) else "",
             features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
+            features_by_module=spec.features.kind == "module",
             clipping=clipping,
             replies=ReplyRules(server.rejected, server.update_bound),
             numbers=numbers,

@@ -126,6 +126,13 @@ def facts_of(engine: Engine) -> TrainingFacts:
     return replace(engine.facts, engine=engine_kind(engine))
 
 
+def check_module(engine: Engine) -> None:
+    """Refuse a user's module that carries something from client to client, before a run is made of it."""
+    check = getattr(engine, "check_module", None)
+    if engine_kind(engine) != UNKNOWN and check is not None:
+        check()
+
+
 def check_repeats(engine: Engine) -> None:
     """Refuse an engine that is not sifu's own and gives another result when a round is repeated.
 

@@ -97,6 +97,8 @@ class NewRun:
         """What the first event says of the run; `salt` is that of the digest of clients."""
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
+        if not facts.module:
+            del recorded_facts["module"]
         if self.sealed_rate():
             recorded_facts["local_rate"], spec["local"] = 0.0, {**spec["local"], "rate": "auto"}
         values = {

@@ -19,6 +19,9 @@ DRAWN_FROM_SEED = "drawn from the seed"
 MADE_BY_OPERATOR = "made by the operator's program"
 """Two values of `TrainingFacts.initial`; any other means that nothing is known of it."""
 
+FRESH_COPIES = "a fresh copy for each client, compared when repeated"
+"""`TrainingFacts.module` where a module of the operator's own takes part: how it is kept from carrying data."""
+
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
 ON_A_GPU = "its participants, computed on a GPU"
@@ -96,8 +99,9 @@ class TrainingFacts:
     where initial models come from. What an engine does not say is not known. `local_clip` bounds the norm of the
     gradient of every local step (0: it does not). `features` is the digest of the public feature map that samples go
     through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
-    operator must declare that no client's data shaped it. `engine` says what a round follows from; it is decided by
-    the engine's class when a run is made, never by what the engine says of itself.
+    operator must declare that no client's data shaped it. `module` says how a module of the operator's own is used ("":
+    there is none, or the run was made before this was recorded). `engine` says what a round follows from; it is
+    decided by the engine's class when a run is made, never by what the engine says of itself.
     """
 
     local_rate: float
@@ -121,4 +125,5 @@ class TrainingFacts:
     local_clip: float = 0.0
     features: str = ""
     features_declared: bool = False
+    module: str = ""
     engine: str = UNKNOWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -133,12 +133,31 @@ class Remembering(nn.Module):
         return x + self.seen
 
 
+class RememberingTogether(Remembering):
+    """The same with one memory for all copies, in a tensor that is changed where it is."""
+
+    everyones: ClassVar[dict[torch.device, torch.Tensor]] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A sum with the past of all copies."""
+        seen = self.everyones.setdefault(x.device, torch.zeros((), device=x.device))
+        seen.add_(0.01 * x.detach().mean())
+        return x + seen
+
+
 @pytest.mark.parametrize("on_device", [False, True])
-def test_a_network_that_remembers_clients_is_refused(on_device: bool) -> None:
-    network, training = network_of(nn.Sequential(make(), Remembering())), LocalTraining(0.05, 1)
+@pytest.mark.parametrize("together", [False, True])
+def test_a_network_that_remembers_clients_is_refused_or_begins_afresh(together: bool, on_device: bool) -> None:
+    training = LocalTraining(0.05, 3, 4)
     make_engine: Any = partial(TuningOnDevice, device=DEVICE) if on_device else TuningFederation
-    with pytest.raises(InputError, match="remembers samples"):
-        rounds_of(make_engine(clients_of(), network, training, 1))
+    memory = RememberingTogether() if together else Remembering()
+    engine = make_engine(clients_of(), network_of(nn.Sequential(make(), memory)), training, 1)
+    if together:
+        with pytest.raises(InputError, match="remembers samples"):
+            rounds_of(engine)
+        return
+    others = make_engine(clients_of((7, 4, 9, 5, 31)), network_of(nn.Sequential(make(), Remembering())), training, 1)
+    assert np.array_equal(rounds_of(engine)[0], rounds_of(others)[0])
 
 
 def test_a_rougher_precision_stays_close() -> None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, in_chunks
+from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
@@ -129,7 +130,11 @@ SAME_FEATURES = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class NetworkFeatures(FeatureMap):
-    """The flattened output of `module` for inputs of a `shape`, every sample scaled to length `norm`."""
+    """The flattened output of `module` for inputs of a `shape`, every sample scaled to length `norm`.
+
+    `module` becomes a copy of the one given. Nothing is computed with it where it is a user's: each client's features
+    go through a fresh copy, with generators in a fixed state.
+    """
 
     module: torch.nn.Module
     shape: tuple[int, ...]
@@ -145,10 +150,11 @@ class NetworkFeatures(FeatureMap):
     def __post_init__(self) -> None:
         check_norm(self.norm)
         # In training mode batch norm would mix samples, and dropout would draw again.
-        self.module.eval().requires_grad_(False).to(self.device)
+        object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
+        object.__setattr__(self, "_compared", None)
         object.__setattr__(self, "_weights", weights_digest(self.module))
         try:
-            width = self._batch(np.zeros((1, *self.shape))).shape[1]
+            width = self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the feature module cannot take samples of shape {self.shape}: {type(error).__name__}: "
@@ -156,7 +162,7 @@ class NetworkFeatures(FeatureMap):
             ) from error
         object.__setattr__(self, "features", width)
         if self.kind == "module":
-            self._check_samples_stay_apart()
+            self._check_samples_stay_apart(np.random.default_rng(0).random((3, *self.shape)))
 
     def on(self, device: str) -> NetworkFeatures:
         """The same map computed on another device."""
@@ -170,21 +176,43 @@ class NetworkFeatures(FeatureMap):
         return {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
 
     def constants(self) -> Iterator[bytes]:
-        """The digest of the weights, as they are now: a module that changed has another digest."""
-        yield weights_digest(self.module).encode()
+        """The digest of the weights."""
+        yield self._weights.encode()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Features of samples of `shape`; bytes become 255ths."""
-        if self.module.training or weights_digest(self.module) != self._weights:
-            raise InputError("the feature module changed since the run began: load it again with the recorded weights")
+        return self._features(x, self._fresh())
+
+    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+        """Features of a client's samples, through one copy of the module.
+
+        A user's module is compared when all samples went through: with what it gave for the first samples that this
+        map ever saw, which are real ones, of the right type.
+        """
+        samples = np.asarray(x)
+        users = self.kind == "module" and len(samples) > 0 and samples.shape[1:] == self.shape
+        if users and self._compared is None:
+            probes = _as_numbers(samples[[0, len(samples) // 2, -1]])
+            self._check_samples_stay_apart(probes)
+            object.__setattr__(self, "_compared", (probes, self._batch(probes, self._fresh())))
+        module = self._fresh()
+        for rows in in_chunks(len(samples)):
+            yield rows, self._features(samples[rows], module)
+        if users:
+            self._check_nothing_is_remembered(module)
+
+    def _fresh(self) -> torch.nn.Module:
+        """A copy of a user's module as it was made; sifu's own keep nothing."""
+        return fresh_copy(self.module) if self.kind == "module" else self.module
+
+    def _features(self, x: NDArray[Any], module: torch.nn.Module) -> Floats:
         samples = np.asarray(x)
         if samples.shape[1:] != self.shape:
             raise UnusableSamplesError(
                 f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}"
             )
-        if samples.dtype == np.uint8:
-            samples = samples / 255.0
-        outputs = [self._batch(samples[start : start + BATCH]) for start in range(0, len(samples), BATCH)]
+        samples = _as_numbers(samples)
+        outputs = [self._batch(samples[start : start + BATCH], module) for start in range(0, len(samples), BATCH)]
         rows = np.concatenate(outputs) if outputs else np.zeros((0, self.features))
         if not np.all(np.isfinite(rows)):
             raise InputError("the feature module gave NaN or infinity")
@@ -193,62 +221,56 @@ class NetworkFeatures(FeatureMap):
         unit: Floats = np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
         return unit
 
-    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features of a client's samples; a module of the user's is probed again when all of them went through."""
-        yield from super().chunks(x)
-        if self.kind == "module":
-            self.check_nothing_is_remembered()
-
-    def _check_samples_stay_apart(self) -> None:
+    def _check_samples_stay_apart(self, probes: NDArray[Any]) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
 
-        A sample next to another one, alone, and again after a third must have the same features to rounding.
+        A sample next to another one, alone, and again after a third, each time with other states of the generators,
+        must have the same features to rounding.
         """
-        probes = self._probes()
-        together, alone = self._batch(probes[:2]), self._batch(probes[:1])
-        self._batch(probes[2:])
-        again = self._batch(probes[:2])
+        module = self._fresh()
+        together, alone, _, again = (
+            self._batch(some, module, seed)
+            for seed, some in enumerate((probes[:2], probes[:1], probes[2:], probes[:2]))
+        )
         allowed = SAME_FEATURES * float(np.max(np.abs(together), initial=0.0))
         if np.max(np.abs(together[:1] - alone)) > allowed or np.max(np.abs(together - again)) > allowed:
             raise InputError(
                 "the feature module gives a sample other features next to other samples or after them: it must look at "
                 "each sample separately, without statistics over a batch, memory or randomness"
             )
-        object.__setattr__(self, "_probed", together)
 
-    def check_nothing_is_remembered(self) -> None:
-        """Refuse a module that gives the probes other features than at first: it changed while clients went through.
+    def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
+        """Refuse a user's module that gives other bits than at first, after a client's samples or in a fresh copy."""
+        probes, first = self._compared
+        for changed in (module, self._fresh()):
+            now = self._batch(probes, changed)
+            if not np.array_equal(now, first, equal_nan=True):
+                raise InputError(
+                    f"the feature module gives the same samples other features than at first (they differ by up to "
+                    f"{np.max(np.abs(now - first)):.3g}): it has memory or draws numbers, so its features may hold "
+                    "other clients' data. Make its output depend on the sample alone, and train again"
+                )
 
-        On the CPU they must have the same bits; a GPU may sum in another order.
-        """
-        first, now = self._probed, self._batch(self._probes()[:2])
-        allowed = 0.0 if self.device == "cpu" else SAME_FEATURES * float(np.max(np.abs(first), initial=0.0))
-        if not np.allclose(now, first, rtol=0.0, atol=allowed, equal_nan=True):
-            raise InputError(
-                f"the feature module gives the same samples other features than at first (they differ by up to "
-                f"{np.max(np.abs(now - first)):.3g}): it has memory or draws numbers, so its features may hold other "
-                "clients' data. Make its output depend on the sample alone, and train again"
-            )
-
-    def _probes(self) -> Floats:
-        """Three samples, always the same."""
-        return np.random.default_rng(0).random((3, *self.shape))
-
-    def _batch(self, samples: NDArray[Any]) -> Floats:
-        """At most BATCH samples, padded to BATCH."""
+    def _batch(self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0) -> Floats:
+        """At most BATCH samples, padded to BATCH, from generators in the state of `seed`."""
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         padded = np.zeros((BATCH, *self.shape))
         padded[: len(samples)] = samples
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with torch.no_grad():
-                output = self.module(torch.as_tensor(padded).to(self.device, kind))
+            with torch.no_grad(), fixed_generators(seed, self.device), fixed_algorithms():
+                output = module(torch.as_tensor(padded).to(self.device, kind))
         finally:
             torch.set_num_threads(before)
         if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != BATCH:
             raise InputError("the feature module must give a row of numbers for each sample")
         return output.reshape(BATCH, -1)[: len(samples)].double().cpu().numpy()
+
+
+def _as_numbers(samples: NDArray[Any]) -> NDArray[Any]:
+    """Bytes as 255ths, anything else as it is."""
+    return samples / 255.0 if samples.dtype == np.uint8 else samples
 
 
 def weights_digest(module: torch.nn.Module) -> str:

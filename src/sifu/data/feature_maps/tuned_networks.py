@@ -26,6 +26,7 @@ from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.data.fresh_modules import fresh_copy
 from sifu.errors import InputError
 from sifu.theory.closed_form.blocks import Blocks, projection
 from sifu.theory.merging import merge, move_on
@@ -44,7 +45,7 @@ class TunedNetwork(nn.Module):
 
     def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:
         super().__init__()
-        self.network = copy.deepcopy(public).requires_grad_(True)
+        self.network = fresh_copy(public).requires_grad_(True)
         if not any(True for _ in self.network.parameters()):
             raise InputError('the network has no parameters that groups could tune: set features.tune = "none"')
         keep_parameters(self.network, trainable)
@@ -72,7 +73,7 @@ class TunedNetwork(nn.Module):
 
     def tuned_by(self, vector: Vector) -> nn.Module:
         """A copy of the network with the parameters of a flat vector, the last layer's at its end left aside."""
-        tuned = copy.deepcopy(self)
+        tuned = fresh_copy(self)
         vector_to_parameters(torch.tensor(vector), tuned.parameters())
         return tuned.network.eval().requires_grad_(False)
 
@@ -241,10 +242,15 @@ class TunedFeatures(FeatureMap):
         return rows
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features of a client's samples; networks of a user's module are probed again when all went through."""
-        yield from super().chunks(x)
-        for part in (self._public, *self._parts.values()) if self.kind == "module" else ():
-            part.check_nothing_is_remembered()
+        """Features of a client's samples; each network is checked when all of them went through (`NetworkFeatures`)."""
+        places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in self._parts)]
+        parts = (part.chunks(x) for part in (self._public, *self._parts.values()))
+        for pieces in zip(*parts, strict=True):
+            rows = pieces[0][0]
+            features = np.zeros((rows.stop - rows.start, self.features))
+            for columns, (_, values) in zip(places, pieces, strict=True):
+                features[:, columns] = values
+            yield rows, features
 
     def settings(self) -> dict[str, Any]:
         """Those of the public network, and the plan."""

@@ -33,7 +33,7 @@ from sifu.engines.sim.simulator import training_facts
 from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
 from sifu.theory.closed_form import Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, ClientProfile, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, ClientProfile, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -113,6 +113,7 @@ def head_blueprint(
     facts = head_facts(
         features.digest(),
         declared=features.is_declared,
+        users=features.kind == "module",
         from_labels=ridge.task == "classification" and not spec.model.outputs,
         preprocessing=preprocessing,
         identity=identity,
@@ -306,6 +307,7 @@ def blueprint(
         initial=DRAWN_FROM_SEED,
         features="" if features is None else features.digest(),
         features_declared=features is not None and features.is_declared,
+        module=FRESH_COPIES if features is not None and features.kind == "module" else "",
     )
 
     training_blueprint = Blueprint(

@@ -74,6 +74,7 @@ class ClosedFormFederation:
         self.facts = head_facts(
             features.digest(),
             declared=declared,
+            users=features.kind == "module",
             from_labels=from_labels,
             preprocessing=preprocessing,
             identity=IN_PROCESS,

@@ -9,7 +9,6 @@ Attacks look at a model's outputs sample by sample, where the engine only counts
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from torch.nn.utils import vector_to_parameters
 from sifu.core.engine import Engine
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.round import keyed_generator
+from sifu.data.fresh_modules import fixed_generators, fresh_copy
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.local_training import torch_seed
@@ -160,12 +160,11 @@ class ModuleModel:
 
     def _seeded(self, seed: int) -> nn.Module:
         """A copy of what the factory makes: nothing that is done to it reaches what the factory may have kept."""
-        return copy.deepcopy(self._made(seed))
+        return fresh_copy(self._made(seed))
 
     def _made(self, seed: int) -> nn.Module:
         # torch's generator belongs to the whole process: two threads must not make models at once.
-        with _SEEDING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _SEEDING, fixed_generators(seed):
             return self.factory()
 
 

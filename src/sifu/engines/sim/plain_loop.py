@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
+from sifu.data.fresh_modules import fixed_generators, fresh_copy
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
@@ -28,26 +29,30 @@ from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
 PROBED_APART = 0.01
-"""How far from its first parameters a module is probed."""
+"""Distance of each parameter from its first value where clients are trained to be compared."""
+COMPARED = 3
+"""Clients whose training is repeated before the first round."""
 
 
 class LoopTrainer:
-    """Trains and evaluates clients one by one in a single module that is reset for each of them."""
+    """Trains and evaluates clients one by one.
+
+    A user's module is copied afresh for each of them (`fresh_copy`). That it carries nothing from client to client all
+    the same is checked by repeating whole local trainings: of a few clients before the first round, in another order
+    and after other data, and after every round of its first client and of the very first one.
+    """
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
         self._model, self._plan, self._training = model, plan, plan.training
         self._device = torch.device(device)
         self._data = self._put_samples(clients)
-        self._module = model.build(plan.dtype).to(self._device)
-        self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
-        self._buffers = [buffer.clone() for buffer in self._module.buffers()]
+        self._pristine = model.build(plan.dtype).to(self._device)
+        """As it was made: nothing is ever computed with it."""
+        users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
+        self._reused = None if users else fresh_copy(self._pristine)
+        self._compared: dict[int, Tensor] = {}
+        """What some clients came to when they trained for the first time, from `_compared_from`."""
         self._try_forward(clients[0], plan.outputs)
-        self._may_remember = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
-        if self._may_remember:
-            # Not a last layer of zeros, under which nothing shows.
-            self._probed_with = parameters_to_vector(self._module.parameters()).detach().cpu() + PROBED_APART
-            self._first_probe = self._probe()
-            self._check_memory()
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
         """Each client's samples and targets, on the device."""
@@ -70,18 +75,67 @@ class LoopTrainer:
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
         """The local models after `steps` steps, client by client: (place among the participants, rows of models)."""
+        self.check_repeats(participants)
+        first = None
         for place, client in enumerate(participants):
             with few_threads(start.size):
                 trained = self._train_client(start, position, int(client), steps)
+            first = trained.clone() if first is None else first
             yield slice(place, place + 1), trained[None, :].cpu()
-        if self._may_remember:
-            self._check_memory()
+        if first is not None and self._reused is None:
+            with few_threads(start.size):
+                refuse_another_result(first, self._train_client(start, position, int(participants[0]), steps))
+            self._compare_again(list(self._compared)[:1])
 
-    def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
+    def check_repeats(self, clients: ClientIndices | None = None) -> None:
+        """Refuse a user's module whose local trainings come to something else when they are repeated.
+
+        Some of `clients` (None: of all) train, then the first of them on other labels, then all in reverse order.
+        """
+        if self._reused is not None or self._compared or (clients is not None and not len(clients)):
+            return
+        samples = self._plan.samples
+        chosen = np.arange(len(samples)) if clients is None else np.asarray(clients)
+        # A single sample is too few for some layers; beyond that small clients are quick.
+        order = sorted(chosen.tolist(), key=lambda client: (samples[client] < 2, samples[client]))[:COMPARED]
+        first = {client: self._train_to_compare(client) for client in order}
+        self._train_on_other_labels(order[0])
+        self._compared = first
+        self._compare_again(order[::-1])
+
+    def _compare_again(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            refuse_another_result(self._compared[client], self._train_to_compare(client))
+
+    def _compared_from(self) -> Vector:
+        """The first parameters moved a little: under a last layer of zeros nothing would show."""
+        first: Vector = parameters_to_vector(self._pristine.parameters()).detach().cpu().numpy()
+        return first + np.asarray(PROBED_APART, dtype=first.dtype)
+
+    def _train_to_compare(self, client: int, data: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        start = self._compared_from()
+        with few_threads(start.size):
+            return self._train_client(start, Position(0, 0), client, self._training.steps, data)
+
+    def _train_on_other_labels(self, client: int) -> None:
+        """Train a client on its samples in reverse order, with other targets: larger gradients than any own ones."""
         x, y = self._data[client]
-        training, module = self._training, self._module
-        self._reset(start)
+        other = y.flip(0) if y.is_floating_point() else (y + 1) % max(2, self._plan.outputs)
+        self._train_to_compare(client, (x.flip(0), other))
+
+    def _train_client(
+        self,
+        start: Vector,
+        position: Position,
+        client: int,
+        steps: int,
+        data: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """The client's model after `steps` steps, on other `data` where given."""
+        x, y = self._data[client] if data is None else data
+        training, module = self._training, self._module_at(start)
         module.train()
+        dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         optimizer = torch.optim.SGD(
             module.parameters(),
             lr=training.rate,
@@ -90,10 +144,9 @@ class LoopTrainer:
             weight_decay=training.weight_decay,
         )
         whole, plan = training.whole_batches(x.shape[0]), self._plan
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(plan.layer_seed(position, client))
+        with fixed_generators(plan.layer_seed(position, client), self._device):
             for step, batch in enumerate(plan.batches(position, client, steps)):
-                for layer, dropout in enumerate(self._dropouts):
+                for layer, dropout in enumerate(dropouts):
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
@@ -105,16 +158,16 @@ class LoopTrainer:
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
-        self._reset(model)
-        set_to_evaluate(self._module)
         objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
         loss_sum = np.zeros(len(clients))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
-            torch.manual_seed(self._plan.seed % 2**63)
-            for place, client in enumerate(clients):
-                x, y = self._data[int(client)]
+        for place, client in enumerate(clients):
+            x, y = self._data[int(client)]
+            if place == 0 or self._reused is None:
+                module = self._module_at(model)
+                set_to_evaluate(module)
+            with torch.no_grad(), fixed_generators(self._plan.seed % 2**63, self._device), few_threads(model.size):
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
-                    scores = self._module(x[rows])
+                    scores = module(x[rows])
                     loss_sum[place] += float(self._model.loss(scores, y[rows])) * len(rows)
                     if objective.labels:
                         flat = scores.reshape(scores.shape[0], -1)
@@ -122,39 +175,23 @@ class LoopTrainer:
                         correct[place] += int(objective.hits(flat, encoded).sum())
         return correct, loss_sum
 
-    def _reset(self, model: Vector) -> None:
-        """Load a copy of `model` and the initial buffers."""
-        vector_to_parameters(torch.tensor(model, device=self._device), self._module.parameters())
-        with torch.no_grad():
-            for buffer, initial in zip(self._module.buffers(), self._buffers, strict=True):
-                buffer.copy_(initial)
-
-    def _probe(self) -> Tensor | None:
-        """Outputs and loss of two samples in training, near the parameters the module was made with."""
-        (x, y), module = self._data[0], self._module
-        self._reset(self._probed_with.numpy())
-        module.train()
-        for dropout in self._dropouts:
-            dropout.key = 0
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(self._probed_with.numel()):
-            torch.manual_seed(0)
-            try:
-                scores = module(x[:2])
-            except ValueError:  # batch normalisation of a single sample
-                return None
-            return torch.cat([scores.flatten(), self._model.loss(scores, y[:2]).reshape(1).to(scores.dtype)])
-
-    def _check_memory(self) -> None:
-        """Refuse a module that carries something from one client to the next: no one could be forgotten by it."""
-        refuse_other_outputs(self._first_probe, self._probe())
+    def _module_at(self, model: Vector) -> nn.Module:
+        """A module with a copy of the parameters `model` and the initial buffers, fresh if it is a user's."""
+        module = fresh_copy(self._pristine) if self._reused is None else self._reused
+        vector_to_parameters(torch.tensor(model, device=self._device), module.parameters())
+        if self._reused is not None:
+            with torch.no_grad():
+                for buffer, initial in zip(module.buffers(), self._pristine.buffers(), strict=True):
+                    buffer.copy_(initial)
+        return module
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:
         """Refuse a module that cannot take the clients' samples before any round has begun."""
         x, y = self._data[0]
-        self._module.eval()
+        module = fresh_copy(self._pristine).eval()
         try:
-            with torch.no_grad():
-                scores = self._module(x[:2])
+            with torch.no_grad(), fixed_generators(0, self._device):
+                scores = module(x[:2])
                 if not isinstance(scores, Tensor):
                     raise InputError(
                         f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return a "
@@ -172,14 +209,19 @@ class LoopTrainer:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
 
 
-def refuse_other_outputs(first: Tensor | None, now: Tensor | None) -> None:
-    """A sentence where a module gives other outputs than at first for the same samples and parameters."""
-    if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=0.0, equal_nan=True):
-        raise InputError(
-            "the model gives other outputs than before for the same samples and parameters: it remembers samples, "
-            "or draws at random outside torch's generator. What it remembers of a client would stay when the "
-            "client is forgotten: keep state in parameters and buffers alone, which every client begins with anew"
-        )
+def refuse_another_result(first: Tensor, again: Tensor) -> None:
+    """Refuse a module whose local training came to other bits when it was repeated."""
+    if torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
+        return
+    away = float((first - again).abs().max())
+    raise InputError(
+        f"a client's local training came to other parameters when it was repeated (up to {away:.3g} away): the model "
+        "carries something from client to client, so that it remembers samples, or draws at random outside the "
+        "generators of torch, numpy and Python"
+        + (", or the GPU sums in another order (then use --device cpu)" if first.is_cuda else "")
+        + ". What it remembers of a client would stay when the client is forgotten: keep state in the module itself, "
+        "which every client begins with afresh"
+    )
 
 
 def _clip(parameters: Sequence[Tensor], training: LocalTraining) -> None:

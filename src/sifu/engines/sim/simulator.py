@@ -42,6 +42,7 @@ from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.facts import (
+    FRESH_COPIES,
     IN_PROCESS,
     MADE_BY_OPERATOR,
     NO_NOISE,
@@ -94,7 +95,8 @@ class SimulatedFederation:
     those that participants, batches and dropped units are drawn for, in increasing order (by default 0, 1, ...):
     clients without some of the others, or one on its own machine, draw what they would draw among all. `replies`
     says what happens to a client's model that cannot be used; by default the round stops with a sentence. `features` is
-    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`). `loop` makes what trains
+    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`), and
+    `features_by_module` says that a module of the operator's own computed it. `loop` makes what trains
     one client after the other.
 
     Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
@@ -119,6 +121,7 @@ class SimulatedFederation:
         shape_from_labels: bool = False,
         features: str = "",
         features_declared: bool = False,
+        features_by_module: bool = False,
         clipping: Clipping | None = None,
         numbers: Sequence[int] | None = None,
         replies: ReplyRules | None = None,
@@ -139,6 +142,7 @@ class SimulatedFederation:
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
         conv_net = None if isinstance(model, LinearModel) else model.conv_net
+        users = linear is None and model.initial_source == MADE_BY_OPERATOR
         if strategy == "vectorised" and not linear and not conv_net:
             raise InputError(
                 "only linear models and described convolutional networks can be vectorised; use strategy auto or loop "
@@ -201,6 +205,7 @@ class SimulatedFederation:
             initial=model.initial_source if type(model) in (LinearModel, ModuleModel) else MADE_BY_OPERATOR,
             features=features,
             features_declared=features_declared,
+            module=FRESH_COPIES if features_by_module or users else "",
         )
         self._draws = DrawsAhead(self.facts.participation, self.participation_key)
 
@@ -212,6 +217,11 @@ class SimulatedFederation:
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
         return self._rounding(length, participants) if self._rounding and participants.size else 0.0
+
+    def check_module(self) -> None:
+        """Refuse a user's module whose local trainings come to something else when they are repeated."""
+        if isinstance(self._trainer, LoopTrainer):
+            self._trainer.check_repeats()
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, another one for each branch (unless a linear model starts from zeros)."""

@@ -6,7 +6,6 @@ networks that the run says are there (docs/theory.md, section 15.5).
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound
 from sifu.data import client_data
 from sifu.data.feature_maps.tuned_networks import TunedFeatures, TunedNetwork
+from sifu.data.fresh_modules import fresh_copy
 from sifu.engines.sim.embedded_clients import ClientData
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.gpu.captured_loop import CapturedLoop
@@ -66,6 +66,10 @@ class TunedFederation(ClosedFormFederation):
         rough = (f"products in {precision}",) if precision != "float32" else ()
         moved.facts = replace(moved.facts, outside=(*moved.facts.outside, *rough))
         return moved
+
+    def check_module(self) -> None:
+        """Refuse a network whose local trainings come to something else when they are repeated."""
+        self.tuning.check_module()
 
     def compute_features_on(self, device: str) -> None:
         """Compute features on a device from now on, whichever networks they go through."""
@@ -179,4 +183,4 @@ def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:
 
 def tuned_model(network: TunedNetwork) -> ModuleModel:
     """What groups train."""
-    return ModuleModel(partial(copy.deepcopy, network))
+    return ModuleModel(partial(fresh_copy, network))

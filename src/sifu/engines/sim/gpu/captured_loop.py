@@ -11,7 +11,6 @@ are filled up with its own samples, which count for nothing, to the plan's batch
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -22,12 +21,13 @@ from torch.nn.utils import parameters_to_vector
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
+from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
 from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, capture
 from sifu.engines.sim.gpu.module_program import products_in
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import ModuleModel
-from sifu.engines.sim.plain_loop import PROBED_APART, LoopTrainer, refuse_other_outputs
+from sifu.engines.sim.plain_loop import LoopTrainer, refuse_another_result
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 from sifu.theory.participation import ClientIndices
@@ -39,6 +39,8 @@ FILLED = 32
 """Whole data are filled up to a multiple of this: a graph has one size of batch."""
 MOST_GRAPHS = 8
 """Sizes of batches that a lane captures; others run uncaptured."""
+DRAWN = 4
+"""Samples of no client, on which steps warm up and are captured."""
 WARM_UPS = 3
 """Steps before a capture, in which libraries choose and load what they need."""
 SAME_STEP = 1e-2
@@ -69,37 +71,47 @@ class CapturedLoop(LoopTrainer):
         super().__init__(model, clients, plan, device)
         self._queue = DeviceQueue(self._device)
         self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
-        with torch.no_grad():
-            width = self._module(self._samples[:1]).shape[1]
+        with torch.no_grad(), fixed_generators(0, self._device):
+            width = fresh_copy(self._pristine).eval()(self._samples[-1:]).shape[1]
         self._encoded = model.objective.encode(self._targets, width, self._samples.dtype)
         self.why_uncaptured = self._why_never_captured()
-        self._lane_count, size = lanes, sum(parameter.numel() for parameter in self._module.parameters())
+        self._lane_count, size = lanes, sum(parameter.numel() for parameter in self._pristine.parameters())
         rows = max(lanes, RESULT_BYTES // (size * self._samples.element_size()))
         self._results = torch.zeros((min(rows, len(self._sizes)), size), dtype=self._samples.dtype, device=self._device)
         self._queue.synchronize()
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
-        """Views of all samples and of all targets, which lie on the device one client after the other."""
+        """Views of all samples and of all targets, which lie on the device one client after the other.
+
+        Behind them lie `DRAWN` samples of no client: what a module keeps of a warm-up is in every replay of the graph.
+        """
         sizes = [client.samples for client in clients]
-        self._samples = torch.cat([torch.tensor(client.x) for client in clients]).to(self._device)
-        self._targets = torch.cat([torch.tensor(client.y) for client in clients]).to(self._device)
-        return list(zip(torch.split(self._samples, sizes), torch.split(self._targets, sizes), strict=True))
+        drawn = np.random.default_rng(0).random((DRAWN, *clients[0].x.shape[1:])).astype(clients[0].x.dtype)
+        none = np.zeros((DRAWN, *clients[0].y.shape[1:]), dtype=clients[0].y.dtype)
+        samples, targets = [client.x for client in clients], [client.y for client in clients]
+        self._samples = torch.from_numpy(np.concatenate([*samples, drawn])).to(self._device)
+        self._targets = torch.from_numpy(np.concatenate([*targets, none])).to(self._device)
+        parts = torch.split(self._samples, [*sizes, DRAWN]), torch.split(self._targets, [*sizes, DRAWN])
+        return list(zip(*parts, strict=True))[:-1]
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
         """The local models after `steps` steps, client by client."""
-        vector = self.on_device(start)
+        self.check_repeats(participants)
+        vector, first = self.on_device(start), None
         for places in self._train_together([(vector, int(client)) for client in participants], position, steps):
             self._queue.synchronize()
+            first = self._results[0].clone() if first is None else first
             for row, place in enumerate(places):
                 yield slice(place, place + 1), self._results[row : row + 1].cpu()
-        self._check_memory()
+        if first is not None:
+            self._repeat_in_every_lane(first, (vector, int(participants[0])), position, steps)
 
     @property
     def largest_sample(self) -> float:
         """The largest number in all samples, without its sign."""
-        return float(self._samples.abs().max())
+        return float(self._samples[:-DRAWN].abs().max())
 
     def on_device(self, model: Vector) -> Tensor:
         """A copy of a model on the device."""
@@ -119,9 +131,11 @@ class CapturedLoop(LoopTrainer):
         jobs = [(group, int(client)) for group, members in enumerate(groups) for client in members]
         with self._queue.here():
             sums = [torch.zeros(start.numel(), dtype=torch.float64, device=self._device) for start in starts]
-        begun = [(starts[group], client) for group, client in jobs]
+        begun, first = [(starts[group], client) for group, client in jobs], None
+        self.check_repeats(np.array([client for _, client in jobs]))
         for places in self._train_together(begun, position, self._training.steps):
             with self._queue.here():
+                first = self._results[0].clone() if first is None else first
                 for row, place in enumerate(places):
                     group, client = jobs[place]
                     share = self._sizes[client] / self._sizes[groups[group]].sum()
@@ -129,8 +143,39 @@ class CapturedLoop(LoopTrainer):
         with self._queue.here():
             means = [total.to(start.dtype) for total, start in zip(sums, starts, strict=True)]
             finite = bool(torch.stack([torch.isfinite(mean).all() for mean in means]).all())
-        self._check_memory()
+        if first is not None:
+            self._repeat_in_every_lane(first, begun[0], position, self._training.steps)
         return means, finite
+
+    def _repeat_in_every_lane(self, first: Tensor, job: tuple[Tensor, int], position: Position, steps: int) -> None:
+        """Refuse a module that gives a client, or the first one that was compared, another model than before."""
+        compared = next(iter(self._compared))
+        start, at = self.on_device(self._compared_from()), Position(0, 0)
+        for expected, again, place, count in (
+            (first, job, position, steps),
+            (self._compared[compared], (start, compared), at, self._training.steps),
+        ):
+            for places in self._train_together([again] * max(1, len(self._lanes)), place, count):
+                self._queue.synchronize()
+                for row in range(len(places)):
+                    refuse_another_result(expected, self._results[row])
+
+    def _train_client(
+        self, start: Vector, position: Position, client: int, steps: int, data: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The client's model; `data` must be None: all data are on the device already."""
+        (_,) = self._train_together([(self.on_device(start), client)], position, steps)
+        self._queue.synchronize()
+        return self._results[0].clone()
+
+    def _train_on_other_labels(self, client: int) -> None:
+        """Train on the samples of no client in every lane there is."""
+        start = self.on_device(self._compared_from())
+        for lane in self._lanes:
+            lane.queue.after(self._queue)
+            with fixed_generators(0, self._device), lane.queue.here(), self._settings():
+                lane.train_on_drawn(start, self._training.batch_size or FILLED, captured=not self.why_uncaptured)
+            self._queue.after(lane.queue)
 
     def _train_together(self, jobs: Sequence[tuple[Tensor, int]], position: Position, steps: int) -> Iterator[range]:
         """Places of `jobs`, each the model to begin with and the client, as many as there is room for.
@@ -174,119 +219,123 @@ class CapturedLoop(LoopTrainer):
                     return
             self._queue.synchronize()
             with self._settings():
-                lane = _Lane(self._module, self._samples, self._encoded, self._objective, self._training)
+                lane = _Lane(self._pristine, self._samples, self._encoded, self._objective, self._training)
                 if width is not None and not self.why_uncaptured:
                     self.why_uncaptured = lane.capture(width)
             self._lanes.append(lane)
-
-    def _check_memory(self) -> None:
-        """As the plain loop does it, for each lane's copy of the module, to the bit: anything looser hides a memory."""
-        for lane in self._lanes:
-            with self._settings(), lane.queue.here():
-                refuse_other_outputs(lane.first_probe, lane.probe())
 
     def _why_never_captured(self) -> str:
         """Why no graph can do the module's steps, as far as it can be seen without trying."""
         if self._device.type != "cuda":
             return "graphs are for GPUs"
-        self._module.train()
-        with torch.no_grad(), torch.random.fork_rng(devices=[self._device]):
-            outputs = []
-            for seed in (0, 1):
-                torch.manual_seed(seed)
-                outputs.append(self._module(self._samples[:2]))
-        return "" if torch.equal(*outputs) else "the network draws at random"
+        start, results = self.on_device(self._compared_from()), []
+        for seed in (0, 1):
+            lane = _Lane(self._pristine, self._samples, self._encoded, self._objective, self._training)
+            with fixed_generators(seed, self._device), self._settings():
+                lane.train_on_drawn(start, self._training.batch_size or FILLED, captured=False)
+            results.append(lane.flat)
+        torch.cuda.synchronize(self._device)
+        return "" if torch.equal(*results) else "the network draws at random"
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
         """Products of the precision, by algorithms that give the same bits every time."""
-        before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         rough = self._precision == "bfloat16"
         # Casts of weights are not kept: a graph would replay the products and not the casts.
         cast = torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False) if rough else nullcontext()
-        try:
-            with products_in(self._precision), cast:
-                yield
-        finally:
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+        with fixed_algorithms(), products_in(self._precision), cast:
+            yield
 
     @contextmanager
     def _keyed(self, position: Position, client: int) -> Iterator[None]:
-        """torch's generators keyed by the place, where steps run one by one and may draw."""
+        """All generators keyed by the place, where steps run one by one and may draw."""
         if not self.why_uncaptured:
             yield
             return
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            torch.manual_seed(self._plan.layer_seed(position, client))
+        with fixed_generators(self._plan.layer_seed(position, client), self._device):
             yield
 
 
+class _Copy:
+    """A fresh copy of a network whose parameters are parts of a flat vector."""
+
+    def __init__(self, pristine: nn.Module, flat: Tensor) -> None:
+        self.network = fresh_copy(pristine).train()
+        self.parameters = list(self.network.parameters())
+        sizes = [parameter.numel() for parameter in self.parameters]
+        for parameter, part in zip(self.parameters, torch.split(flat, sizes), strict=True):
+            parameter.data = part.view(parameter.shape)
+
+
 class _Lane:
-    """A copy of a network at work on one client: its parameters are one flat vector."""
+    """A network at work on one client: a graph's own copy, or a fresh one for each client where there is no graph."""
 
     def __init__(
         self,
-        network: nn.Module,
+        pristine: nn.Module,
         samples: Tensor,
         encoded: Tensor,
         objective: Objective,
         training: LocalTraining,
     ) -> None:
-        self._network = copy.deepcopy(network).train()
+        self._pristine = pristine
         self._samples, self._encoded, self._objective, self._training = samples, encoded, objective, training
-        self._parameters = list(self._network.parameters())
-        self.flat = parameters_to_vector(self._parameters).detach().clone()
+        self.flat = parameters_to_vector(pristine.parameters()).detach().clone()
         self._velocity = torch.zeros_like(self.flat)
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, part in zip(self._parameters, torch.split(self.flat, sizes), strict=True):
-            parameter.data = part.view(parameter.shape)
-        self._buffers = list(self._network.buffers())
-        self._first_buffers = [buffer.clone() for buffer in self._buffers]
+        self._in_graphs = _Copy(pristine, self.flat)
         self._batches: dict[int, tuple[Tensor, Tensor]] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.queue = DeviceQueue(samples.device)
-        self._probed_with = self.flat + PROBED_APART
-        self.first_probe = self.probe()
 
     def train(self, start: Tensor, chosen: Tensor, shares: Tensor, result: Tensor, *, captured: bool) -> None:
         """A client's steps from `start`, one for each row of `chosen`, into `result`; call inside the lane's queue."""
-        self._begin(start)
         width = chosen.shape[1]
-        graph = self._graphs.get(width)
-        if graph is None and captured and len(self._graphs) < MOST_GRAPHS:
+        if captured and width not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             self.queue.synchronize()
             self.capture(width)
-            graph = self._graphs.get(width)
-            self._begin(start)
+        graph = self._graphs.get(width) if captured else None
+        self._begin(start)
         own_chosen, own_shares = self._batch(width)
+        own = self._in_graphs if graph is not None else _Copy(self._pristine, self.flat)
         for rows, weights in zip(chosen, shares, strict=True):
             own_chosen.copy_(rows)
             own_shares.copy_(weights)
             if graph is not None:
                 graph.replay()
             else:
-                self._step(own_chosen, own_shares)
+                self._step(own, own_chosen, own_shares)
         result.copy_(self.flat)
+
+    def train_on_drawn(self, start: Tensor, width: int, *, captured: bool) -> None:
+        """Two steps on the samples of no client; call inside the lane's queue."""
+        chosen, shares = self._batch(width)
+        self._choose_drawn(chosen, shares)
+        self.train(
+            start, chosen.clone().expand(2, -1), shares.clone().expand(2, -1), self.flat.clone(), captured=captured
+        )
+
+    def _choose_drawn(self, chosen: Tensor, shares: Tensor) -> None:
+        chosen.copy_(len(self._samples) - 1 - torch.arange(len(chosen), device=chosen.device) % DRAWN)
+        shares.fill_(1.0 / len(chosen))
 
     def capture(self, width: int) -> str:
         """Make the graph of a step with batches of a width; else say why there is none, and go on without."""
         if width in self._graphs:
             return ""
         chosen, shares = self._batch(width)
-        chosen.copy_(torch.arange(width, device=chosen.device) % len(self._samples))
-        shares.fill_(1.0 / width)
-        begun = self.flat.clone()
+        self._choose_drawn(chosen, shares)
+        begun, own = self.flat.clone(), self._in_graphs
 
         def warm_up() -> None:
             for _ in range(WARM_UPS):
-                self._step(chosen, shares)
+                self._step(own, chosen, shares)
 
         torch.cuda.synchronize(self.flat.device)
         try:
-            graph = capture(self.flat.device, lambda: self._step(chosen, shares), warm_up)
+            with fixed_generators(0, self.flat.device):
+                graph = capture(self.flat.device, lambda: self._step(own, chosen, shares), warm_up)
             moves = []
-            for step in (graph.replay, lambda: self._step(chosen, shares)):
+            for step in (graph.replay, lambda: self._step(_Copy(self._pristine, self.flat), chosen, shares)):
                 self._begin(begun)
                 step()
                 moves.append(self.flat - begun)
@@ -297,22 +346,14 @@ class _Lane:
             self._begin(begun)
         away = float((moves[0] - moves[1]).abs().max() / moves[1].abs().max().clamp(min=1e-30))
         if not away <= SAME_STEP:
-            return f"a replayed step is {away:.2g} off the same step run without a graph"
+            return f"a replayed step is {away:.2g} off the same step of a fresh copy without a graph"
         self._graphs[width] = graph
         return ""
-
-    def probe(self) -> Tensor:
-        """Outputs of two samples in training, near the parameters the network was made with."""
-        self._begin(self._probed_with)
-        with torch.no_grad(), torch.random.fork_rng(devices=[self.flat.device] if self.flat.is_cuda else []):
-            torch.manual_seed(0)
-            outputs: Tensor = self._network(self._samples[:2]).flatten()
-        return outputs
 
     def _begin(self, start: Tensor) -> None:
         self.flat.copy_(start)
         self._velocity.zero_()
-        for buffer, first in zip(self._buffers, self._first_buffers, strict=True):
+        for buffer, first in zip(self._in_graphs.network.buffers(), self._pristine.buffers(), strict=True):
             buffer.copy_(first)
 
     def _batch(self, width: int) -> tuple[Tensor, Tensor]:
@@ -322,15 +363,13 @@ class _Lane:
             self._batches[width] = chosen, torch.zeros(width, dtype=self.flat.dtype, device=self.flat.device)
         return self._batches[width]
 
-    def _step(self, chosen: Tensor, shares: Tensor) -> None:
+    def _step(self, own: _Copy, chosen: Tensor, shares: Tensor) -> None:
         samples = self._samples.index_select(0, chosen)
         if samples.is_cuda and samples.ndim == 4:  # convolutions are up to twice as fast with channels last
             samples = samples.contiguous(memory_format=torch.channels_last)
-        scores = self._network(samples).flatten(1).to(self.flat.dtype)
+        scores = own.network(samples).flatten(1).to(self.flat.dtype)
         losses = self._objective.row_loss(scores, self._encoded.index_select(0, chosen))
-        parts = torch.autograd.grad(
-            (losses * shares).sum(), self._parameters, allow_unused=True, materialize_grads=True
-        )
+        parts = torch.autograd.grad((losses * shares).sum(), own.parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.reshape(-1) for part in parts])
         self._training.clip_gradient(gradient)
         with torch.no_grad():

@@ -20,6 +20,7 @@ from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
 from sifu.engines.sim.gpu.schedule import slots_for
+from sifu.engines.sim.models import LinearModel
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import ClientIndices
@@ -46,7 +47,12 @@ class LaneEngine:
         # What this lane asks for on its own does not wait until the rounds run ahead are done.
         self._queue = DeviceQueue(group.device)
         # What this device does otherwise than the embedded engine stands in every certificate.
-        self.facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one module
+        self.facts = replace(
+            federation.facts,
+            module=federation.facts.module if linear else "",
+            outside=(*federation.facts.outside, *outside),
+        )
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 

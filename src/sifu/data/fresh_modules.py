@@ -1,0 +1,117 @@
+"""Fresh copies of a torch module, and fixed states of the random generators of this process.
+
+A module may keep anything: a step counter, a memory bank, a running maximum in a gradient hook. Every client begins
+with a copy of the module as it was made and with generators in a state that its place decides, so that nothing of one
+client reaches the next by these ways (docs/theory.md, section 6.6).
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from types import CellType, FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from sifu.errors import InputError
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def fresh_copy(module: AnyModule) -> AnyModule:
+    """Return a deep copy of a module, with own closures of the functions that it holds, its hooks included.
+
+    Variables of classes and of files are shared with every copy: `copy.deepcopy` copies objects alone.
+
+    Raises:
+        InputError: If something in the module cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        copied = copy.deepcopy(module, memo)
+        for part in copied.modules():
+            _renew_functions(vars(part), memo)
+    except (TypeError, RuntimeError, copy.Error) as error:
+        raise InputError(
+            f"the module {type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and every client "
+            "begins with a fresh copy: keep what cannot be copied out of the module"
+        ) from error
+    return copied
+
+
+def _renew_functions(holder: MutableMapping[Any, Any], memo: dict[int, Any]) -> None:
+    """Replace the functions among the values of `holder`, and of the mappings in it, by copies."""
+    for name, value in holder.items():
+        if isinstance(value, FunctionType):
+            holder[name] = _copied_function(value, memo)
+        elif isinstance(value, MutableMapping) and any(isinstance(each, FunctionType) for each in value.values()):
+            _renew_functions(value, memo)
+
+
+def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """Return a function with the same code whose closure, defaults and attributes are copies."""
+    if id(function) in memo:
+        copied: FunctionType = memo[id(function)]
+        return copied
+    cells = []
+    for cell in function.__closure__ or ():
+        if id(cell) not in memo:
+            memo[id(cell)] = CellType()
+            content = _content(cell)
+            if isinstance(content, FunctionType):
+                memo[id(cell)].cell_contents = _copied_function(content, memo)
+            elif content is not _EMPTY:
+                memo[id(cell)].cell_contents = copy.deepcopy(content, memo)
+        cells.append(memo[id(cell)])
+    defaults = copy.deepcopy(function.__defaults__, memo)
+    copied = FunctionType(
+        function.__code__, function.__globals__, function.__name__, defaults, tuple(cells) if cells else None
+    )
+    memo[id(function)] = copied
+    copied.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    copied.__dict__.update(copy.deepcopy(function.__dict__, memo))
+    copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
+    return copied
+
+
+_EMPTY = object()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return _EMPTY
+
+
+@contextmanager
+def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Set the generators of torch (also on a GPU), numpy and Python by `seed`; put them back afterwards."""
+    place = torch.device(device)
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+@contextmanager
+def fixed_algorithms() -> Iterator[None]:
+    """Let cuDNN take algorithms that follow from shapes alone and give the same bits every time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
