@@ -10,7 +10,7 @@ import pytest
 
 import sifu
 from sifu.core.spec import Spec
-from sifu.data import load
+from sifu.data import load, sources
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu_paper.data.hospitals import ATTRIBUTES, FILES, HOSPITALS, Number, coded, read_hospitals, read_patients
@@ -117,3 +117,17 @@ def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
         tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
         kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
         assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same
+
+
+def test_without_this_package_a_run_verifies_and_says_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"data": {"name": "hospitals", "folder": str(folder)}, "model": {"kind": "ridge"}, "seed": 1}
+    run = sifu.train(spec, run=tmp_path / "run")
+    run.forget(["va"], method="closed_form")
+    monkeypatch.setattr(sources, "_provided", dict)
+    again = sifu.open_run(tmp_path / "run")
+    assert again.verify().holds
+    assert again.status().requests[0].level == "exact"
+    with pytest.raises(InputError, match="'hospitals' is not part of sifu: install"):
+        sifu.train(spec, run=tmp_path / "other")
