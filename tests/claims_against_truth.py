@@ -438,7 +438,10 @@ class Truth:
         """What rounding may add, relative to the model: a bit where it is bounded, more where it is assumed away."""
         if self.record.facts["dtype"] == "float32":
             return 1e-4
-        return 2.0**-52 if self.record.facts["rounding_bounded"] and not self.spec.server.update_bound else 1e-9
+        facts, rates = self.record.facts, (self.record.facts["local_rate"], *self.record.rates.values())
+        steepest = max((row["smoothness"] or 0.0 for row in self.record.clients.values()), default=0.0)
+        bounded = facts["rounding_bounded"] and max(rates) * steepest <= 2.0 and not self.spec.server.update_bound
+        return 2.0**-52 if bounded else 1e-9
 
     @cached_property
     def real(self) -> dict[int, Vector | None]:

@@ -45,6 +45,8 @@ NETWORK = ROUNDS | {
     "regularity": {"kind": "assumed", "factor": 1.05},
 }
 GONE, ROW, TRUTH = 2, 3, 1
+OUTLIER = 12
+"""A guess so far from the other samples that rounding is not bounded at the rate of `ROUNDS`."""
 GUESSES = range(12)
 """Guesses of one record: each of three labels, with the features it has and with three others."""
 DIGITS = 6
@@ -61,6 +63,7 @@ def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
         if number == GONE:
             y[ROW] = guessed % 3
             x[ROW] += np.random.default_rng(guessed // 3).normal(size=4) * (guessed > 2)
+            x[ROW] *= 40.0 if guessed == OUTLIER else 1.0
         clients.append(ClientData(f"c{number}", x * (1.5 if number == steepest else 1.0), y))
     return clients
 

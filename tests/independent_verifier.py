@@ -1472,7 +1472,8 @@ class Verifier:
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
-                  classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000)  # fmt: skip
+                  classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,
+                  self.is_steep(request))  # fmt: skip
         return "conditional" if any((*before, *rounds, *doubts)) else "proven"
 
     def rules(self, request: Row) -> int:
@@ -1485,6 +1486,15 @@ class Verifier:
         node = self.nodes.get(request["source_node"], {})
         plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
         return plain and node.get("kind") == "initial" and self.rules(request) >= 3
+
+    def is_steep(self, request: Row) -> bool:
+        """Whether eta beta > 2 for a client that was there when the path of the request began."""
+        eta = self.rates.get(self.rate_since(request["noise_node"]), self.facts["local_rate"])
+        begun = self.nodes[min(self.path(request["noise_node"]))]["request_order"]
+        gone = {c for i, clients in self.subjects.items() for c in clients
+                if (self.owner[i]["request_order"] or math.inf) <= begun}  # fmt: skip
+        there = range(self.rolled[request["request"]]["clients"])
+        return any(eta * (self.clients[c]["smoothness"] or 0) > 2 for c in there if c not in gone)
 
     def draws_by_number(self, request: Row) -> bool:
         """Whether a record less would have changed which rows are held out."""

@@ -20,6 +20,7 @@ from guessing import (
     GONE,
     GUESSES,
     NETWORK,
+    OUTLIER,
     RIDGE,
     ROUNDS,
     ROW,
@@ -107,6 +108,11 @@ def test_a_purged_run_in_rounds_confirms_no_guess_of_a_record(tmp_path: Path, sp
     assert independent_verifier.verify(run.folder) == []
 
 
+WHICH_WERE_KEPT = {
+    "certificates.content.body.erased_nodes", "events.rolled back.dropped_models", "events.rounds.models.kept",
+    "events.rounds.models.bytes", "events.rounds.models.node",
+}  # fmt: skip
+"""Where a purged run still tells which models of the first training were kept, as `sifu purge` says it does."""
 CASES = [
     (RIDGE, {}),
     (ROUNDS, {"method": "scratch"}),
@@ -118,7 +124,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("spec", "terms"), CASES, ids=["ridge", "linear", "records", "automatic", "network", "groups"])
-@pytest.mark.parametrize("other", [0, 7], ids=["label", "features"])
+@pytest.mark.parametrize("other", [0, 7, OUTLIER], ids=["label", "features", "outlier"])
 def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +134,8 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
         monkeypatch.setattr(f"sifu.run.{module}.COMMIT_SECONDS", float("inf"))
     runs = [purged(spec, tmp_path / f"{number}", number, **terms) for number in (other, TRUTH)]
     differ = places_that_differ(*(run.folder for run in runs))
-    assert {place for place in differ if not is_random(place)} == set()
+    told = WHICH_WERE_KEPT if other == OUTLIER else set()
+    assert {place for place in differ if not is_random(place)} <= told
     assert runs[0].purge().figures == COUNTS
     assert runs[1].verify().problems == independent_verifier.verify(runs[1].folder) == []
 

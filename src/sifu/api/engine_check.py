@@ -227,8 +227,9 @@ def check_remainder(
         )
     profile = engine.clients[remainder.client]
     rate, smoothness = engine.facts.local_rate, profile.smoothness
-    unbounded = reader.facts.get("rounding_bounded", UNKNOWN) is True and not engine.facts.rounding_bounded
-    if unbounded and smoothness is not None and rate * smoothness > 2.0:
+    bounded = before.smoothness is None or rate * before.smoothness <= 2.0
+    bounded &= reader.facts.get("rounding_bounded", UNKNOWN) is True
+    if bounded and smoothness is not None and rate * smoothness > 2.0:
         raise NotCertifiableError(
             f"without these records {before.name} has a steeper loss, for which this run's local.rate = {rate:.6g} is "
             "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "

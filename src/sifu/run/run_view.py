@@ -163,6 +163,22 @@ class RunView:
         if rate is not None:
             self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
             self.facts = replace(self.facts, local_rate=rate)
+        if self.facts.rounding_bounded:
+            self.facts = replace(self.facts, rounding_bounded=self._is_rounding_bounded())
+
+    def _is_rounding_bounded(self) -> bool:
+        """Return whether eta beta <= 2 for every client that was there when this path began, or joined later."""
+        steep = [
+            index
+            for index, client in enumerate(self.clients)
+            if client.smoothness is not None and not self.facts.local_rate * client.smoothness <= 2.0
+        ]
+        if not steep:
+            return True
+        order_of = {request.request: request.request_order or 0 for request in self.requests}
+        begun, subjects = self.rows[0].node.order, self.reader.subjects()
+        gone = {client for row in subjects if 0 < order_of[row.request] <= begun for client in row.clients}
+        return gone.issuperset(steep)
 
     @cached_property
     def regularities(self) -> Regularities:

@@ -91,7 +91,8 @@ class TrainingFacts:
 
     `smooth_model` says that the loss has Lipschitz gradients in the parameters (a linear model with
     softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
-    `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
+    `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
+    participants all have eta beta <= 2; of a view, that this holds for everyone on its path.
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
     of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`, and

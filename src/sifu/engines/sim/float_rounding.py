@@ -147,9 +147,10 @@ def proven_allowance(
 ) -> Callable[[float, ClientIndices], float] | None:
     """`round_allowance` of these clients; None where nothing is proven.
 
-    The whole derivation rests on float64 and on eta beta <= 2.
+    The whole derivation rests on float64 and on eta beta <= 2. Whose beta that holds for is looked at round by round:
+    what is said of the training as a whole must not follow from one client's data.
     """
-    if dtype != "float64" or not training.rate * float(sizes.smoothness.max()) <= 2.0:
+    if dtype != "float64":
         return None
     return partial(round_allowance, model=model, training=training, server_rate=server_rate, sizes=sizes)
 
@@ -166,8 +167,10 @@ def round_allowance(
     """The rounding of one float64 round of `participants` from a model of norm `start_norm`, in both worlds together.
 
     It depends on the largest of each of their sizes, and may be infinite where many steps with momentum amplify errors
-    without limit.
+    without limit. It is 0, and nothing is proven, where eta beta > 2 for one of them (`RunView.facts`).
     """
+    if not training.rate * float(sizes.smoothness[participants].max()) <= 2.0:
+        return 0.0
     samples, labels = sizes.samples[participants], model.objective.labels
     largest, width = int(samples.max()), model.features + 1
     rows = min(int(samples.sum()), max(largest, PART_ROWS))
