@@ -145,13 +145,13 @@ class NetworkFeatures(FeatureMap):
     """Digest of the program text that made the module, where it is known."""
     exact: bool = field(default=False, init=False)
     _weights: str = field(init=False, repr=False)
-    _probed: Floats = field(init=False, repr=False)
+    _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
+    """Samples of the first client, and what a fresh copy of a user's module gave for them."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
         # In training mode batch norm would mix samples, and dropout would draw again.
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
-        object.__setattr__(self, "_compared", None)
         object.__setattr__(self, "_weights", weights_digest(self.module))
         try:
             width = self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
@@ -241,6 +241,7 @@ class NetworkFeatures(FeatureMap):
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
         """Refuse a user's module that gives other bits than at first, after a client's samples or in a fresh copy."""
+        assert self._compared is not None
         probes, first = self._compared
         for changed in (module, self._fresh()):
             now = self._batch(probes, changed)
