@@ -128,6 +128,23 @@ def read_description(path: Path) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
+MOST_GROUPS = 1 << 20
+
+
+def _are_networks(tuned: dict[str, Any]) -> bool:
+    """Return whether a description says of tuned networks what an export says."""
+    samples = tuned["samples"]
+    return (
+        isinstance(tuned["sha256"], str)
+        and type(tuned["groups"]) is int
+        and 0 < tuned["groups"] <= MOST_GROUPS
+        and type(tuned["stretch"]) in (int, float)
+        and bool(samples)
+        and all(group.isascii() and group.isdecimal() and len(group) < 10 for group in samples)
+        and all(type(count) is int and 0 < count < 1 << 53 for count in samples.values())
+    )
+
+
 def _is_whole(content: dict[str, Any]) -> bool:
     """Whether every field that using a model needs has the form that an export gives it."""
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
@@ -139,6 +156,7 @@ def _is_whole(content: dict[str, Any]) -> bool:
         and all(isinstance(content[key], dict) for key in objects)
         and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
         and (stored is None or (_is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool))
+        and (content.get("networks") is None or _are_networks(content["networks"]))
         and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
         and content["dtype"] in ("float32", "float64")
         and isinstance(content["features"].get("kind"), str)

@@ -229,6 +229,11 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
             replace(public, tune=described["tune"]), mapping, int(description["outputs"]), groups, stretch
         )
         names = [name for name, _ in through.network.named_parameters()]
+        lacking = [
+            f"{group}/{name}" for group in tuned["samples"] for name in names if f"{group}/{name}" not in networks
+        ]
+        if lacking:
+            raise InputError(f"the file of networks lacks {lacking[0]!r}, which the description needs: export again")
         mapping = through.with_trunks(
             [
                 Trunk(int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names]))

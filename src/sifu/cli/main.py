@@ -154,6 +154,9 @@ def run_app(app: typer.Typer) -> None:
                 "account may write there",
                 2,
             )
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = os.fsdecode(error.filename) if error.filename else "a file"
+            _fail(f"no space left to change {what}: free some and run the command again; nothing was lost", 2)
         if isinstance(error, OSError) and error.errno == errno.EIO:
             what = os.fsdecode(error.filename) if error.filename else "a file"
             _fail(
@@ -182,6 +185,7 @@ def _show_warning(
 
 INTERRUPTED = 130
 WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
+WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 """The system's error codes for a given path that cannot be used."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,7 +180,8 @@ def read_records(text: str, by_identity: bool) -> list[int | str]:
     (['P0001', 'P0002'], [3, 5])
     """
     path = Path(text)
-    entries = _lines(path) if path.is_file() else [(f"{entry!r}", entry) for entry in text.split(",")]
+    # A list may be longer than a name can be, which `Path.is_file` does not take for an answer.
+    entries = _lines(path) if os.path.isfile(text) else [(f"{entry!r}", entry) for entry in text.split(",")]
     records = [_record(where, entry.strip(), by_identity) for where, entry in entries if entry.strip()]
     if not records:
         raise InputError(f"--records {text[:80]!r} names no record: write one per line in a file, or A,B,...")

@@ -232,9 +232,12 @@ class TokenFile:
 def _parse(path: Path) -> list[Token]:
     try:
         rows = json.loads(path.read_bytes())["tokens"]
-        return [Token(**(row | {"roles": tuple(role for role in row["roles"] if role in ROLES)})) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+        tokens = [Token(**(row | {"roles": tuple(role for role in row["roles"] if role in ROLES)})) for row in rows]
+        if not all(isinstance(value, str) for row in rows for name, value in row.items() if name != "roles"):
+            raise ValueError("a field is not a text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunDamagedError(f"{path} is damaged ({type(error).__name__}): remove it and make new tokens") from error
+    return tokens
 
 
 COOKIE = "sifu_session"

@@ -147,7 +147,10 @@ def _dataset(
 def first_row(path: Path) -> list[str]:
     """The fields of a CSV file's first line, which should be the names of its columns."""
     text = _decoded(path)
-    return next((fields for _, fields in _csv_rows(text, _separator(text))), [])
+    try:
+        return next((fields for _, fields in _csv_rows(text, _separator(text))), [])
+    except csv.Error as error:
+        raise _not_csv(path, error) from error
 
 
 def column_names(path: Path, coding: TableCoding) -> list[str]:
@@ -288,13 +291,12 @@ def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
 
 def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
     text = _decoded(path)
-    separator = _separator(text)
     rows: list[tuple[int, list[str]]] = []
     try:
+        separator = _separator(text)
         rows.extend(_csv_rows(text, separator))
     except csv.Error as error:
-        after = f" after line {rows[-1][0]}" if rows else ""
-        raise InputError(f"{path} is not a CSV file{after} ({error}): look for a quote that is not closed") from error
+        raise _not_csv(path, error, f" after line {rows[-1][0]}" if rows else "") from error
     if not rows:
         raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
     names, first = header, 0
@@ -328,6 +330,10 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
         for name, field in zip(names, fields, strict=False):  # a separator at the end of a line makes an empty field
             columns[name].append(field)
     return TableFile(str(path), columns, tuple(line for line, _ in rows), separator)
+
+
+def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:
+    return InputError(f"{path} is not a CSV file{where} ({error}): look for a quote that is not closed")
 
 
 def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:

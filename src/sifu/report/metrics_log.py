@@ -128,7 +128,10 @@ class CsvFile(MetricsFile):
     """One line per evaluation, after a line with the names of the columns."""
 
     def last(self, content: bytes) -> int:
-        rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
+        try:
+            rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
+        except csv.Error as error:
+            raise self.refuse("is not a file of metrics") from error
         if not rows or tuple(rows[0]) != COLUMNS:
             raise self.refuse("is not a file of metrics")
         if len(rows) == 1:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 from sifu.core.ledger import Event
-from sifu.errors import RunDamagedError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"
@@ -15,14 +16,22 @@ CLOCK_SET = "clock set"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 BEHIND = datetime.timedelta(hours=1)
 """How far clocks may differ, of several machines for example, before one of them is called wrong."""
+LATEST_SECONDS = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC).timestamp()
 AHEAD = datetime.timedelta(days=366)
 """How long a run may rest before its clock has to be confirmed."""
 WAY_OUT = "If the clock is right now, sifu sign DIR --clock says so permanently; otherwise set it first"
 
 
 def current_time() -> datetime.datetime:
-    """The clock of this machine."""
-    return datetime.datetime.now(datetime.UTC)
+    """Return the time by this machine's clock.
+
+    Raises:
+        InputError: If it is before 1970, or so far ahead that deadlines after it cannot be written.
+    """
+    seconds = time.time()
+    if not 0 <= seconds < LATEST_SECONDS:
+        raise InputError(f"the clock of this machine is at {seconds:.0f} seconds after 1970: set it")
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
 def utc_now() -> str:
