@@ -142,7 +142,7 @@ class SimulatedFederation:
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
         conv_net = None if isinstance(model, LinearModel) else model.conv_net
-        users = linear is None and model.initial_source == MADE_BY_OPERATOR
+        users = not linear and not conv_net and model.initial_source == MADE_BY_OPERATOR
         if strategy == "vectorised" and not linear and not conv_net:
             raise InputError(
                 "only linear models and described convolutional networks can be vectorised; use strategy auto or loop "
