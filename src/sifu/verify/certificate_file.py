@@ -182,6 +182,9 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     yield from _unlike(body, attacker_true_positive_rate_at_1_percent=attacker_rate(body["level"], multiplier))
     if body["start"] not in STARTS[info.starts_from]:
         yield f"start says {body['start']!r}, which method {body['method']} never starts from"
+    is_rollback = info.starts_from in ("rule", "current")
+    if is_rollback and body["start"] == "fresh" and (body["sigma"] > 0.0 or not exact):
+        yield f"start says 'fresh', but method {body['method']} continued from a model that needed hiding"
     if (body["keeps_statistics"] is not None) != solved:
         yield f"keeps_statistics says {body['keeps_statistics']!r}, which is not what method {body['method']} leaves"
     if form == "auditor":

@@ -169,8 +169,10 @@ def _check_against_outside(
             f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
         )
     of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
-    for notes in (of_events, unwritten_notes, earlier_rules_notes, of_salts, erased_notes, copy_notes):
+    for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes):
         result.notes.extend(notes(reader))
+    if result.holds:  # a damaged record cannot be recomputed by other rules
+        result.notes.extend(earlier_rules_notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
