@@ -39,6 +39,7 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "solve",
                 "delta_reached"}  # fmt: skip
+ERASABLE = {"sifu", "last", "scratch"}
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
@@ -514,7 +515,7 @@ class Verifier:
         self.check(before[moment["seq"] - 1]["signature"] is not None, f"{at}: it is not signed")
         methods = {self.requests[name]["method"] for name in served}
         promised = all(self.requests[name]["level"] not in (None, "none") for name in served)
-        self.check(promised and methods <= {"sifu", "last", "scratch"}, f"{at}: a request was of another kind")
+        self.check(promised and methods <= ERASABLE, f"{at}: a request was of another kind")
         tied = self.spec["groups"]["count"] or self.spec["model"]["kind"] == "ridge"
         self.check(not tied, f"{at}: the figures of such a run stay")
         active = self.path(int(moment["tip"]))
@@ -888,7 +889,7 @@ class Verifier:
     def check_updates(self) -> None:
         """Section 5: the updates that are kept, and that nothing of a forgotten client is among them."""
         active, forgotten = self.path(int(self.run["tip"])), {c for clients in self.subjects.values() for c in clients}
-        every, first = self.spec["keep"]["updates_every"], {}
+        every, first = self.spec["keep"].get("updates_every", 0), {}
         for row in self.written:
             node, at = self.nodes[row["node"]], f"updates {row['file']}"
             before = first.setdefault((row["node"], row["part"]), row["clients"])
@@ -1640,7 +1641,7 @@ class Verifier:
             "start": {"heuristic": "initial", "merge": "merge"}.get(
                 self.nodes[request["noise_node"]]["kind"],
                 "fresh" if request["source_node"] is None or self.from_initial(request) else "trained"),
-            "keeps_updates": self.spec["keep"]["updates_every"] > 0,
+            "keeps_updates": self.spec["keep"].get("updates_every", 0) > 0,
             "keeps_statistics": self.spec["keep"]["statistics"] if request["method"] == "closed_form" else None,
             "records": len(json.loads(request["records"])) or None,
             "terms": {key: value for key, value in json.loads(request["terms"]).items()

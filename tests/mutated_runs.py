@@ -67,7 +67,7 @@ def sampled(folder: Path) -> Path:
     sifu.restore(folder.with_name("sampled.zip"), back)
     run = sifu.open_run(back)
     run.forget(["client-002", "client-003"], "second", sigma=1.0, unit="joint", retention="strict")
-    run.forget(["client-004"], "third", method="fine_tuning", level="none")
+    run.forget(["client-004"], "third", method="go_on", level="none")
     run.purge()
     return back
 

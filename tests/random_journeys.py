@@ -30,6 +30,7 @@ import sifu.methods.base as noised
 from sifu.api.engine_check import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position
+from sifu.core.method_info import find_method_info
 from sifu.core.round import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
@@ -276,17 +277,25 @@ def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any
     }
     if journey.family == "closed form":
         return terms
-    methods = ["sifu"] * 8 + ["auto"] * 2 + ["scratch", "noisy_scratch", "last", "fine_tuning"]
+    methods = ["sifu"] * 8 + ["auto"] * 2 + ["scratch", *installed(*BASELINES, *OWN)]
     if spec["keep"]["updates_every"]:
-        methods += ["fed_eraser", "fed_accum"]
+        methods += installed("fed_eraser", "fed_accum")
     if journey.family == "groups":
         methods += ["groups"] * 12
     if journey.family == "training noise":
-        methods += ["dp"] * 20
+        methods += installed("dp") * 20
     terms["method"] = dice.choice(methods)
-    if terms["method"] == "last":
+    if terms["method"] in ("last", "noise_here"):
         terms["sigma"] = "auto"
     return terms
+
+
+BASELINES, OWN = ("noisy_scratch", "last", "fine_tuning"), ("go_on", "noise_here")
+
+
+def installed(*methods: str) -> list[str]:
+    """Return those of these methods that an installed package has."""
+    return [name for name in methods if find_method_info(name)]
 
 
 def fewer_rounds(spec: dict[str, Any]) -> None:
@@ -366,7 +375,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
         who = who[:1]
         terms["records"] = random_rows(dice, journey, who[0])
         if "method" in terms and dice.random() < 0.3:  # what is then still in the model
-            terms["method"] = "fine_tuning"
+            terms["method"] = "go_on"
     if dice.random() < 0.5:
         who = [first_name(name) for name in who]  # as people call them
     name = f"r{len(journey.steps)}"

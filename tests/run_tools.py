@@ -31,6 +31,8 @@ SMALL: dict[str, Any] = {
 """Twelve clients of ten digits each, eight rounds: trains in a fraction of a second once torch is loaded."""
 
 SOURCES = Path(sifu.__file__).resolve().parent.parent
+INSTALLED = Path(__file__).resolve().parent / "installed"
+"""A folder with an installed extension, found through its entry points."""
 
 
 def small_spec(**sections: Any) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
 
 def sigma_for(method: str, sigma: float) -> float:
     """A sigma that this method can work with where sifu works with `sigma`: last needs far more."""
-    return 1000.0 * sigma if method == "last" else sigma
+    return 1000.0 * sigma if method in ("last", "noise_here") else sigma
 
 
 def build_run_with_requests(folder: Path) -> None:
@@ -230,7 +232,12 @@ def called_in_process(
 def environment(**more: str) -> dict[str, str]:
     """The environment of a child process: our sources, one thread, no colours."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("SIFU_DEBUG", "FORCE_COLOR")}
-    return inherited | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "COLUMNS": "120", **more}
+    return inherited | {
+        "PYTHONPATH": f"{SOURCES}{os.pathsep}{INSTALLED}",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+        **more,
+    }
 
 
 def start_cli(*arguments: object) -> subprocess.Popen[str]:

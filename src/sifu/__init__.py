@@ -54,10 +54,12 @@ if TYPE_CHECKING:
     from sifu.audit import AuditOptions, AuditReport, audit_client, audit_run
     from sifu.choices import TermsGiven
     from sifu.core.allowed_code import allow_code
+    from sifu.core.extensions import SpecKey, register_key
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
     from sifu.errors import (
         InputError,
+        MissingExtensionError,
         NoClientResponseError,
         NoSpaceError,
         NotCertifiableError,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
         SifuError,
         VerificationError,
     )
+    from sifu.methods.registry import register
     from sifu.report import write_evidence, write_report
     from sifu.server.server_loop import ServerLoop
 
@@ -78,6 +81,7 @@ __all__ = [
     "ClientStatus",
     "InputError",
     "LoadedModel",
+    "MissingExtensionError",
     "NamedKey",
     "NoClientResponseError",
     "NoSpaceError",
@@ -103,6 +107,7 @@ __all__ = [
     "ServerLoop",
     "SifuError",
     "Spec",
+    "SpecKey",
     "TermsGiven",
     "Verification",
     "VerificationError",
@@ -117,6 +122,8 @@ __all__ = [
     "load_spec",
     "open_run",
     "pending_requests",
+    "register",
+    "register_key",
     "report",
     "restore",
     "train",
@@ -130,6 +137,9 @@ _MODULES = ("audit", "report")
 _ELSEWHERE = {
     "Spec": "sifu.core.spec",
     "RequestTerms": "sifu.core.request_terms",
+    "SpecKey": "sifu.core.extensions",
+    "register": "sifu.methods.registry",
+    "register_key": "sifu.core.extensions",
     "TermsGiven": "sifu.choices",
     "allow_code": "sifu.core.allowed_code",
     "AuditOptions": "sifu.audit",

@@ -26,6 +26,12 @@ class NoSpaceError(InputError):
     """A disk or quota is full: what was asked for was not done, and is not to blame."""
 
 
+class MissingExtensionError(InputError):
+    """A run, certificate or spec uses a method or key of a package that is not installed."""
+
+    exit_code = 5
+
+
 class UnusableSamplesError(InputError):
     """Samples that a feature map cannot take: of another shape, not finite, or too large."""
 

@@ -66,7 +66,7 @@ def again(run: sifu.Run) -> sifu.Run:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("method", ["closed_form", "scratch", "sifu", "groups", "fine_tuning", "fed_eraser"])
+@pytest.mark.parametrize("method", ["closed_form", "scratch", "sifu", "groups", "go_on"])
 def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
     tmp_path: Path, method: str, kind: str
 ) -> None:

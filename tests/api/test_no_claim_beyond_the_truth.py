@@ -24,7 +24,6 @@ from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
-from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import delta_reached
@@ -91,31 +90,12 @@ def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Com
         assert claim not in text
     # Noise at the current model: something was added, nothing was undone.
     other = next(k for k in range(12) if k != idle)
-    run.forget([f"client-{other:03d}"], "noised", method="last", max_rounds=1)
+    run.forget([f"client-{other:03d}"], "noised", method="noise_here", max_rounds=1)
     assert "Random noise was added to a model" in public_text(cli, tmp_path / "run", "noised")
     assert "went back" not in public_text(cli, tmp_path / "run", "noised")
 
 
 # -- 2: noise in training ------------------------------------------------------------------------------------
-
-
-def test_the_size_of_training_noise_tells_who_took_part_so_nothing_is_certified(tmp_path: Path) -> None:
-    """Ten equal clients: the noise of an average has variance 0.0250, without one of them 0.0278 (z C = 0.5)."""
-    clipping = Clipping(0.5, 1.0, "seeded", 3)
-    updates, samples = np.zeros((10, 20_000)), np.full(10, 10)
-    everyone = clipping.average(updates, Position(0, 0), np.arange(10), samples, False).step
-    without = clipping.average(updates[1:], Position(0, 1), np.arange(1, 10), samples[1:], False).step
-    assert np.var(everyone) == pytest.approx(0.0250, rel=0.05)
-    assert np.var(without) == pytest.approx(0.0278, rel=0.05)
-    # A test of the variance alone tells the two apart: it never errs on 20,000 numbers.
-    assert np.var(everyone) < 0.0264 < np.var(without)
-    run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
-    (outcome,) = run.forget(["client-001"], "dp", method="dp", level="none")
-    assert outcome.level == "none"
-    failed = [premise for premise in run.certificate("dp").body["premises"] if premise["status"] == "failed"]
-    assert [premise["name"] for premise in failed] == ["training noise"]
-    assert run.verify().problems == []
-    assert verify(run.folder) == []
 
 
 # -- 3: exact and replies that were refused ------------------------------------------------------------------
@@ -323,22 +303,6 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
 
 
 # -- 8 and 9: noise that the forgotten decide; what was spent ------------------------------------------------
-
-
-def test_noisy_scratch_with_automatic_noise_is_not_exact(own_trained: Path) -> None:
-    run = sifu.open_run(own_trained)
-    (outcome,) = run.forget(["client-001"], "auto", method="noisy_scratch")
-    assert outcome.level == "conditional"
-    (outcome,) = run.forget(["client-002"], "given", method="noisy_scratch", sigma=0.2)
-    assert outcome.level == "exact"
-    # A size that was copied from a plan with sigma auto cannot be told.
-    said = {premise["name"]: premise["status"] for premise in run.certificate("given").body["premises"]}
-    assert said["noise size"] == "trusted"
-    for form in ("auditor", "public"):
-        for name in ("auto", "given"):
-            assert verify_certificate(own_trained / "certificates" / f"{name}.{form}.json").problems == []
-    assert run.verify().problems == []
-    assert verify(own_trained) == []
 
 
 def test_the_stop_rule_is_named_under_not_covered(own_trained: Path, cli: Command) -> None:

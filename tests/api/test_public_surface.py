@@ -63,7 +63,7 @@ def test_a_plan_says_which_method_it_takes(run_with_requests: Path) -> None:
     [
         ("sifu cl", ["clients", "client-audit"]),
         ("sifu plan run --unit j", ["joint"]),
-        ("sifu forget run --method fed_", ["fed_eraser", "fed_accum"]),
+        ("sifu forget run --method s", ["sifu", "scratch"]),
         ("sifu requests decide run r1 w", ["withdrawn"]),
     ],
 )

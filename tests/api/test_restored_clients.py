@@ -58,23 +58,6 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     assert verify(back) == []
 
 
-def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
-    run = sifu.train(spec_for("fed_eraser", privacy={"noise": "seeded"}), run=tmp_path / "run")
-    run.backup(tmp_path / "old.zip")
-    run.forget(["client-003"], "since", method="fed_accum", level="none")
-    back = tmp_path / "back"
-    restore(tmp_path / "old.zip", back, certificates=[run.folder / "certificates" / "since.public.json"])
-    rows = query(back, "SELECT clients FROM updates")
-    assert rows
-    assert all(len(json.loads(clients)) == 11 for (clients,) in rows)
-    again = sifu.open_run(back)
-    # Another request comes first: it rewrites the files that the restoration had rewritten.
-    again.forget(["client-004"], "other", method="sifu", sigma=0.5, level="none")
-    again.forget(["client-003"], "since", method="fed_accum", level="none")
-    assert again.verify().problems == []
-    assert verify(back) == []
-
-
 def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
     """The control: with the operator's key, the event is made to say that nothing was erased."""
     spec, terms = CASES["statistics"]

@@ -118,7 +118,7 @@ def test_clients_that_did_not_ask_are_watched_too(own_trained: Path) -> None:
 
 def test_training_noise_cannot_be_replayed_and_that_is_said(tmp_path: Path) -> None:
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
-    run.forget(["client-000"], method="dp", epsilon=100.0, level="none")
+    run.forget(["client-000"], method="go_on", level="none")
     report = audit_run(run, QUICK)
     assert report.holds
     assert report.nodes_replayed == 0
@@ -130,7 +130,7 @@ def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
     run = designed_run(tmp_path / "run", 3.0)
     with closing(run.reader()) as reader:
         sigma = reader.requests()[0].noise_std
-    run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA, max_rounds=1, method="last")
+    run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA, max_rounds=1, method="noise_here")
     report = audit_run(run, QUICK)
     assert report.holds
     leaving = next(subject for subject in report.subjects if subject.clients == (LEAVING,))

@@ -50,7 +50,7 @@ def test_the_whole_story_from_filing_to_evidence(desk: Any) -> None:
     assert "Request case-1 was filed" in filed.text
     page = ann.get(f"/runs/{north}/requests/1").text
     assert "Not approved yet" in page
-    for method in ("<h3>sifu", "<h3>scratch", "<h3>last", "<h3>fine_tuning", "<strong>closed_form"):
+    for method in ("<h3>sifu", "<h3>scratch", "<strong>closed_form"):
         assert method in page  # every way, side by side
     assert "It needs 1 more" in ann.approve(f"/runs/{north}", 1).text
     carry_out = {"request": "case-1", "number": "1", "confirm": "yes"}

@@ -20,14 +20,14 @@ from sifu.api.advice import advise
 from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods.registry import METHODS
 from sifu.planning.plan import Way, choose_way
 
+PRODUCT = ("sifu", "scratch", "groups", "closed_form")
 RUNS: dict[str, dict[str, Any]] = {
     "linear": small_spec(data={"clients": 40}, stop={"target": 0.8, "max_rounds": 60}),
     "groups": spec_for("groups", stop={"target": 0.6, "max_rounds": 30}),
     "closed form": spec_for("closed_form"),
-    "noise in training": spec_for("dp"),
+    "noise in training": small_spec(server={"clip": 0.3, "noise": 3.0}),
 }
 
 
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 ways = st.lists(
     st.builds(
         Way,
-        st.sampled_from(["sifu", "scratch", "groups", "closed_form", "fine_tuning", "dp", "last"]),
+        st.sampled_from(["sifu", "scratch", "groups", "closed_form", "go_on", "noise_here", "not installed"]),
         st.sampled_from(LEVELS),
         st.one_of(st.none(), st.integers(0, 50).map(float)),
     ),
@@ -76,7 +76,7 @@ def test_no_prediction_decides_between_ways_that_are_exact(compared: list[Way], 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_method_is_shown_or_refused_with_a_reason(trained: dict[str, Path], name: str) -> None:
     plan = sifu.open_run(trained[name]).plan(["client-003"])
-    assert {way.method for way in plan.ways} == set(METHODS)
+    assert {way.method for way in plan.ways} == set(PRODUCT)
     assert plan.auto is not None
     assert plan.auto.method == plan.terms.method
     allowed = [way for way in plan.ways if not way.refused]
@@ -132,7 +132,7 @@ def test_a_sigma_of_the_request_is_honoured(trained: dict[str, Path], tmp_path: 
     plan = run.plan(["client-003"], sigma=0.4)
     assert plan.terms.method == "sifu"
     assert plan.noise_std in (0.0, 0.4)
-    assert {way.method for way in plan.ways if way.may_be_chosen and not way.refused} <= {"sifu", "last"}
+    assert {way.method for way in plan.ways if way.may_be_chosen and not way.refused} == {"sifu"}
 
 
 def test_nothing_reaches_the_level(tmp_path: Path) -> None:
@@ -219,11 +219,18 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
     client = next(c for c in clients if run.plan([c], method="groups").rebuild_client_rounds)
     answer = cli("plan", trained["groups"], "--client", client, "--all")
     assert answer.code == 0
-    for word in ("groups *", "scratch", "Not here: dp", "auto takes groups", "client-rounds more", "Kept after"):
+    for word in (
+        "groups *",
+        "scratch",
+        "Not here: closed_form",
+        "auto takes groups",
+        "client-rounds more",
+        "Kept after",
+    ):
         assert word in " ".join(answer.out.split()), word
     values = json.loads(cli("plan", trained["groups"], "--client", client, "--format", "json").out)
     assert values["chosen"] == values["method"] == "groups"
-    assert {way["method"] for way in values["ways"]} == set(METHODS)
+    assert {way["method"] for way in values["ways"]} == set(PRODUCT)
     assert "closed_form" in {way["method"] for way in values["ways"] if not way["allowed"]}
 
 
@@ -306,6 +313,6 @@ def test_advice_on_a_spec_with_groups_keeps_them_and_names_no_target_that_is_not
 
 def test_an_exact_way_leaves_an_attacker_nothing_beyond_guessing(own_trained: Path, cli: Command) -> None:
     rows = [line.split() for line in cli("plan", own_trained, "--clients", "client-003").out.splitlines()]
-    ways = {row[0]: row for row in rows if row and row[0] in ("scratch", "sifu", "last")}
+    ways = {row[0]: row for row in rows if row and row[0] in ("scratch", "sifu")}
     assert "guessing" in ways["scratch"]
     assert "guessing" not in ways["sifu"]

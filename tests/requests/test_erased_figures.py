@@ -72,7 +72,7 @@ def test_the_command_asks_first_and_no_means_no(tmp_path: Path, cli: Command, mo
     assert list(run.verify().not_recomputed) == ["gone"]
 
 
-@pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto"), ("last", "auto")])
+@pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto"), ("noise_here", "auto")])
 def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, method: str, sigma: float | str) -> None:
     """The positive control: noise from the operating system, and an ordinary purge leaves the right guess confirmed."""
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
@@ -153,11 +153,11 @@ def test_later_requests_start_afresh_and_noise_comes_back_after_that(erased: sif
         assert any("never by noise" in note for note in plan.notes)
         assert not any("larger epsilon" in note for note in plan.notes)
     with pytest.raises(NotCertifiableError, match="never by noise"):
-        erased.plan(["c1"], method="last")
+        erased.plan(["c1"], method="noise_here")
     (outcome,) = erased.forget(["c1"], method="scratch", retention="strict")
     assert outcome.level == "exact"
     assert not any("never by noise" in note for note in erased.plan(["c0"], method="sifu").notes)
-    (outcome,) = erased.forget(["c0"], "again", method="last")
+    (outcome,) = erased.forget(["c0"], "again", method="noise_here")
     assert outcome.sigma > 0.0
     assert problems(erased) == []
     erased.purge(figures=True)
@@ -205,7 +205,7 @@ def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
     [
         (ROUNDS | {"privacy": {"noise": "seeded"}}, {"level": "none"}, "follow from the seed"),
         (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
-        (ROUNDS, {"method": "fine_tuning", "sigma": "auto"}, "without a promise"),
+        (ROUNDS, {"method": "go_on", "sigma": "auto"}, "without a promise"),
         (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
     ],
     ids=["seeded", "Gram", "no promise", "rate"],
@@ -324,7 +324,7 @@ def test_figures_that_are_missing_without_the_event_are_noticed(tmp_path: Path, 
 
 def test_figures_missing_after_the_event_are_noticed(erased: sifu.Run) -> None:
     erased.forget(["c1"], method="scratch")
-    erased.forget(["c0"], "later", method="last")
+    erased.forget(["c0"], "later", method="noise_here")
     assert problems(erased) == []
     execute(erased.folder, "UPDATE requests SET noise_std = NULL WHERE request = 'later'")
 
@@ -430,7 +430,7 @@ def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, 
                 is_bounded = not RunView(reader).erased_note
         elif len(names) > 2:
             terms = {
-                "method": draw.choice(["sifu", "last", "scratch", "auto"]),
+                "method": draw.choice(["sifu", "noise_here", "scratch", "auto"]),
                 "sigma": draw.choice(["auto", 0.1, 50]),
             }
             records = {"records": [draw.randrange(8)]} if step == "records" else {}

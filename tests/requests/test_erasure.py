@@ -235,7 +235,7 @@ def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:
 
 def test_a_purge_of_methods_that_hide_nothing_says_so(kept: Path) -> None:
     run = sifu.open_run(kept)
-    run.forget([F], "heuristic", method="fine_tuning", max_rounds=2)
+    run.forget([F], "heuristic", method="go_on", max_rounds=2)
     done = run.purge()
     assert any("which may hold the part of client-003" in what for what, _ in done.remains)
     assert run.verify().problems == []

@@ -156,8 +156,7 @@ def test_negative_control_float64_sums_remember_records() -> None:
     [
         ("sifu", {}),
         ("scratch", {}),
-        ("fine_tuning", {}),
-        ("fed_accum", {"keep": {"updates_every": 1}}),
+        ("go_on", {}),
         ("groups", {"groups": {"count": 3, "rounds": 2, "rebuild": "now"}}),
     ],
 )

@@ -160,7 +160,7 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
 
 
 def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Command) -> None:
-    sifu.open_run(own_trained).forget(["client-003"], "a", method="fine_tuning", max_rounds=1)
+    sifu.open_run(own_trained).forget(["client-003"], "a", method="go_on", max_rounds=1)
     assert "Nothing is guaranteed" in cli("certificate", "show", own_trained, "a", "--public").out
 
 

@@ -32,8 +32,8 @@ SPECS = {
     ),
 }
 REPLAYS = [
-    {"id": "first", "clients": ["client-000", "client-001"], "terms": {"method": "fed_eraser", "max_rounds": 6}},
-    {"id": "second", "clients": ["client-002"], "terms": {"method": "fed_accum", "target": 0.0}},
+    {"id": "first", "clients": ["client-000", "client-001"], "terms": {"method": "go_on", "max_rounds": 6}},
+    {"id": "second", "clients": ["client-002"], "terms": {"method": "go_on", "target": 0.0}},
     {"id": "third", "clients": ["client-003"], "terms": {"method": "scratch"}},
     {"id": "fourth", "clients": ["client-004"], "terms": {"sigma": 0.1}},
 ]

@@ -34,19 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         spec_for("sifu", regularity={"kind": "assumed", "factor": 1.0}, **SHORT),
         {"method": "sifu", "sigma": 2.0, "calibration": "classical", "epsilon": 0.5},
     ),
-    **{
-        method: (spec_for(method, **SHORT), {"method": method})
-        for method in (
-            "scratch",
-            "groups",
-            "closed_form",
-            "dp",
-            "noisy_scratch",
-            "fine_tuning",
-            "fed_eraser",
-            "fed_accum",
-        )
-    },
+    **{method: (spec_for(method, **SHORT), {"method": method}) for method in ("scratch", "groups", "closed_form")},
     "records": (spec_for("scratch", **SHORT), {"method": "scratch", "records": [1, 3]}),
 }
 

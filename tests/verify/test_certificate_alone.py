@@ -95,7 +95,7 @@ FALSE: dict[str, tuple[str, Change]] = {
     "a premise of no case": ("means nothing", premise("regularity", case="perfect")),
     "a premise of another case": ("premise noise", premise("noise", case="seeded")),
     "a premise without its values": ("means nothing", premise("regularity", case="assumed")),
-    "a heuristic that promises": ("protection", lambda b: b | {"method": "fine_tuning"}),
+    "a heuristic that promises": ("protection", lambda b: b | {"method": "go_on"}),
     "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),
     "a word in place of true": ("untouched", lambda b: b | {"untouched": "no"}),
     "a field that was added": ("note", lambda b: b | {"note": "audited by the authority"}),

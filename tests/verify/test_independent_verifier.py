@@ -21,7 +21,8 @@ SMALL: dict[str, Any] = {
     "stop": {"target": 0.0, "max_rounds": 8},
 }
 # Each: what differs from SMALL, then requests (first client, how many, terms).
-RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = {
+Runs = dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]]
+RUNS: Runs = {
     "convex, an earlier subject is charged again": (
         {},
         [(0, 2, {"sigma": 1.2}), (2, 1, {"sigma": 0.4}), (3, 3, {"unit": "joint", "sigma": 2.5})],
@@ -57,16 +58,6 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
             (6, 1, {"sigma": 0.4, "retention": "strict"}),
         ],
     ),
-    "fed_eraser, again, then sifu": (
-        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.3)", "rate": 0.8}},
-        [
-            (0, 2, {"method": "fed_eraser"}),
-            (2, 1, {"method": "fed_eraser", "max_rounds": 3, "retention": "strict"}),
-            (3, 2, {"method": "fed_accum"}),
-            (5, 1, {}),
-            (6, 1, {"sigma": 0.4}),
-        ],
-    ),
     "groups, built again, all hit": (
         {"groups": {"count": 4, "rounds": 3}, "server": {"participation": "poisson(0.6)"}},
         [
@@ -78,14 +69,6 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
             (6, 8, {"method": "groups"}),
         ],
     ),
-    "scratch, then fed_accum": (
-        {"keep": {"updates_every": 1}, "model": {"dtype": "float32"}},
-        [
-            (0, 1, {"method": "scratch"}),
-            (1, 2, {"method": "fed_accum", "unit": "joint"}),
-            (3, 1, {"method": "fed_eraser"}),
-        ],
-    ),
     "momentum beyond convex": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
     "nesterov": (
         {"local": {"steps": 2, "momentum": 0.5, "nesterov": True, "rate": 0.05}},
@@ -95,54 +78,6 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
     "float32, fixed": (
         {"model": {"dtype": "float32"}, "server": {"participation": "fixed(5)"}},
         [(0, 2, {"sigma": 0.5})],
-    ),
-    "every method on one history": (
-        {},
-        [
-            (0, 1, {"method": "fine_tuning"}),
-            (1, 2, {"sigma": 0.6}),
-            (3, 1, {"method": "last"}),
-            (4, 2, {"method": "last", "unit": "joint", "sigma": 500.0}),
-            (6, 1, {"method": "fine_tuning", "retention": "strict"}),
-            (7, 1, {"sigma": 0.4}),
-            (8, 1, {"method": "noisy_scratch", "sigma": 0.3}),
-            (9, 1, {"method": "noisy_scratch"}),
-            (10, 1, {}),
-        ],
-    ),
-    "replays between methods with noise and without": (
-        {"keep": {"updates_every": 2}, "server": {"clip": 0.4, "noise": 3.0}},
-        [
-            (0, 1, {"method": "fine_tuning"}),
-            (1, 1, {"method": "fed_eraser"}),
-            (2, 1, {"method": "dp", "level": "none"}),
-            (3, 1, {"method": "fine_tuning", "retention": "strict"}),
-            (4, 1, {"sigma": 0.5}),
-            (5, 1, {"method": "fed_accum"}),
-            (6, 1, {"method": "fine_tuning"}),
-            (7, 1, {"method": "noisy_scratch", "sigma": 0.2}),
-            (8, 1, {"method": "dp", "level": "none"}),
-        ],
-    ),
-    "dp, weights of unequal size": (
-        {"data": {"clients": 16, "samples_per_client": 0, "partition": "dirichlet", "alpha": 2.0}}
-        | {"server": {"participation": "poisson(0.6)", "clip": 0.5, "noise": 4.0}},
-        [
-            (0, 1, {"method": "dp", "level": "none"}),
-            (1, 2, {"method": "dp", "unit": "joint", "epsilon": 3.0, "level": "none"}),
-            (3, 1, {"sigma": 2.0}),
-            (4, 1, {"method": "dp", "epsilon": 0.1, "level": "none"}),
-            (5, 1, {"method": "last"}),
-            (6, 1, {"method": "dp", "calibration": "classical", "level": "none"}),
-        ],
-    ),
-    "dp, fixed, float32": (
-        {"model": {"dtype": "float32"}, "server": {"participation": "fixed(6)", "clip": 0.5, "noise": 3.0}},
-        [
-            (0, 1, {"method": "dp", "level": "none"}),
-            (1, 1, {"method": "noisy_scratch"}),
-            (2, 1, {"method": "dp", "level": "none"}),
-        ],
     ),
     "closed form, statistics of each client": (
         {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32, "bandwidth": 2.0}},
@@ -160,8 +95,8 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
 }
 
 
-def make_run(folder: Path, name: str) -> Path:
-    extra, requests = RUNS[name]
+def make_run(folder: Path, name: str, runs: Runs | None = None) -> Path:
+    extra, requests = (runs or RUNS)[name]
     run = sifu.train(SMALL | extra, run=folder)
     for first, count, terms in requests:
         run.forget([f"client-{index:03d}" for index in range(first, first + count)], **terms)

@@ -276,7 +276,9 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 def same_program(spec: Spec) -> tuple[Any, ...]:
     """What must agree for two runs to be lanes of one program; seeds, budgets and stop rules may differ."""
-    return (spec.data, spec.model, spec.features, spec.local, spec.server)
+    extras = spec.round_extras
+    clipped = extras.update_clip, extras.update_noise
+    return (spec.data, spec.model, spec.features, spec.local, spec.server, clipped)
 
 
 def engine_source(

@@ -47,6 +47,7 @@ class HeldOut:
         alone = replace(
             spec,
             model=replace(spec.model, outputs=outputs),
-            server=replace(spec.server, participation="all", clip=0.0, noise=0.0),
+            server=replace(spec.server, participation="all"),
+            extensions=(),
         )
         return engine_from_spec(alone, [ClientData("held out", x, dataset.y_test)])[0]

@@ -40,7 +40,7 @@ def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
         return Room(spec.data.clients * model_bytes(spec))
     if spec.features.kind != "none":
         return Room()  # a small head, and its size is known only once everybody's features are computed
-    size, every = model_bytes(spec), spec.keep.updates_every
+    size, every = model_bytes(spec), spec.round_extras.updates_every
     kept_rounds = -(-spec.stop.max_rounds // every) if every else 0
     return Room((spec.keep.models + spec.groups.count) * size, kept_rounds * _participants(spec) * size)
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from sifu import InputError, RoundRejectedError, Spec, open_run
 from sifu.core.engine import Engine
-from sifu.core.method_info import METHOD_INFOS
+from sifu.core.method_info import all_method_infos
 from sifu.core.spec import RIDGE
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.training import Progress
+from sifu_paper.baselines import register_all
 from sifu_paper.distance_measurements import DistanceTask, distance_tasks, measure_task
 from sifu_paper.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
 from sifu_paper.group_measurements import GroupMeasurement, last_place
@@ -36,6 +37,8 @@ from sifu_paper.settings import Experiment, load_experiment, shared_settings
 from sifu_paper.table import COLUMNS_OF, REQUEST_COLUMNS, Table
 from sifu_paper.trajectory import MarkCheck, TrajectoryRun, train_run, training_place, training_row
 from sifu_paper.work import Training, Trajectory, Work, plan_work
+
+register_all()  # a spawned process of a checkout that is not installed has no entry points
 
 TABLE = "results.csv"
 RUNS = "runs"
@@ -148,9 +151,10 @@ class Bench:
     def work(self) -> Work:
         """Every trajectory of the experiment as it was asked for."""
         methods = self.options.methods or self.experiment.methods
-        strange = [name for name in methods if name not in METHOD_INFOS]
+        known = [info.name for info in all_method_infos()]
+        strange = [name for name in methods if name not in known]
         if strange:
-            raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(METHOD_INFOS)}")
+            raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(known)}")
         return plan_work(
             self.experiment,
             datasets=self.datasets,

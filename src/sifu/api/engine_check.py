@@ -143,8 +143,8 @@ MEANING = {
     "server_rate": "server.rate",
     "participation": "server.participation",
     "dtype": "model.dtype",
-    "clip": "server.clip",
-    "noise": "server.noise",
+    "clip": "the bound on updates",
+    "noise": "the noise on updates",
     "noise_source": "privacy.noise",
     "local_clip": "local.clip",
     "engine": "an engine whose rounds follow from",
@@ -309,8 +309,8 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
         "participation": str(facts.participation.parse(spec.server.participation)),
         "dtype": spec.model.dtype,
         "local_clip": spec.local.clip,
-        "clip": spec.server.clip,
-        "noise": spec.server.noise if spec.server.clip > 0.0 else 0.0,
+        "clip": spec.round_extras.update_clip,
+        "noise": spec.round_extras.update_noise,
     }
     if spec.local.rate != "auto":
         said["local_rate"] = spec.local.rate

@@ -276,7 +276,7 @@ class Run:
         """
         with self.view() as view:
             wanted = new_terms(view, self._engines, clients, terms)
-            plan = plan_request(view, wanted, controls=True)
+            plan = plan_request(view, wanted)
             if wanted.records and view.spec.model.kind != RIDGE:
                 with suppress(InputError):  # a plan can do without the data; a request needs them
                     self._engines.prepare_records(view.reader, wanted)
@@ -288,7 +288,7 @@ class Run:
             row = row_of(view.reader, request)
             if not row.waits:
                 raise InputError(f"request {request} is {row.status}: there is nothing left to plan")
-            return with_plain_names(view.reader, plan_request(view, row.terms, controls=True))
+            return with_plain_names(view.reader, plan_request(view, row.terms))
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""

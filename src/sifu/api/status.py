@@ -18,7 +18,7 @@ from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.core.wording import HeldOutFigures
-from sifu.methods.registry import METHODS, method_named
+from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.requests.outcome import Cost, cost_of
@@ -291,7 +291,7 @@ def status_of(view: RunView) -> RunStatus:
             ClientStatus(plain_name(reader, k), view.clients[k].samples, _state(view, k), psi[k], psi[k] * multiplier)
             for k in clients_now(reader)
         ),
-        bytes_kept={name: method_named(name).bytes_kept(view) for name in METHODS},
+        bytes_kept={name: method().bytes_kept(view) for name, method in all_methods().items()},
         models=tuple(
             ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
             for node, row in reader.models().items()

@@ -233,7 +233,7 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
         possible, why = False, f"{clients} clients are too few for groups of {LEAST_MEMBERS} that learn by themselves"
     elif rate < LEAST_TAKING_PART or not Participation.parse(spec.server.participation).independent:
         possible, why = False, f"with server.participation = {spec.server.participation} groups were not tried"
-    elif spec.server.noise > 0.0:
+    elif spec.round_extras.update_noise > 0.0:
         possible, why = False, "noise in training and groups exclude each other"
     settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {apart}")
     if spec.groups.count > 0:

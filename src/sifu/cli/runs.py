@@ -239,12 +239,12 @@ def export(
 
 def methods() -> Answer:
     """The unlearning methods that --method takes, one line each."""
-    from sifu.core.method_info import METHOD_INFOS
+    from sifu.core.method_info import all_method_infos
 
     fields = ("name", "summary", "certifies", "protection")
-    listed = [{field: getattr(info, field) for field in fields} for info in METHOD_INFOS.values()]
+    listed = [{field: getattr(info, field) for field in fields} for info in all_method_infos()]
     shown = table("method", "what it does")
-    for info in METHOD_INFOS.values():
+    for info in all_method_infos():
         shown.add_row(info.name, info.summary)
     how = "auto, the default, takes the fewest predicted rounds among those of at least the level asked for."
     return Answer({"methods": listed, "default": "auto"}, shown, how)

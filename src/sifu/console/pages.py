@@ -31,7 +31,7 @@ from sifu.console.desk import REPORT, RunAtDesk
 from sifu.console.rendering import charts, expected_words, render
 from sifu.console.security import origin_of
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
-from sifu.core.method_info import METHOD_INFOS
+from sifu.core.method_info import all_method_infos
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.wording import psi_words, rows_words
@@ -190,7 +190,7 @@ def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[s
         "has_report": (run.folder / REPORT).is_file(),
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
-        "methods": [AUTO, *(name for name, info in METHOD_INFOS.items() if info.certifies)],
+        "methods": [AUTO, *(info.name for info in all_method_infos() if info.certifies and not info.control)],
         "usual": usual_terms(spec, ["-"]).to_mapping(),
         "clients": [name for name, _, _ in clients[:MOST_PICKED]],
         "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},

@@ -1,6 +1,6 @@
-"""What every method is called, rests on and starts from: data that planning and verification read without the methods.
+"""Facts about methods, which planning and verification read without the methods themselves.
 
-`sifu.methods` implements them. A method of a user's own brings its own `MethodInfo` (docs/new-method.md).
+`sifu.methods` implements them. A method of another package brings its own `MethodInfo` (docs/new-method.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import partial
 from typing import Literal
 
 from sifu.choices import Level
-from sifu.errors import InputError
+from sifu.core.extensions import METHODS, WHERE_BASELINES_ARE, provided, provided_names
+from sifu.errors import InputError, MissingExtensionError
 from sifu.theory.calibration import SMALLEST_DELTA, TrainingNoise, delta_reached, stated_delta, true_positive_rate
 
 Protection = Literal["noise", "training noise", "nothing"]
@@ -103,7 +104,7 @@ class MethodInfo:
         protection: What a promise rests on; verification holds every request to it.
         starts_from: Which model a request may start from; verification holds every request to it.
         takes_sigma: Whether it honours a sigma of the request's own; `auto` takes no other method where one is given.
-        control: Whether it is a control of experiments, which `auto` shows and never chooses.
+        control: Whether it is a baseline or control of experiments, which `auto` never takes.
         preserves: How much of the training it preserves, compared with other methods; among exact methods `auto`
             prefers the largest, so that no client's data decides between them.
         figures: What a purge may erase after its requests.
@@ -123,7 +124,6 @@ class MethodInfo:
 
 
 _noised = partial(MethodInfo, certifies=True, protection="noise")
-_heuristic = partial(MethodInfo, certifies=False, protection="nothing")
 METHOD_INFOS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
@@ -158,44 +158,6 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             figures="unused",
             extra_premises=("grouping", "rounds apart"),
         ),
-        _heuristic(
-            "fine_tuning",
-            "go on from the current model without the client: fast, proves nothing",
-            starts_from="current",
-        ),
-        _noised(
-            "last",
-            "add the noise that the current model needs, without going back, retrain",
-            starts_from="current",
-            takes_sigma=True,
-            preserves=30,
-            figures="erasable",
-        ),
-        MethodInfo(
-            "dp",
-            "rely on the clipping and noise of training, go on without the client",
-            certifies=True,
-            protection="training noise",
-            starts_from="current",
-            preserves=20,
-        ),
-        _heuristic(
-            "fed_eraser",
-            "replay the kept rounds without the client, calibrated by a few local steps; proves nothing",
-            starts_from="initial",
-        ),
-        _heuristic(
-            "fed_accum",
-            "add the kept updates of the others up again from the initial model; proves nothing",
-            starts_from="initial",
-        ),
-        _noised(
-            "noisy_scratch",
-            "a fresh model plus sifu's noise, without the client: exact, a control",
-            starts_from="fresh",
-            control=True,
-            extra_premises=("noise size",),
-        ),
     )
 }
 """The methods by name, in the order in which people see them."""
@@ -203,10 +165,44 @@ CLOSED_FORM = "closed_form"
 """The one method of ridge heads, which no other method can do anything with."""
 
 
+def find_method_info(name: str) -> MethodInfo | None:
+    """Return the facts about the method of this name; None where neither sifu nor an installed package has it."""
+    if name not in METHOD_INFOS and (method := provided(METHODS, name)) is not None:
+        METHOD_INFOS[name] = method.info
+    return METHOD_INFOS.get(name)
+
+
 def method_info(name: str) -> MethodInfo:
-    """The description of the method of this name, or a sentence with the known names."""
-    if name not in METHOD_INFOS:
-        near = difflib.get_close_matches(name, METHOD_INFOS, n=1)
+    """Return the facts about the method of this name.
+
+    Raises:
+        InputError: If neither sifu nor an installed package has the method; the message lists those there are.
+    """
+    info = find_method_info(name)
+    if info is None:
+        listed = [known.name for known in all_method_infos()]
+        near = difflib.get_close_matches(name, listed, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown method {name!r}: there are {', '.join(METHOD_INFOS)}{hint}")
-    return METHOD_INFOS[name]
+        raise InputError(f"unknown method {name!r}: there are {', '.join(listed)}{hint}")
+    return info
+
+
+def all_method_infos() -> tuple[MethodInfo, ...]:
+    """Return the facts about every method of sifu, of installed packages and of this process."""
+    for name in provided_names(METHODS):
+        find_method_info(name)
+    return tuple(METHOD_INFOS.values())
+
+
+def require_methods(names: Iterable[str]) -> None:
+    """Check that the methods that a record names are installed.
+
+    Raises:
+        MissingExtensionError: If one is not.
+    """
+    for name in names:
+        if find_method_info(name) is None:
+            raise MissingExtensionError(
+                f"method {name[:80]!r} is recorded, which no installed package has: install the one that provides it "
+                f"and try again ({WHERE_BASELINES_ARE})"
+            )

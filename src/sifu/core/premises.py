@@ -11,7 +11,6 @@ noise at all (heads in closed form, merged groups, heuristics).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from sifu.core.premise_sentences import sentence
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.theory import facts as fact
-from sifu.theory.calibration import TrainingNoise
 from sifu.theory.facts import TrainingFacts, decides_rounds
 from sifu.theory.history import Accounting
 from sifu.theory.regularity import RegularityClass
@@ -318,40 +316,6 @@ def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
     if facts.dtype == "float64" and facts.rounding_bounded:
         return Premise("arithmetic", "met")
     return Premise("arithmetic", "assumed", values={"dtype": facts.dtype})
-
-
-def training_noise_premises(
-    facts: TrainingFacts,
-    promised: TrainingNoise,
-    *,
-    epsilon: float,
-    rate_source: RateSource,
-    replayed: bool = False,
-    left_out: int = 0,
-    history: RecordHistory = UNBROKEN,
-) -> tuple[Premise, ...]:
-    """Every premise of what noise in training promises (`sifu.theory.calibration`), in a fixed order.
-
-    `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
-    than those that were counted, and calibration is neither clipped nor noised.
-    """
-    composed = promised.epsilon_composed
-    scale = 10.0 ** (3 - math.floor(math.log10(composed))) if composed > 0.0 else 1.0
-    within, reached = composed <= epsilon, {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}  # four digits, up
-    return (
-        Premise("clipping", "met", values={"clip": facts.clip, "noise": facts.noise}),
-        # Without a client the average of a round would have noise of another size (docs/theory.md, section 10).
-        Premise("training noise", "failed" if promised.counted_rounds else "met"),
-        Premise("history", "failed" if replayed else "met"),
-        Premise("budget", "met" if within else "failed", values=reached if within else reached | {"epsilon": epsilon}),
-        counterfactual_premise(facts.participation.independent, apart=facts.identity != fact.IN_PROCESS),
-        *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
-        *replies_premise(left_out),
-        *record_premises(history),
-        noise_premise(facts.noise_source),
-        *before_training_premises(facts, rate_source),
-        Premise("honest reports", "trusted", "counts"),
-    )
 
 
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:

@@ -93,9 +93,8 @@ def own_training(
     """
     if spec.local.rate == "auto":
         raise InputError("local.rate cannot be found for a model of your own: give the rate your clients use")
-    for section, clip in (("server", spec.server.clip), ("local", spec.local.clip)):
-        if clip > 0.0:
-            raise InputError(f"{section}.clip is for ready-made models: clip in your own training function")
+    if spec.local.clip > 0.0 or spec.round_extras.update_clip > 0.0:
+        raise InputError("steps and updates of ready-made models are clipped: clip in your own training function")
     first = fresh_model(initial, 0, spec.seed)
     floating = {name: value for name, value in first.items() if np.issubdtype(value.dtype, np.floating)}
     carried = {name: value for name, value in first.items() if name not in floating}

@@ -1,15 +1,15 @@
 """What a method is: it plans a request from what was recorded, and makes the model retraining starts from.
 
-A new method is one file with one class and one line in `registry`; docs/new-method.md writes one.
+docs/new-method.md shows how to write one and how sifu finds it.
 
 What the plans of all methods share: where they start, who is forgotten, what certificates would rest on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
+from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
@@ -140,6 +141,36 @@ class Start:
     merged: Merged | None = None
 
 
+@dataclass(frozen=True)
+class RecordedReplay:
+    """A recorded request that made its model from stored updates, as verification hands it to the method.
+
+    Attributes:
+        view: The run just before the request.
+        stored: The stored updates at that time, in the order of the active history.
+        gone: Clients whose requests were filed by then and stand.
+        terms: The terms of the request.
+        order: Its place in the order of requests.
+        written: The rows of files that it wrote.
+    """
+
+    view: RunView
+    stored: Sequence[UpdatesRow]
+    gone: set[int]
+    terms: RequestTerms
+    order: int
+    written: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a model made from stored updates must consist of: the clients of each replayed round, and rounds counted."""
+
+    parts: tuple[tuple[int, ...], ...] = ()
+    rounds: int = 0
+    problems: tuple[str, ...] = ()
+
+
 class Method(Protocol):
     """Decides what a request does; handed an engine, it never imports one."""
 
@@ -170,6 +201,14 @@ class Method(Protocol):
     def bytes_kept(self, view: RunView) -> int:
         """Bytes on disk, beyond the current model, that the next request needs."""
         return 0
+
+    def expected_replay(self, recorded: RecordedReplay) -> Replay:
+        """Return what a recorded model of `Start.replayed` must consist of; for methods that make such models."""
+        return Replay(problems=(f"method {self.info.name} makes no model from stored updates",))
+
+    def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
+        """Yield a problem if the model of `node`, made by a replay, is not what its stored `parts` make."""
+        yield f"updates: method {self.info.name} makes no model from stored updates"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from, noise included, and what clients did for it.

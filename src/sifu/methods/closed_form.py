@@ -16,7 +16,7 @@ from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, closed_form_premises, group_premises, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim
-from sifu.methods.baselines import Scratch
+from sifu.methods.scratch import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
 from sifu.run.group_state import REBUILT, available_group_models, available_trunks, is_hit, own_statistics

@@ -1,6 +1,6 @@
 """The methods by name, and the plan of a request: by the method it names, or by every way and the rule of `auto`.
 
-A new method is one file, one description in `sifu.core.method_info` and one line here.
+Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
 
 How accurate the model would be that a request releases: a forecast from recorded evaluations, nothing more.
 Retraining that is expected to come to its target ends there. Retraining that its terms end before that, or a model
@@ -17,32 +17,47 @@ from dataclasses import replace
 import numpy as np
 
 from sifu.choices import Level
-from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo, attacker_rate, method_info
+from sifu.core.extensions import METHODS as EXTENSION_METHODS
+from sifu.core.extensions import provided
+from sifu.core.method_info import (
+    CLOSED_FORM,
+    METHOD_INFOS,
+    MethodInfo,
+    all_method_infos,
+    attacker_rate,
+    method_info,
+)
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.core.wording import Start, forgotten_words, what_was_erased
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
-from sifu.methods.baselines import Dp, FineTuning, Last, NoisyScratch, Scratch
 from sifu.methods.closed_form import ClosedForm
 from sifu.methods.groups import Groups
+from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
-from sifu.methods.stored_updates import FedAccum, FedEraser
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, Plan, Way, choose_way, least_level, reason_of, strongest_way
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import leaving_requests
 from sifu.store.reader import plain_name, plain_names
 
-METHODS: dict[str, type[Method]] = {
-    method.info.name: method
-    for method in (Sifu, Scratch, ClosedForm, Groups, FineTuning, Last, Dp, FedEraser, FedAccum, NoisyScratch)
-}
+METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu, Scratch, ClosedForm, Groups)}
 
 
 def method_named(name: str) -> Method:
-    """The method of this name, or a sentence with the known names."""
-    return METHODS[method_info(name).name]()
+    """Return the method of this name, of sifu or of an installed package."""
+    info = method_info(name)
+    if info.name not in METHODS and (method := provided(EXTENSION_METHODS, name)) is not None:
+        METHODS[info.name] = method
+    return METHODS[info.name]()
+
+
+def all_methods() -> dict[str, type[Method]]:
+    """Return every method of sifu, of installed packages and of this process, by name."""
+    for info in all_method_infos():
+        method_named(info.name)
+    return METHODS
 
 
 def method_for(view: RunView, name: str) -> Method:
@@ -63,7 +78,7 @@ def method_for(view: RunView, name: str) -> Method:
 
 
 def register(method: type[Method]) -> None:
-    """Add a method of your own, for this process (docs/new-method.md)."""
+    """Add a method for this process, as an entry point of the group `sifu.methods` would for every process."""
     METHOD_INFOS[method.info.name] = method.info
     METHODS[method.info.name] = method
 
@@ -81,7 +96,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     limit = 0 if plan.terms.release == "now" else stop.max_rounds
     if stop.target > 0.0 and plan.predicted_rounds is not None and plan.predicted_rounds <= limit:
         return stop.target
-    if METHOD_INFOS[plan.terms.method].starts_from in ("initial", "merge") and plan.source_node is not None:
+    if method_info(plan.terms.method).starts_from in ("initial", "merge") and plan.source_node is not None:
         return None  # nothing was recorded of models that are put together from others
     points = [(at, row.accuracy) for at, row in forecast.first.points if math.isfinite(row.accuracy)]
     if not points:
@@ -102,13 +117,13 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
 RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until the rounds have healed it",)
 
 
-def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None, *, controls: bool = False) -> Plan:
+def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
     """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
 
-    Where no way reaches that level the plan is that of the strongest one, and says so. With `controls`, what is never
-    chosen is planned next to the others, to be shown. A plan that leaves one client says so in its notes.
+    Where no way reaches that level the plan is that of the strongest one, and says so. A plan that leaves one client
+    says so in its notes.
     """
-    plan = _planned(view, terms, floor, controls)
+    plan = _planned(view, terms, floor)
     notes = (left_alone(view, terms), also_left_out(view, terms))
     return replace(plan, notes=(*plan.notes, *filter(None, notes)), predicted_accuracy=released_accuracy(view, plan))
 
@@ -134,18 +149,18 @@ def left_alone(view: RunView, terms: RequestTerms) -> str:
     return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
 
 
-def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: bool) -> Plan:
+def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
     if terms.method != AUTO:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)
     plans: dict[str, Plan] = {}
     ways = []
-    for name in (name for name, method in METHODS.items() if controls or not method.info.control):
+    for name in [name for name, method in all_methods().items() if not method.info.control]:
         try:
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))
         except (InputError, NotCertifiableError) as error:
-            ways.append(Way(name, summary=METHOD_INFOS[name].summary, refused=str(error)))
+            ways.append(Way(name, summary=method_info(name).summary, refused=str(error)))
         else:
             ways.append(_way(view, method, plans[name]))
     # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
@@ -189,7 +204,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
         bytes_kept=method.bytes_kept(view),
         earlier_charged=len(charged),
         largest_charge=max((charge.charge / charge.subject.budget for charge in charged), default=0.0),
-        may_be_chosen=not info.control and (terms.sigma == AUTO or info.takes_sigma),
+        may_be_chosen=terms.sigma == AUTO or info.takes_sigma,
         notes=(*plan.notes, *RELEASED_NOW) if terms.release == "now" else plan.notes,
     )
 
@@ -201,7 +216,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
         plan.terms.retention,
         "initial" if info.starts_from == "initial" else afresh,
         protection=info.protection,
-        keeps_updates=view.spec.keep.updates_every > 0,
+        keeps_updates=view.spec.round_extras.updates_every > 0,
         statistics=view.spec.keep.kept_statistics if info.name == CLOSED_FORM else None,
     )
     return remains

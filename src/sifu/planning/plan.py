@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sifu.choices import LEVELS, Level, Unit
-from sifu.core.method_info import METHOD_INFOS, Protection, delta_of_budget, delta_of_charges
+from sifu.core.method_info import Protection, delta_of_budget, delta_of_charges, find_method_info, method_info
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.planning.forecast import WORTH_IT, BudgetLine, Forecast, Outlook
@@ -95,10 +95,8 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
 
     >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
-    >>> least_level(RequestTerms(("a",), 10.0, 0.01, method="fine_tuning"))
-    'none'
     """
-    proves = terms.method == AUTO or METHOD_INFOS[terms.method].certifies
+    proves = terms.method == AUTO or method_info(terms.method).certifies
     usual: Level = floor or terms.level or ("conditional" if proves else "none")
     return max(usual, terms.level or "none", key=LEVELS.index)
 
@@ -132,7 +130,8 @@ def _cost(way: Way) -> float:
 
 def _place(method: str) -> int:
     """Return the place of a method among exact ones: first those that preserve most of the training."""
-    return -METHOD_INFOS[method].preserves if method in METHOD_INFOS else -NOT_INSTALLED
+    info = find_method_info(method)
+    return -NOT_INSTALLED if info is None else -info.preserves
 
 
 def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:

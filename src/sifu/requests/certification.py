@@ -318,7 +318,7 @@ class RecordedRequest:
             "attacker_true_positive_rate_at_1_percent": attacker_rate(level, self.multiplier),
             "accounting": view.spec.privacy.accounting,
             "participation": str(view.facts.participation),
-            "keeps_updates": view.spec.keep.updates_every > 0,
+            "keeps_updates": view.spec.round_extras.updates_every > 0,
             "keeps_statistics": view.spec.keep.kept_statistics if method.name == CLOSED_FORM else None,
             "psi": finite_or_text(max((statement.psi for statement in new), default=0.0)),
             "psi_star": hidden_sensitivity(self.noise_std, self.multiplier),

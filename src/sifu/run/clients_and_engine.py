@@ -354,8 +354,7 @@ def engine_from_spec(
         outputs = outputs or counted
         model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
 
-    server = spec.server
-    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+    server, clipping = spec.server, Clipping.of(spec)
 
     def build(rate: float) -> SimulatedFederation:
         return SimulatedFederation(

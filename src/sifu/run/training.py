@@ -224,8 +224,9 @@ class RecordedTraining:
             self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
-        keep, position = self.view.spec.keep, Position(self._tip.branch, self._tip.position)
-        wanted = RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy)
+        spec, position = self.view.spec, Position(self._tip.branch, self._tip.position)
+        every = spec.round_extras.updates_every
+        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0, every, self._latest_accuracy)
         for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():

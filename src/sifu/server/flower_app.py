@@ -388,9 +388,8 @@ class _ClientRegistry:
         if rate is not None and local.rate == "auto":
             spec = replace(spec, local=replace(local, rate=rate))
         design, resolved = self._blueprint(spec, profiles)
-        keep = self._spec.keep
-        if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
-            raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
+        if self._settings.masked_updates and (self._spec.keep.gram_clients or self._spec.round_extras.updates_every):
+            raise InputError("with masked-updates the spec's keep.gram_clients must be 0, and no updates can be stored")
         if design.head and self._settings.masked_statistics and resolved.keep.statistics == "clients":
             raise InputError(
                 'keep.statistics = "clients" keeps what a server with masked statistics never sees: write "sum", or '

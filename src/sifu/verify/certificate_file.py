@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sifu.core.ledger import finite_or_text, read_json
-from sifu.core.method_info import CLOSED_FORM, StartsFrom, attacker_rate, delta_of_budget, delta_of_charges, method_info
+from sifu.core.method_info import (
+    CLOSED_FORM,
+    StartsFrom,
+    attacker_rate,
+    delta_of_budget,
+    delta_of_charges,
+    method_info,
+    require_methods,
+)
 from sifu.core.premises import (
     Premise,
     accounting_premise,
@@ -22,7 +30,7 @@ from sifu.core.premises import (
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.round import NoiseSource
 from sifu.core.wording import Start
-from sifu.errors import InputError
+from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING
 from sifu.store.files import read_named
 from sifu.store.kept_outside import known_key_problem
@@ -134,6 +142,10 @@ def verify_certificate(
     result.problems.extend(check_timestamp_of(path, signers, result.notes))
     try:
         result.problems.extend(_check_body(body, None if enveloped else result.public_key))
+    except MissingExtensionError as error:
+        if not result.problems:
+            raise
+        result.problems.append(f"content: {error}")
     except Exception as error:  # a stranger's file may be wrong in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
@@ -158,6 +170,7 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
+    require_methods([body["method"]])
     yield from _check_head(body, public_key)
     yield from _check_terms(body)
     multiplier = calibration.noise_multiplier(body["epsilon"], body["delta"], body["calibration"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from sifu.core.method_info import method_info
 from sifu.errors import RunDamagedError
-from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
+from sifu.methods.base import RecordedReplay
+from sifu.methods.registry import method_named
 from sifu.requests.certification import RecordedRequest, UpdatesErased
 from sifu.requests.request_record import MAY_BE_APPROVED
 from sifu.run.run_view import RunView
@@ -144,7 +145,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
-    """A heuristic's model is the initial one moved by the updates stored as its parts, while they are whole."""
+    """Yield a problem if a model made from stored updates is not what they make, while they are whole."""
     depth = view.path.unbounded_from
     if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
         return
@@ -153,18 +154,14 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
     written = {row["file"] for row in ReplayedLedger.of(reader).recorded("updates") if row["node"] == node}
     if {row.file for row in parts} != written:
         return  # a later request went on from this model, and the updates of its clients were erased
-    model = initial_model(view).astype(np.float64)
-    for row in parts:
-        clients = np.array(sorted(row.clients), dtype=np.int64)
-        model = move(view, model, load(view, KeptRound(row, clients)))
-    recorded = reader.load_model(node).astype(np.float64)
-    if np.linalg.norm(recorded - model) > 1e-6 * np.linalg.norm(recorded):
-        yield f"updates: the model of node {node} is not the initial one moved by the updates stored with it"
+    for request in view.requests:
+        if request.noise_node == node:
+            yield from method_named(request.method).check_replayed_model(view, node, parts)
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     """Updates are those of the participants of rounds that are kept, and a rewritten file holds the same ones."""
-    every, nodes = view.spec.keep.updates_every, {row.node.node: row.node for row in reader.node_rows()}
+    every, nodes = view.spec.round_extras.updates_every, {row.node.node: row.node for row in reader.node_rows()}
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
@@ -190,43 +187,31 @@ def check_updates_erased(
     view: RunView, recorded: RecordedRequest, gone: UpdatesErased, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
-    request, stored = recorded.request, before.read("updates")
+    stored = before.read("updates")
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
         yield "other updates were erased than the forgotten clients' and those of rounds cut off"
     by_file = {row.file: row for row in stored}
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
-    extra = 0
+    rounds = 0
     if recorded.replayed:
         # Clients of earlier requests take no part any more, nor do those that approved requests leave out; in older
         # events these are the clients of all requests that wait.
         ended = ("refused", "withdrawn", *(MAY_BE_APPROVED if "left_out" in content else ()))
         rows = [row for row in before.rows["requests"].values() if row["status"] not in ended]
-        rows.append(before.rows["requests"][request.request,])
+        rows.append(before.rows["requests"][recorded.request.request,])
         asking = {view.index_of[name] for row in rows for name in json.loads(row["terms"])["clients"]}
         asking |= set(content.get("left_out", []))
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
-        limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
-        replayed = rounds_to_replay(on_path, asking)[:limit]
-        wanted |= {
-            (recorded.view.path.nodes[-1].node, part): set(kept.clients.tolist())
-            for part, kept in enumerate(replayed, start=1)
-        }
-        extra = len(replayed) if request.method == "fed_eraser" else 0
-        for broken in promises_broken(view, stored, recorded.order):
-            yield f"it replayed updates that hold clients of request {broken}, whose certificate that breaks"
-        if request.method == "fed_accum":
-            yield from _check_same_updates(replayed, content)
+        replay = recorded.method.expected_replay(
+            RecordedReplay(view, on_path, asking, recorded.terms, recorded.order, content.get("updates", []))
+        )
+        yield from replay.problems
+        node, rounds = recorded.view.path.nodes[-1].node, replay.rounds
+        wanted |= {(node, part): set(clients) for part, clients in enumerate(replay.parts, start=1)}
     written = {
         (row["node"], row["part"]): {int(client) for client in row["clients"]} for row in content.get("updates", [])
     }
     if written != wanted:
         yield "the updates that stay are not those of the remaining clients"
-    if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (extra, extra):
-        yield f"{content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
-
-
-def _check_same_updates(replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
-    """What `fed_accum` added up it keeps, bit for bit."""
-    for kept, written in zip(replayed, content.get("updates", []), strict=False):
-        if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
-            yield f"{written['file']} does not hold the updates of {kept.row.file}"
+    if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (rounds, rounds):
+        yield f"{content['extra']['rounds']} rounds were counted before retraining, {rounds} were replayed"

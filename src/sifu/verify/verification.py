@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.errors import InputError
+from sifu.core.method_info import require_methods
+from sifu.core.request_terms import AUTO
+from sifu.core.spec import Spec
+from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.approvals import check_approvals, check_left_out
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
@@ -98,6 +101,7 @@ def verify_run(
             ("clock", check_not_ahead),
             ("tables", check_tables),
             ("tables", check_clients),
+            ("requests", _check_installed),
             ("tables", group_checks.check_sample_digests),
             ("rounds", check_rounds),
             ("history", group_checks.check_history),
@@ -123,6 +127,10 @@ def verify_run(
             before = len(result.problems)
             try:
                 result.problems.extend(check(reader))
+            except MissingExtensionError as error:
+                if not result.problems:
+                    raise
+                result.problems.append(f"{name}: {error}")
             except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
@@ -189,6 +197,13 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
             f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
             "may hold a part of clients; the next command that writes to the run takes them away"
         )
+
+
+def _check_installed(reader: RunReader) -> Iterator[str]:
+    """Yield nothing; a method or spec key of a package that is not installed raises `MissingExtensionError`."""
+    Spec.from_mapping(reader.spec)
+    require_methods(row.method for row in reader.requests() if row.method != AUTO)
+    yield from ()
 
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:

@@ -17,8 +17,6 @@ from sifu.methods.registry import METHODS
 def spec_for(method: str) -> object:
     """A run that the method can do something with; seeded noise, so that both engines draw the same."""
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
-    if method == "dp":
-        sections = {"server": {"clip": 0.5, "noise": 2.0}, "privacy": {"noise": "seeded"}}
     if method == "groups":
         sections["groups"] = {"count": 3, "rounds": 2}
     sections["data"] = {"preprocessing": "fixed"}

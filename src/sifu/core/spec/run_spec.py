@@ -24,10 +24,11 @@ import json
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+from sifu.core.extensions import RoundExtras, SpecKey, missing_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.sections import (
@@ -65,6 +66,9 @@ USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
 """Rounds of one leaver's request over Scratch's: the median over all tasks, the least and the most of those."""
 
 
+FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
+"""Keys that recorded specs of older runs always state, with the value that means off."""
+
 Demand = tuple[str, bool, str]
 """A key, whether its value holds, and what it must be."""
 
@@ -83,7 +87,6 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "local.rate", local.rate == "auto" or 0 < local.rate <= 1e200, "positive, or auto"
     yield "local.steps", 1 <= local.steps <= 10**6, "in 1 to 1000000"
     yield "local.steps", local.momentum == 0 or local.steps <= 1000, "at most 1000 with momentum"
-    yield "local.calibration_steps", 0 <= local.calibration_steps <= local.steps, "in 0 to local.steps"
     yield "local.batch", local.batch >= 0, "0 or more"
     yield "local.momentum", 0 <= local.momentum < 1, "in [0, 1)"
     yield "local.momentum", not local.nesterov or local.momentum > 0, "positive with local.nesterov"
@@ -93,9 +96,6 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     Participation.parse(server.participation)
     ReplyRules(server.rejected, server.update_bound)
     Wait.parse(server.wait)
-    yield "server.clip", server.clip == 0 or 1e-9 <= server.clip <= 1e9, "0, or in 1e-9 to 1e9"
-    noisy = server.clip > 0 and 1e-9 <= server.noise <= 1e6
-    yield "server.noise", server.noise == 0 or noisy, "0, or in 1e-9 to 1e6 with server.clip > 0"
     yield "stop.target", 0 <= stop.target <= 1, "in [0, 1]"
     yield "stop.evaluate_every", stop.evaluate_every >= 1, "at least 1"
     yield "stop.min_rounds", stop.min_rounds >= 0, "0 or more"
@@ -111,7 +111,6 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     climbs = 1e-12 <= keep.lowest_sigma <= keep.highest_sigma <= 1e12
     yield "keep.lowest_sigma", climbs, "at least 1e-12 and at most keep.highest_sigma, itself at most 1e12"
     yield "keep.gram_clients", keep.gram_clients >= 0, "0 or more"
-    yield "keep.updates_every", keep.updates_every >= 0, "0 or more"
     yield "features.seed", 0 <= features.seed < 2**53, "in 0 to 2^53"
     yield "features.count", 0 <= features.count <= 10**5, "in 0 to 100000"
     named = bool(features.module) == (features.kind == "module")
@@ -143,8 +142,6 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
             "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
             "heads are solved, not trained"
         )
-    if server.noise > 0:
-        raise InputError("server.noise (method dp) cannot be combined with groups: its rounds apart are not counted")
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
@@ -182,10 +179,8 @@ def _demands_of_ridge(spec: Spec) -> Iterator[Demand]:
     yield "ridge.shift", abs(ridge.shift) <= 1e12, "at most 1e12 in size"
     yield "ridge.shift", ridge.task != "multi_label" or 0 <= ridge.shift <= 1, "in 0 to 1 for multi_label"
     yield "server.participation", server.participation == "all", f"all with model.kind = {RIDGE!r}"
-    yield "server.clip", server.clip == 0, f"0.0 with model.kind = {RIDGE!r}"
     yield "server.rate", server.rate == 1, f"1.0 with model.kind = {RIDGE!r}"
     yield "keep.gram_clients", keep.gram_clients == 0, f"0 with model.kind = {RIDGE!r}"
-    yield "keep.updates_every", keep.updates_every == 0, f"0 with model.kind = {RIDGE!r}"
     yield "model.dtype", spec.model.dtype == "float64", f"float64 with model.kind = {RIDGE!r}"
 
 
@@ -200,7 +195,7 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
-    names = {entry.name for entry in fields(kind)}
+    names = {entry.name for entry in fields(kind)} - {"extensions"}
     values = {}
     for name, value in mapping.items():
         if name not in names:
@@ -218,7 +213,7 @@ def _nearest_hint(prefix: str, key: str, kind: type[Any]) -> str:
     """A sentence with the nearest known keys, here or in another section."""
     here = [prefix + entry.name for entry in fields(kind)]
     everywhere = [
-        f"{section.name}.{entry.name}" for section in fields(Spec)[1:] for entry in fields(_hints(Spec)[section.name])
+        f"{section.name}.{entry.name}" for section in _sections() for entry in fields(_hints(Spec)[section.name])
     ]
     near = [name for name in everywhere if name.split(".")[1] == key] or difflib.get_close_matches(
         prefix + key, here, n=1
@@ -263,9 +258,37 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
     return float(value) if hint is float else value
 
 
+def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
+    """Split plain values into the product's own keys and those of extensions that are not off."""
+    if not isinstance(mapping, Mapping):
+        return mapping, ()  # `_parse` says what is wrong
+    own, taken = dict(mapping), {}
+    for section in (entry.name for entry in _sections()):
+        values = mapping.get(section)
+        if not isinstance(values, Mapping):
+            continue
+        known = {entry.name for entry in fields(_hints(Spec)[section])}
+        for name in [str(name) for name in values if name not in known]:
+            full, value = f"{section}.{name}", values[name]
+            extension = spec_key(full)
+            if extension is not None:
+                value = _cast(type(extension.default), value, full)
+            elif full not in FORMER_KEYS:
+                continue
+            elif value != FORMER_KEYS[full]:
+                raise missing_key(full, value)
+            if extension is not None and value != extension.default:
+                taken[full] = value
+            own[section] = {key: kept for key, kept in own[section].items() if key != name}
+    return own, tuple(sorted(taken.items()))
+
+
 @dataclass(frozen=True)
 class Spec:
-    """A whole run."""
+    """A whole run.
+
+    `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`), where they are not off.
+    """
 
     seed: int = key(1, "seeds data, participation and batches; never the certified noise")
     data: DataSpec = field(default_factory=DataSpec)
@@ -280,6 +303,23 @@ class Spec:
     requests: RequestsSpec = field(default_factory=RequestsSpec)
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
+    extensions: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def round_extras(self) -> RoundExtras:
+        """The optional steps of rounds that keys of extensions switch on."""
+        extras: dict[str, Any] = {}
+        for name, value in self.extensions:
+            extension = spec_key(name)
+            if extension is None:
+                raise missing_key(name, value)
+            if extension.sets:
+                extras[extension.sets] = value
+        return RoundExtras(**extras)
+
+    def extension(self, key: SpecKey) -> Any:
+        """Return the value of an extension's key."""
+        return dict(self.extensions).get(key.name, key.default)
 
     @property
     def is_tuned(self) -> bool:
@@ -295,25 +335,43 @@ class Spec:
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        for name, value in values.pop("extensions"):
+            section, _, key = name.partition(".")
+            values[section][key] = value
+        return values
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
         """From plain values; unknown keys, wrong types and values out of range are refused by name."""
-        spec: Spec = _parse(Spec, mapping, "")
+        own, extensions = _take_extensions(mapping)
+        spec: Spec = replace(_parse(Spec, own, ""), extensions=extensions)
         checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_ridge)
         for name, holds, wanted in (demand for demands in checks for demand in demands(spec)):
             if not holds:
                 value = functools.reduce(getattr, name.split("."), spec)
                 raise InputError(f"{name} must be {wanted}, found {value}")
+        for name, value in extensions:
+            extension = spec_key(name)
+            if extension is None:
+                raise missing_key(name, value)
+            solved = spec.model.kind == RIDGE and extension.sets is not None
+            by_rounds = (not solved, f"{extension.default} with model.kind = {RIDGE!r}")
+            for holds, wanted in (by_rounds, *extension.demands(spec)):
+                if not holds:
+                    raise InputError(f"{name} must be {wanted}, found {value}")
         return spec
+
+
+def _sections() -> tuple[Field[Any], ...]:
+    """Return the fields of a spec that are sections."""
+    return tuple(entry for entry in fields(Spec) if entry.name not in ("seed", "extensions"))
 
 
 def commented_toml(spec: Spec) -> str:
     """The spec as TOML with a comment next to every key: what `sifu init` writes."""
-    seed, *others = fields(Spec)
-    lines = [f"seed = {spec.seed}  # {seed.metadata['comment']}"]
-    for section in others:
+    lines = [f"seed = {spec.seed}  # {fields(Spec)[0].metadata['comment']}"]
+    for section in _sections():
         value = getattr(spec, section.name)
         heading = (type(value).__doc__ or "").strip().splitlines()[0]
         lines += ["", f"[{section.name}]  # {heading}"]
@@ -321,6 +379,10 @@ def commented_toml(spec: Spec) -> str:
             (f"{entry.name} = {_toml_value(getattr(value, entry.name))}", entry.metadata["comment"])
             for entry in fields(value)
         ]
+        for name, set_to in spec.extensions:
+            extension = spec_key(name)
+            if extension is not None and name.startswith(f"{section.name}."):
+                keys.append((f"{name.partition('.')[2]} = {_toml_value(set_to)}", extension.comment))
         width = max(len(text) for text, _ in keys)
         lines += [f"{text:<{width}}  # {comment}" for text, comment in keys]
     return "\n".join(lines) + "\n"

@@ -145,7 +145,6 @@ class LocalSpec:
 
     rate: float | Literal["auto"] = key("auto", 'local learning rate; "auto" is the largest one certified as convex')
     steps: int = key(10, "local gradient steps K of each round")
-    calibration_steps: int = key(0, "fed_eraser: local steps of a calibration round; 0 takes half of steps")
     batch: int = key(0, "mini-batch size; 0 is the whole data of the client")
     momentum: float = key(0.0, "heavy-ball momentum, reset each round")
     nesterov: bool = key(False, "Nesterov's momentum (never certified as convex)")
@@ -159,8 +158,6 @@ class ServerSpec:
 
     rate: float = key(1.0, "server rate g of FedAvg")
     participation: str = key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
-    clip: float = key(0.0, "bound on the norm of a client's update; 0 is off (with it sifu is conditional at best)")
-    noise: float = key(0.0, "noise on every client's update, as a multiple of clip (method dp); 0 is off")
     rejected: OnRejection = key(
         "stop", "when a reply is refused (NaN, wrong shape...): stop, leave out that reply, or drop the round"
     )
@@ -240,7 +237,6 @@ class KeepSpec:
     lowest_sigma: float = key(1e-4, "the ladder's lowest sigma")
     highest_sigma: float = key(10.0, "the ladder's highest sigma")
     gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
-    updates_every: int = key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
     statistics: Literal["auto", "clients", "sum"] = key(
         "auto",
         "ridge: clients keeps each one's statistics, so a forget asks no client; sum asks those that stay; auto is "

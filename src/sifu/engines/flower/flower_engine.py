@@ -110,7 +110,7 @@ class FlowerFederation(RemoteFederation):
                     "what travels, or do without masked-updates"
                 )
             if blueprint.clipping or blueprint.replies.update_bound:
-                raise InputError("server.clip and server.update_bound need every client's update: not with masked ones")
+                raise InputError("clipping and server.update_bound need every client's update: not with masked ones")
             coupled.append(DROPPED_MASKED_ROUND)
             # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
             facts = replace(facts, rounding_bounded=False)
@@ -274,9 +274,7 @@ class MaskedRound(RemoteRound):
     ) -> None:
         super().__init__(engine)
         if setup.want_gram or setup.want_updates:
-            raise InputError(
-                "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
-            )
+            raise InputError("the server never sees masked updates: keep.gram_clients must be 0, no updates stored")
         self._messenger, self._setup, self._nodes, self._wants_drifts = engine._messenger, setup, nodes, wants_drifts
         self._fixed = FixedPoint.of(setup.start, max(1, sum(int(self.samples[client]) for client in nodes)))
         self._ready: dict[int, Ready] = {}

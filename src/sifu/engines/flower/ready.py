@@ -290,7 +290,7 @@ def blueprint(
         plan.model, shape if features is None else (features.features,), outputs, init=spec.model.init
     )
     server, rules = spec.server, ReplyRules(spec.server.rejected, spec.server.update_bound)
-    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+    clipping = Clipping.of(spec)
     rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
     facts = training_facts(
         model,

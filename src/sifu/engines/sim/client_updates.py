@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.round import Average, NoiseSource, NormalSource, SystemNormals, keyed_generator
+from sifu.core.spec import Spec
 from sifu.engines.sim.embedded_clients import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
@@ -274,6 +275,14 @@ class Clipping:
     noise: float
     source: NoiseSource
     seed: int
+
+    @staticmethod
+    def of(spec: Spec) -> Clipping | None:
+        """Return what the spec's extensions ask for; None where updates are averaged as they are."""
+        extras = spec.round_extras
+        if extras.update_clip == 0.0:
+            return None
+        return Clipping(extras.update_clip, extras.update_noise, spec.privacy.noise, spec.seed)
 
     def average(
         self,

@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 import sifu
 from run_tools import copy_run, files_of, query, scalars, sigma_for, small_spec, spec_for
 from sifu.errors import InputError, NotCertifiableError
-from sifu.methods import stored_updates as replay
 from sifu.methods.registry import METHODS
 from sifu.run.training import Progress
 from sifu.store.statistics_files import read_updates
 from sifu.theory.history import ActivePath
+from sifu_paper.baselines import stored_updates as replay
 
 pytestmark = pytest.mark.long
 
@@ -141,10 +141,10 @@ def test_the_oracle_tells_a_wrong_method_apart(tmp_path: Path, change: str, monk
     if change == "weights of everyone":
         right = replay.move
         monkeypatch.setattr(
-            "sifu.methods.stored_updates.move", lambda view, model, updates: 0.8 * right(view, model, updates)
+            "sifu_paper.baselines.stored_updates.move", lambda view, model, updates: 0.8 * right(view, model, updates)
         )
     if change == "the client stays":
-        monkeypatch.setattr("sifu.methods.stored_updates.clients_gone", lambda view, terms: set())
+        monkeypatch.setattr("sifu_paper.baselines.stored_updates.clients_gone", lambda view, terms: set())
     if change == "the client stays":
         run.forget(["c1"], method="fed_eraser")
         # The verifier needs no oracle for this one.
@@ -243,7 +243,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
         run.forget(["client-001"], method=method)
     forced = copy_run(run.folder, tmp_path / "forced")
     with monkeypatch.context() as patched:
-        patched.setattr("sifu.methods.stored_updates.promises_broken", lambda *arguments: [])
+        patched.setattr("sifu_paper.baselines.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method=method)
     assert any("whose certificate that breaks" in problem for problem in sifu.open_run(forced).verify().problems)
     # From a fresh model on nothing holds the client any more, and nothing is broken.

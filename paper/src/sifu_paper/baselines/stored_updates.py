@@ -17,23 +17,23 @@ requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from sifu import InputError, NotCertifiableError, RequestTerms, RoundRejectedError
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
-from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.request_terms import RequestTerms
-from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
-from sifu.methods.base import Method, RoundUpdates, Start, plan_from
+from sifu.core.method_info import MethodInfo
+from sifu.methods.base import Method, RecordedReplay, Replay, RoundUpdates, Start, plan_from
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.store.statistics_files import UpdatesRow, read_updates
 from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
+from sifu_paper.baselines.spec_keys import CALIBRATION_STEPS, UPDATES_EVERY
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Replaying(Method):
 
     def check_run(self, view: RunView) -> None:
         """Refuse where there is nothing to replay, or where replaying would break a certificate."""
-        if view.spec.keep.updates_every == 0:
+        if view.spec.extension(UPDATES_EVERY) == 0:
             raise InputError(
                 f"{self.info.name} replays stored updates of clients and this run keeps none: set keep.updates_every "
                 "in the spec (2, for every second round) and train again"
@@ -121,6 +121,25 @@ class Replaying(Method):
         """The size of all stored updates on disk."""
         return sum(row.bytes for row in view.reader.updates().values())
 
+    def expected_replay(self, recorded: RecordedReplay) -> Replay:
+        """Return the rounds that the request had to replay, and the certificates that replaying them broke."""
+        kept = rounds_to_replay(recorded.stored, recorded.gone)
+        broken = tuple(
+            f"it replayed updates that hold clients of request {request}, whose certificate that breaks"
+            for request in promises_broken(recorded.view, recorded.stored, recorded.order)
+        )
+        return Replay(tuple(tuple(kept_round.clients.tolist()) for kept_round in kept), 0, broken)
+
+    def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
+        """Yield a problem if the model is not the initial one moved by the updates stored as its parts."""
+        model = initial_model(view).astype(np.float64)
+        for row in parts:
+            clients = np.array(sorted(row.clients), dtype=np.int64)
+            model = move(view, model, load(view, KeptRound(row, clients)))
+        recorded = view.reader.load_model(node).astype(np.float64)
+        if np.linalg.norm(recorded - model) > 1e-6 * np.linalg.norm(recorded):
+            yield f"updates: the model of node {node} is not the initial one moved by the updates stored with it"
+
 
 def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
     """theta + g sum_i w_i U_i, with the weights of the clients that are there."""
@@ -149,8 +168,25 @@ def load(view: RunView, kept: KeptRound) -> RoundUpdates:
 class FedAccum(Replaying):
     """Replay without calibration."""
 
-    info: ClassVar[MethodInfo] = METHOD_INFOS["fed_accum"]
+    info: ClassVar[MethodInfo] = MethodInfo(
+        "fed_accum",
+        "add the kept updates of the others up again from the initial model; proves nothing",
+        certifies=False,
+        protection="nothing",
+        starts_from="initial",
+        control=True,
+    )
     note: ClassVar[str] = "the updates of {rounds} kept rounds are added up again"
+
+    def expected_replay(self, recorded: RecordedReplay) -> Replay:
+        """Return the rounds to replay; what was added up stays as it was, bit for bit."""
+        changed = tuple(
+            f"{written['file']} does not hold the updates of {kept.row.file}"
+            for kept, written in zip(rounds_to_replay(recorded.stored, recorded.gone), recorded.written, strict=False)
+            if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items())
+        )
+        replay = super().expected_replay(recorded)
+        return replace(replay, problems=(*replay.problems, *changed))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The sum; the updates that went into it stay for the next request."""
@@ -167,14 +203,27 @@ class FedAccum(Replaying):
 class FedEraser(Replaying):
     """Replay with calibration."""
 
-    info: ClassVar[MethodInfo] = METHOD_INFOS["fed_eraser"]
+    info: ClassVar[MethodInfo] = MethodInfo(
+        "fed_eraser",
+        "replay the kept rounds without the client, calibrated by a few local steps; proves nothing",
+        certifies=False,
+        protection="nothing",
+        starts_from="initial",
+        control=True,
+    )
     note: ClassVar[str] = "{rounds} kept rounds are replayed, each with a round of calibration"
+
+    def expected_replay(self, recorded: RecordedReplay) -> Replay:
+        """Return the rounds to replay, at most as many as the request may take; each counts as a round."""
+        replay = super().expected_replay(recorded)
+        parts = replay.parts[: recorded.terms.stop(recorded.view.spec.stop).max_rounds]
+        return replace(replay, parts=parts, rounds=len(parts))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The calibrated model; every calibration round counts as one, with its local steps and its traffic."""
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         kept = kept[: plan.terms.stop(view.spec.stop).max_rounds]
-        steps = view.spec.local.calibration_steps or max(1, view.spec.local.steps // 2)
+        steps = view.spec.extension(CALIBRATION_STEPS) or max(1, view.spec.local.steps // 2)
         dtype = engine.layout.dtype
         model = initial_model(view).astype(np.float64)
         replayed = []

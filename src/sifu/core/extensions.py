@@ -1,0 +1,105 @@
+"""Extension points: methods and spec keys that other packages provide through entry points.
+
+A package declares them in its pyproject.toml (docs/new-method.md):
+
+    [project.entry-points."sifu.methods"]
+    my_method = "my_package.my_method:MyMethod"
+
+    [project.entry-points."sifu.spec_keys"]
+    "server.clip" = "my_package.keys:CLIP"
+
+A program that is not installed registers the same objects itself, with `sifu.register` and `sifu.register_key`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from sifu.errors import InputError, MissingExtensionError
+
+METHODS = "sifu.methods"
+SPEC_KEYS = "sifu.spec_keys"
+WHERE_BASELINES_ARE = "the SIFU paper's baselines are in sifu-paper: pip install ./paper in sifu's repository"
+
+
+@dataclass(frozen=True)
+class RoundExtras:
+    """Optional steps of a round, which spec keys of extensions switch on.
+
+    Attributes:
+        update_clip: Bound on the norm of every client's update; 0 for none.
+        update_noise: Standard deviation of the noise added to every update, as a multiple of the bound; 0 for none.
+        updates_every: Store the clients' updates of every Nth round; 0 for never.
+    """
+
+    update_clip: float = 0.0
+    update_noise: float = 0.0
+    updates_every: int = 0
+
+
+@dataclass(frozen=True)
+class SpecKey:
+    """A key that an extension adds to a section of the spec.
+
+    Attributes:
+        name: Section and key, "server.clip" for example.
+        default: The value that means off; its type is the type of the key.
+        comment: One line for people.
+        demands: Yields, for a spec, whether each demand on the value holds and what the value must be.
+        sets: The field of `RoundExtras` that takes the value, or None where only the extension reads it.
+    """
+
+    name: str
+    default: float | int
+    comment: str
+    demands: Callable[[Any], Iterable[tuple[bool, str]]] = lambda spec: ()
+    sets: Literal["update_clip", "update_noise", "updates_every"] | None = None
+
+
+_KEYS: dict[str, SpecKey] = {}
+
+
+def register_key(key: SpecKey) -> None:
+    """Add a spec key for this process, as an entry point of the group `sifu.spec_keys` would for every process."""
+    _KEYS[key.name] = key
+
+
+def spec_key(name: str) -> SpecKey | None:
+    """Return the extension's key of this name, or None where no installed package provides it."""
+    if name not in _KEYS and (key := provided(SPEC_KEYS, name)) is not None:
+        _KEYS[name] = key
+    return _KEYS.get(name)
+
+
+def missing_key(name: str, value: Any) -> MissingExtensionError:
+    """Return the error for a key that only an extension understands."""
+    return MissingExtensionError(
+        f"the spec has {name} = {value!r}, which needs a package that is not installed: install the one that provides "
+        f"{name} ({WHERE_BASELINES_ARE})"
+    )
+
+
+@functools.cache
+def _entries(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def provided_names(group: str) -> tuple[str, ...]:
+    """Return the names that installed packages provide in a group."""
+    return tuple(_entries(group))
+
+
+def provided(group: str, name: str) -> Any | None:
+    """Load what an installed package provides under this name; None where none does."""
+    entry = _entries(group).get(name)
+    if entry is None:
+        return None
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        package = entry.dist.name if entry.dist else entry.value
+        raise InputError(f"{name} of the package {package} cannot be loaded: {error}") from error
