@@ -19,6 +19,31 @@ def make() -> nn.Module:
     )
 
 
+class Showing(nn.Module):
+    """Ten features of an 8 x 8 image, through two blocks that can be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3)
+        self.last = nn.Linear(6, 10)
+
+    def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Both blocks and the last layer."""
+        first = torch.relu(self.first(x))
+        second = torch.relu(self.second(first))
+        return [first, second.flatten(2).transpose(1, 2), torch.tanh(self.last(second.mean(dim=(2, 3))))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last layer."""
+        return self.activations(x)[-1]
+
+
+def make_showing() -> nn.Module:
+    """A small backbone."""
+    torch.manual_seed(5)
+    return Showing()
+
+
 class Adapted(nn.Linear):
     """A linear layer with a low-rank adapter that begins with nothing."""
 

@@ -52,12 +52,12 @@ class Frame(Protocol):
     def __len__(self) -> int: ...
 
 
-def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
-    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
+def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
+    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets; features on a device."""
     from sifu.data import from_arrays, from_torch
 
     if is_frame(data):
-        return clients_from_spec(**framed(spec, data))
+        return clients_from_spec(**framed(spec, data), device=device)
     named: Any = data
     if isinstance(data, Mapping):
         frame = next((name for name, value in data.items() if is_frame(value)), None)
@@ -92,7 +92,7 @@ def as_clients(data: ClientsGiven, spec: Spec) -> tuple[Any, ...]:
     check_names_differ(clients)
     if len(clients) < 2:
         raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
-    return with_features(spec, clients)
+    return with_features(spec, clients, device)
 
 
 def check_names_differ(clients: Any) -> None:

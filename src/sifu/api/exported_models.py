@@ -360,8 +360,11 @@ def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:
     """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
     if given.clients is None or spec.data.columns:
         return None
-    samples = np.asarray(given.clients()[0].x)
-    return None if samples.dtype == np.uint8 and spec.features.kind != "none" else samples.shape[1:]
+    client = given.clients()[0]
+    samples = np.asarray(client.x)
+    if samples.dtype == np.uint8 and spec.features.kind != "none":
+        return None
+    return getattr(client, "sample_shape", None) or samples.shape[1:]
 
 
 def _warn_of_batches(spec: Spec, reader: RunReader) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec.sections import recorded_features
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import tuned_map
@@ -219,7 +220,7 @@ class LoadedModel(nn.Module):
 
 def described_map(description: dict[str, Any], networks: Mapping[str, Array], shape: tuple[int, ...]) -> FeatureMap:
     """The feature map that a description names, for samples of a shape, through the networks that groups tuned."""
-    described = description["features"]
+    described = recorded_features(description["features"])
     # What is tuned needs groups and a head, which the description says in its own place.
     public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
     mapping, tuned = map_for(public, shape), description.get("networks")

@@ -40,7 +40,15 @@ from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
-from sifu.run.devices import check_choice, check_module, check_repeats, facts_of, on_device
+from sifu.run.devices import (
+    check_choice,
+    check_module,
+    check_repeats,
+    facts_of,
+    features_device,
+    is_frozen_head,
+    on_device,
+)
 from sifu.run.recorded_data import clients_again
 from sifu.run.run_view import Regularities
 from sifu.run.training import ProgressCallback
@@ -77,13 +85,14 @@ def open_run(
     def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine | None:
         if engine is not None:
             return engine if numbers is None else None
-        data = as_clients(clients if clients is not None else clients_again(spec, data_folder), spec)
+        at = features_device(spec, device)
+        data = as_clients(clients if clients is not None else clients_again(spec, data_folder, at), spec, at)
         data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model), numbers)
         if numbers is not None:
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
-            begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS
+            begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and not is_frozen_head(spec)
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
     opened = Run(folder, make_engine, data_folder)
@@ -141,8 +150,9 @@ def train(
         check_same_spec(existing, spec)
         return existing.train(progress)
     if engine is None:
-        data = clients if clients is not None else clients_from_spec(spec, data_folder)
-        data = as_clients(data, spec)
+        at = features_device(spec, device)
+        data = clients if clients is not None else clients_from_spec(spec, data_folder, device=at)
+        data = as_clients(data, spec, at)
         warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         digests = tuple(sample_digest(client) for client in data)

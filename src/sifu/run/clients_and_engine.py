@@ -79,10 +79,11 @@ def clients_from_spec(
     *,
     fresh_marks: bool = False,
     dataset: Any = None,
+    device: str = "cpu",
 ) -> tuple[Any, ...]:
     """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new.
 
-    `dataset` is the spec's data set where it has been loaded before.
+    `dataset` is the spec's data set where it has been loaded before; features are computed on `device`.
     """
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
@@ -130,7 +131,7 @@ def clients_from_spec(
     if data.watermark:
         dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
     clients = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
-    return with_features(spec, clients)
+    return with_features(spec, clients, device)
 
 
 def _own_dataset(data: DataSpec, seed: int) -> Any:
@@ -395,6 +396,7 @@ class FeatureData(ClientData):
     features: str = ""
     features_declared: bool = False
     mapped_from: Array | None = None
+    sample_shape: tuple[int, ...] = ()
 
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
@@ -413,7 +415,7 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     return CachedFeatures(mapping, Path(features.cache)) if features.cache else mapping
 
 
-def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
+def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tuple[Any, ...]:
     """The clients of a run that trains on features, each mapped once; a closed-form head maps them on its own."""
     if spec.model.kind == RIDGE or spec.features.kind == "none":
         return tuple(clients)
@@ -421,11 +423,13 @@ def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(clients)
     features = map_of(spec, clients)
     assert features is not None  # the kind is not none
+    if device != "cpu":
+        features = features.on(device)
     digest, declared = features.digest(), features.is_declared
     mapped = []
     for client in clients:
         x = np.asarray(client.x)
         rows = np.concatenate([phi for _, phi in features.chunks(x)]).astype(spec.model.dtype)
         ids = getattr(client, "ids", None)
-        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x), ids=ids))
+        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x), x.shape[1:], ids=ids))
     return tuple(mapped)

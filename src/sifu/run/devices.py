@@ -18,6 +18,7 @@ import numpy as np
 from sifu.choices import Device, Precision
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
@@ -54,11 +55,22 @@ def why_no_gpu() -> str | None:
     return None
 
 
+def is_frozen_head(spec: Spec) -> bool:
+    """Whether a head in closed form is on a network that nobody tunes: what is proven, is proven of what was sent."""
+    return spec.model.kind == RIDGE and not spec.is_tuned
+
+
+def features_device(spec: Spec, device: str) -> str:
+    """Where a trained head's features are computed: on a GPU if they go through a network and there is one."""
+    through_network = spec.features.kind in NETWORK_FEATURES and spec.model.kind != RIDGE and device != "cpu"
+    return GPU if through_network and why_no_gpu() is None else "cpu"
+
+
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
     """The embedded engine itself, or a lane on the GPU with its model and clients.
 
     `auto` takes the GPU where there is one, the lane can do what the run asks for, and it is worthwhile: for networks,
-    and for linear models with many samples.
+    also for those that features go through, and for linear models with many samples.
     """
     check_choice(device, precision)
     if device == "cpu":
@@ -66,11 +78,12 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     missing = why_no_gpu()
     if device == "cuda" and missing is not None:
         raise InputError(f"--device cuda cannot be used here: {missing}")
-    if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; features gain, where it is asked for
-        if device == "cuda" and spec.is_tuned:
+    if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; networks gain
+        if missing is not None or (device == "auto" and spec.features.kind not in NETWORK_FEATURES):
+            return engine
+        if spec.is_tuned:
             return cast("TunedFederation", engine).on(GPU, precision)
-        if device == "cuda":
-            cast("ClosedFormFederation", engine).compute_features_on(GPU)
+        cast("ClosedFormFederation", engine).compute_features_on(GPU)
         return engine
     if missing is not None or (device == "auto" and not _worth_a_gpu(engine, clients)):
         return engine

@@ -264,11 +264,11 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
-def clients_again(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, ...]:
+def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str = "cpu") -> tuple[Any, ...]:
     """The clients of a run that was trained before: what looks like a mistake in their data was said then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SifuWarning)
-        return clients_from_spec(spec, data_folder)
+        return clients_from_spec(spec, data_folder, device=device)
 
 
 def rows_of_identities(

@@ -17,6 +17,7 @@ from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, Event
+from sifu.core.spec.sections import recorded_features
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_tables import HistoryReader
@@ -76,13 +77,13 @@ class RunReader(HistoryReader):
         result.setdefault("groups", {"count": 0}).setdefault("stretch", 1.0)
         # They drew the rows that are kept for testing by their numbers.
         result["data"].setdefault("held_out_by", "number")
-        return result
+        return result | {"features": recorded_features(result.get("features", {}))}
 
     @property
     def asked(self) -> dict[str, Any]:
         """The spec as it was given, before `auto` was replaced by what was found."""
         result: dict[str, Any] = json.loads(self.value("asked"))
-        return result
+        return result | {"features": recorded_features(result.get("features", {}))}
 
     @property
     def layout(self) -> ModelLayout:

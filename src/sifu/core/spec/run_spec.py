@@ -34,6 +34,7 @@ from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.sections import (
     IMAGE_FEATURES,
     LINEAR_KINDS,
+    NETWORK_FEATURES,
     RIDGE,
     DataSpec,
     FeaturesSpec,
@@ -113,6 +114,9 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "keep.gram_clients", keep.gram_clients >= 0, "0 or more"
     yield "features.seed", 0 <= features.seed < 2**53, "in 0 to 2^53"
     yield "features.count", 0 <= features.count <= 10**5, "in 0 to 100000"
+    deep_enough = isinstance(features.layers, str) or 1 <= features.layers <= 1000
+    yield "features.layers", deep_enough, "last, deep, or a number of blocks in 1 to 1000"
+    yield "features.size", 0 <= features.size <= 4096, "in 0 to 4096"
     named = bool(features.module) == (features.kind == "module")
     yield "features.module", named, 'given with features.kind = "module", and only then'
     yield "features.count", features.kind != "random_fourier" or features.count % 2 == 0, "even for random_fourier"
@@ -159,8 +163,8 @@ def _demands_of_features(spec: Spec) -> Iterator[Demand]:
     yield "local.rate", spec.local.rate != "auto", "a number with features.tune, for example 0.003"
     classes = spec.ridge.task == "classification"
     yield "ridge.task", classes, "classification with features.tune: groups tune by a loss of classes"
-    network = features.kind in ("pretrained", "module") and kind == RIDGE
-    yield "features.tune", network, 'none unless a ridge head stands on "pretrained" or "module"'
+    network = features.kind in NETWORK_FEATURES and kind == RIDGE
+    yield "features.tune", network, f"none unless a ridge head is on {' or '.join(NETWORK_FEATURES)}"
     yield "features.cache", not features.cache, "empty where the network is tuned"
     yield "features.block", 0 <= features.block <= 10**5, "in 0 to 100000"
     yield "features.trainable", bool(features.trainable.strip()), "all, last or names"
@@ -246,8 +250,9 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
             words = next(alternative for alternative in alternatives if typing.get_origin(alternative) is Literal)
             if value in typing.get_args(words):
                 return value
-            raise InputError(f"{name} must be a number or {typing.get_args(words)[0]!r}, found {value!r}")
-        return _cast(float, value, name)
+            listed = " or ".join(map(repr, typing.get_args(words)))
+            raise InputError(f"{name} must be a number or {listed}, found {value!r}")
+        return _cast(next(alternative for alternative in alternatives if alternative in KINDS), value, name)
     allowed, words_for = KINDS[hint]
     if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
         raise InputError(f"{name} must be {words_for}, found {value!r} ({type(value).__name__})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,22 @@ LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 
 IMAGE_FEATURES = ("random_convolutions", "pretrained", "module")
 """Feature maps that take images as such, with values in [0, 1]."""
+
+NETWORK_FEATURES = ("pretrained", "module")
+"""Feature maps through networks, which a GPU computes faster."""
+
+OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
+"""What runs did that were recorded before these keys of `[features]` existed."""
+
+
+def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded section `[features]`, which keeps the meaning that it had when it was written.
+
+    >>> recorded_features({"kind": "pretrained"})["size"], recorded_features({"kind": "none"})
+    (128, {'kind': 'none'})
+    """
+    is_old = section.get("kind") in NETWORK_FEATURES and "layers" not in section
+    return {**section, **OLD_NETWORKS} if is_old else dict(section)
 
 
 def key(default: Any, comment: str) -> Any:
@@ -105,7 +122,14 @@ class FeaturesSpec:
         "images, extra pretrained), module (a torch module of your own)",
     )
     seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
-    count: int = key(0, "how many features of random_fourier (even) and projection; 0 is 512")
+    layers: int | Literal["deep", "last"] = key(
+        "deep", "networks: last (the last layer), deep (the blocks before it as well), or a number of those blocks"
+    )
+    size: int = key(0, "pretrained: pixels of a side that smaller images are enlarged to; 0 is 224")
+    mirror: bool = key(True, "pretrained: average over an image and its mirror image")
+    count: int = key(
+        0, "how many features of random_fourier (even) and projection, 0 is 512; networks: projected to, 0 is all"
+    )
     module: str = key("", "module: package.file:function, which returns a torch module with fixed, public weights")
     cache: str = key("", "folder to keep features in, on the clients' side; no request erases it; empty keeps none")
     norm: float = key(10.0, "largest length of a sample's features; ridge shortens plain inputs to it, too")

@@ -76,7 +76,7 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     options: dict[str, Any] = {"norm": features.norm}
     if features.kind == "module":
         options["module"], options["source"] = module_of(features.module)
-    elif features.kind not in ("none", "pretrained"):
+    elif features.kind != "none":
         options["seed"] = features.seed
     if features.kind in ("random_fourier", "projection"):
         options["features"] = features.count or USUAL_COUNT
@@ -84,7 +84,30 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
         options["bandwidth"] = features.bandwidth
     if features.kind in IMAGE_FEATURES and len(shape) == 2:  # images of one channel, without an axis for it
         shape = (1, *shape)
+    if features.kind == "pretrained":
+        from sifu.data.feature_maps.fixed_networks import DEEP_BLOCKS, USUAL_SIDE
+
+        options |= {"size": features.size or USUAL_SIDE, "mirror": features.mirror, "count": features.count}
+        options["blocks"] = _blocks(features, DEEP_BLOCKS)
+    if features.kind == "module":
+        options["module"] = _read_deeply(features, options["module"], shape)
     return feature_map(features.kind, shape, **options)
+
+
+def _blocks(features: FeaturesSpec, deep: int) -> int:
+    """How many blocks before the last layer `features.layers` asks for, where `deep` are that many."""
+    words = {"last": 0, "deep": deep}
+    return words[features.layers] if isinstance(features.layers, str) else features.layers
+
+
+def _read_deeply(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) -> Any:
+    """A module of the user's as it is, or its deep features where it shows its activations."""
+    from sifu.data.feature_maps.deep_network import Backbone, blocks_of, deep_network
+
+    blocks = _blocks(features, blocks_of(module, shape) if isinstance(module, Backbone) else 0)
+    if not blocks and not features.count:
+        return module
+    return deep_network(module, shape, blocks, count=features.count, seed=features.seed)
 
 
 def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:

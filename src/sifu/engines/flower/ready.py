@@ -19,7 +19,7 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
-from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
+from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
@@ -53,7 +53,7 @@ def travelled_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
 
 
 def _section(text: str) -> FeaturesSpec:
-    return FeaturesSpec(**json.loads(text))
+    return FeaturesSpec(**recorded_features(json.loads(text)))
 
 
 def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:

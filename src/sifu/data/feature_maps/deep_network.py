@@ -1,0 +1,161 @@
+"""Deep features of a public backbone: the means of its activations, side by side (docs/theory.md, section 14.6).
+
+The mean over positions h_j(x) of the activation of block j loses where something is, and keeps that it is there. The
+last layer alone knows what the backbone was trained to tell apart; earlier blocks know more of what other tasks need.
+The features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror image.
+Nothing is trained and no client's data shapes them, so every proof of fixed features holds for them.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sifu.errors import InputError
+from sifu.theory.participation import base_key, scores
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """A network that shows what it computes on the way."""
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Return the activation of each block in order, the last layer's at the end.
+
+        Each is (n, numbers), (n, positions, numbers) or (n, channels, height, width).
+        """
+
+
+class Reading(nn.Module, abc.ABC):
+    """What turns samples into rows of features through a network."""
+
+    @property
+    @abc.abstractmethod
+    def features(self) -> int:
+        """How many numbers a sample has; 0 where only running the network tells."""
+
+    @property
+    @abc.abstractmethod
+    def is_deep(self) -> bool:
+        """Whether blocks before the last layer may be among the features."""
+
+
+class DeepNetwork(Reading):
+    """Samples to deep features: those of the last `blocks` blocks and of the last layer of a backbone."""
+
+    project: Tensor | None
+
+    def __init__(
+        self, backbone: nn.Module, blocks: int, width: int, *, mirror: bool = False, count: int = 0, seed: int = 0
+    ) -> None:
+        """Read a backbone.
+
+        Args:
+            backbone: A module; with blocks, a `Backbone`.
+            blocks: How many blocks before the last layer are read.
+            width: How many numbers that gives.
+            mirror: Whether features are averaged over an image and its mirror image.
+            count: Numbers that the features are projected to; 0 leaves them.
+            seed: Public seed of the projection.
+        """
+        super().__init__()
+        self.backbone, self.blocks, self.width, self.mirror, self.seed = backbone, blocks, width, mirror, seed
+        self.register_buffer("project", signs(seed, width, count) if 0 < count < width else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a row of features for each sample."""
+        rows = self._rows(x)
+        if self.mirror:
+            rows = (rows + self._rows(x.flip(-1))) / 2
+        return rows if self.project is None else rows @ self.project.to(rows.dtype)
+
+    is_deep = True
+
+    @property
+    def features(self) -> int:
+        """How many numbers a sample has."""
+        return self.width if self.project is None else self.project.shape[1]
+
+    def of(self, backbone: nn.Module, *, projected: bool = True) -> DeepNetwork:
+        """Return the same reading of another backbone, on request without the projection."""
+        other = DeepNetwork(backbone, self.blocks, self.width, mirror=self.mirror, seed=self.seed)
+        other.project = self.project if projected else None
+        return other
+
+    def settings(self) -> dict[str, Any]:
+        """Return what was chosen, for the digest of the map."""
+        chosen: dict[str, Any] = {"blocks": self.blocks, "mirror": self.mirror}
+        if self.project is not None:
+            chosen |= {"projected from": self.width, "seed": self.seed}
+        return chosen | getattr(self.backbone, "settings", dict)()
+
+    def _rows(self, x: Tensor) -> Tensor:
+        if not self.blocks:
+            return F.normalize(self.backbone(x).flatten(1), dim=1)
+        assert isinstance(self.backbone, Backbone)  # `deep_network` refuses others
+        taken = self.backbone.activations(x)[-1 - self.blocks :]
+        return torch.cat([F.normalize(pooled(part), dim=1) for part in taken], dim=1)
+
+
+def pooled(activation: Tensor) -> Tensor:
+    """Return the mean over positions: rows of (n, numbers)."""
+    if activation.ndim == 4:
+        return activation.mean(dim=(2, 3))
+    return activation.mean(dim=1) if activation.ndim == 3 else activation.flatten(1)
+
+
+def deep_network(
+    backbone: nn.Module, shape: tuple[int, ...], blocks: int, *, mirror: bool = False, count: int = 0, seed: int = 0
+) -> DeepNetwork:
+    """Return a reading of a backbone for samples of a shape, projected to `count` numbers where that is fewer.
+
+    Raises:
+        InputError: If the backbone has fewer blocks than are to be read.
+    """
+    found = blocks_of(backbone, shape) if isinstance(backbone, Backbone) else 0
+    if found < blocks:
+        raise InputError(
+            f"features.layers = {blocks} asks for {blocks} blocks, the network shows {found}: lower it, or give the "
+            "module a method activations(x) that returns the activations of its blocks and of its last layer"
+        )
+    width = output_width(DeepNetwork(backbone, blocks, 0), shape)
+    return DeepNetwork(backbone, blocks, width, mirror=mirror, count=count, seed=seed)
+
+
+def blocks_of(backbone: Backbone, shape: tuple[int, ...]) -> int:
+    """Return how many blocks a backbone shows before its last layer."""
+    with torch.no_grad():
+        return len(backbone.activations(_example(backbone, shape))) - 1
+
+
+def output_width(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return how many numbers a network makes of a sample."""
+    with torch.no_grad():
+        return int(network(_example(network, shape)).flatten(1).shape[1])
+
+
+def _example(backbone: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return a sample of zeros in the type of the backbone's weights, which is set to evaluation."""
+    weight = next(iter(backbone.eval().parameters()), torch.zeros(()))
+    return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
+
+
+def signs(seed: int, inputs: int, count: int) -> Tensor:
+    """Return an `inputs` x `count` matrix of signs over sqrt(count), drawn from a public seed.
+
+    Every word that is drawn gives 64 signs.
+
+    >>> signs(0, 2, 4)
+    tensor([[-0.5000, -0.5000, -0.5000, -0.5000],
+            [ 0.5000, -0.5000,  0.5000, -0.5000]])
+    """
+    words = scores(base_key(seed, "projection of deep features"), np.arange(-(-inputs * count // 64)))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=inputs * count, bitorder="little")
+    drawn = np.where(bits, np.float32(1.0), np.float32(-1.0)).reshape(inputs, count)
+    return torch.from_numpy(drawn) / math.sqrt(count)

