@@ -112,3 +112,8 @@ def test_other_schemas_are_refused_with_a_sentence(own_run: Path, offset: int, w
     connection.close()
     with pytest.raises(RunDamagedError, match=f"has schema {edge + offset}, .*{words}"):
         write_nothing(own_run)
+
+
+def test_the_schema_file_names_the_schema_in_force() -> None:
+    first_line = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8").splitlines()[0]
+    assert first_line.startswith(f"-- Schema {migrations.schema_version()} of a run.")

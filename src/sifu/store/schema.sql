@@ -1,4 +1,4 @@
--- Schema 9 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 10 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
