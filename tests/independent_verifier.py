@@ -239,6 +239,7 @@ class Verifier:
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
         self.filed: dict[str, str] = {}  # of each request: the digest of its id and terms
+        self.committed: dict[str, list[str]] = {}  # of each request for records: commitments to their identities
         self.approved: dict[str, list[str]] = {}  # of each request: who filed it, then who approved it
         self.steps: dict[str, int] = {}  # of each request: how far it got
         self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
@@ -377,6 +378,11 @@ class Verifier:
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
+            if event["kind"] == "request received" and "commitments" in payload:
+                commitments = payload["commitments"]
+                good = commitments == sorted(commitments) and all(re.fullmatch("[0-9a-f]{64}", c) for c in commitments)
+                self.check(good and 0 < len(commitments) <= len(name["records"]), f"{at}: commitments to records")
+                self.committed[name["request"]] = commitments
             if event["kind"] == "request received":
                 self.approved[name["request"]] = [person(payload["actor"])]
                 filed = {key: value for key, value in name.items() if key != "deadline_days"}
@@ -1648,7 +1654,8 @@ class Verifier:
                       if key not in ("clients", "records")},
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
-            "commitments": {which: m["commitment"] for which, m in models.items()},
+            "commitments": {which: m["commitment"] for which, m in models.items()}
+            | ({"records": self.committed[request["request"]]} if request["request"] in self.committed else {}),
             "rounds": self.nodes[request["final_node"]]["position"],
             "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"], "time": ledger["time"]},
             "attacker_true_positive_rate_at_1_percent": None if request["level"] == "none" else

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sifu.choices import TermsGiven
     from sifu.core.allowed_code import allow_code
     from sifu.core.extensions import SpecKey, register_key
+    from sifu.core.record_commitments import new_nonces
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
     from sifu.errors import (
@@ -120,6 +121,7 @@ __all__ = [
     "find_runs",
     "load_model",
     "load_spec",
+    "new_nonces",
     "open_run",
     "pending_requests",
     "register",
@@ -142,6 +144,7 @@ _ELSEWHERE = {
     "register_key": "sifu.core.extensions",
     "TermsGiven": "sifu.choices",
     "allow_code": "sifu.core.allowed_code",
+    "new_nonces": "sifu.core.record_commitments",
     "AuditOptions": "sifu.audit",
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",

@@ -122,4 +122,8 @@ def test_records_are_described_in_words(run: sifu.Run, cli: Command) -> None:
     said = " ".join(cli("requests", "show", run.folder, "some").out.split())
     assert "some: 2 records of cleveland" in said
     assert rows_words([0, 1]) in said
+    assert "rows" not in said
+    assert "P00" not in said  # only an open request shows identities, to those who decide on it
+    assert "identities: P009" in cli("requests", "show", run.folder, "waits").out
+    assert "P009" not in cli("requests", "list", run.folder).out
     assert "records [" not in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from sifu.api.safekeeping import attest, back_up, rotate_key, vouch
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import Decided, TermsGiven
 from sifu.core.engine import Engine
+from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RunBusyError, VerificationError
@@ -39,12 +40,12 @@ from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
 from sifu.requests.erasure import Purge, purge
-from sifu.requests.letters import check_new, id_of_signed, post_decision, receive, take_in
+from sifu.requests.letters import check_new, commitments_of, id_of_signed, post_decision, receive, take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
-from sifu.run.recorded_data import clients_of_file, not_there_yet
+from sifu.run.recorded_data import clients_of_file, identities_of_rows, not_there_yet
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
@@ -55,7 +56,7 @@ from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.kept_outside import check_known_key, remember_key
 from sifu.store.keys import keys_of
-from sifu.store.reader import RunReader
+from sifu.store.reader import RunReader, plain_names
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
@@ -302,24 +303,55 @@ class Run:
         *,
         deadline_days: int = DEADLINE_DAYS,
         actor: str | None = None,
+        nonces: Mapping[str, str] | None = None,
         **terms: Unpack[TermsGiven],
     ) -> str:
         """Put a request for `clients` into the ledger; returns its id.
 
-        The same id in `request` with the same terms again changes nothing. `deadline_days` from now it is overdue.
-        `actor` is who asks, by default the name of this account. `terms` that are not given come from the run's spec.
+        With `nonces` (`sifu.new_nonces`) by the identity of each record, the public certificate commits to these
+        identities: hand each person its nonce, the run keeps none. The same id in `request` with the same terms again
+        changes nothing. `deadline_days` from now it is overdue. `actor` is who asks, by default the name of
+        this account. `terms` that are not given come from the run's spec.
         """
         with self._writer_if_free() as reader:
             view = RunView(reader)
             wanted = new_terms(view, self._engines, clients, terms)
             check_not_settled(view, request)
             if isinstance(reader, RunWriter):
-                return receive(reader, view, wanted, request, deadline_days, actor)
+                return receive(reader, view, wanted, request, deadline_days, actor, nonces)
             check_new(view, wanted, request)
-        posted = request if request is not None else f"r-{secrets.token_hex(4)}"
+            posted = request if request is not None else f"r-{secrets.token_hex(4)}"
+            commitments = commitments_of(reader, wanted, posted, nonces)
         letter = wanted.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        letter |= {"commitments": commitments} if commitments else {}
         post(self.folder, "request", posted, letter)
         return posted
+
+    def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
+        """Return those `nonces`, by identity, that open a commitment of the `request`, or of its inbox message."""
+        with self.reader() as reader:
+            seq = reader.steps().get(("request received", request))
+            if seq is None:
+                return dict(nonces)
+            payload, run = reader.payload(seq), reader.value("run")
+            client = plain_names(reader, payload["request"]["clients"])[0]
+            stated = payload.get("commitments", [])
+        return {
+            identity: nonce
+            for identity, nonce in nonces.items()
+            if record_commitment(run, request, client, identity, nonce) in stated
+        }
+
+    def record_identities(self, request: str) -> tuple[str, ...]:
+        """Return the identities of the records that a waiting `request` names; none where the data have none here."""
+        with self.reader() as reader:
+            row = row_of(reader, request)
+            given = self._engines.clients() if self._engines.clients else ()
+            with suppress(InputError):
+                return tuple(
+                    identities_of_rows(reader, row.clients[0], row.records, given) if row.records and row.waits else ()
+                )
+        return ()
 
     def request_signed(self, statement: dict[str, Any]) -> str:
         """Take in the `statement` that a client signed with its node's key (`sifu clients sign`); returns its id.
@@ -359,6 +391,7 @@ class Run:
         *,
         compare_scratch: bool = False,
         progress: ProgressCallback | None = None,
+        nonces: Mapping[str, str] | None = None,
         **terms: Unpack[TermsGiven],
     ) -> list[Outcome]:
         """Carry out the queued requests, or one of them, or a new one for `clients`.
@@ -368,10 +401,10 @@ class Run:
         Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
         `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
         refused and nothing is changed. `compare_scratch` also trains Scratch for each request, to
-        compare the number of rounds. `progress` is called after every round.
+        compare the number of rounds. `progress` is called after every round. For `nonces` see `request`.
         """
         with self._checked_writer() as writer:
-            return carry_out(writer, self._engines, clients, request, terms, compare_scratch, progress)
+            return carry_out(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the requests that are done, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -76,6 +76,7 @@ def carry_out(
     terms: TermsGiven,
     compare_scratch: bool,
     progress: ProgressCallback | None,
+    nonces: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
     """The queued requests, or one of them, or a new one, see `Run.forget`."""
     level = terms.get("level")
@@ -115,7 +116,7 @@ def carry_out(
             check_level(plan_request(view, wanted, level), level)
             if wanted.records:
                 engines.prepare_records(writer, wanted)
-        request = receive(writer, view, wanted, request)
+        request = receive(writer, view, wanted, request, nonces=nonces)
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
     first = worker.execute_records(besides=request) if request is not None else []
     chosen = [request] if request is not None else ready

@@ -4,6 +4,7 @@ it, and the record: list requests, decide on one, answer a client.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from sifu.cli.options import (
     DataOption,
     DeviceOption,
     PrecisionOption,
+    PublicKeyOption,
     RecordsOption,
     RequestArgument,
     RunArgument,
@@ -32,7 +34,8 @@ from sifu.cli.options import (
 )
 from sifu.cli.output import Answer, RoundsProgress, names_text, out, print_json, table
 from sifu.cli.runs import MetricsOption, warn
-from sifu.errors import InputError
+from sifu.core.record_commitments import names_record, new_nonces
+from sifu.errors import InputError, VerificationError
 
 ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
 
@@ -110,7 +113,7 @@ def request(
     from sifu.core.wording import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
 
-    opened = sifu.Run(run)
+    opened, nonces = sifu.Run(run), dict[str, str]()
     _add_records(terms, clients, records, run)
     if signed is not None:
         if clients is not None or id is not None or terms:
@@ -121,7 +124,9 @@ def request(
         raise InputError("no client is named: give --clients A,B, or --signed FILE")
     else:
         names = client_names(clients)
-        received = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
+        nonces = new_nonces(terms.get("records") or ())
+        received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
+        nonces = opened.committed(received, nonces)
     status = opened.request_status(received)
     if status == "posted":
         standing = "was handed to the running server, which takes it in soon."
@@ -132,9 +137,9 @@ def request(
         way = f"{way_to_go_on(opened.spec, 'ready')} carries it out" if elsewhere else f"sifu forget {run}"
         standing = f"is in the ledger. Next: {way}"
     count = len(terms["records"] or ()) if "records" in terms else None
-    values = {"request": received, "clients": names, "records": count, "status": status}
+    values = {"request": received, "clients": names, "records": count, "status": status, "nonces": nonces}
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
-    return Answer(values, f"Request {received} for {whom} {standing}")
+    return Answer(values, f"Request {received} for {whom} {standing}", *_nonce_lines(nonces))
 
 
 @takes_terms
@@ -171,6 +176,7 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
+    nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
@@ -178,9 +184,18 @@ def forget(
             request,
             compare_scratch=compare,
             progress=progress,
+            nonces=nonces,
             **terms,
         )
-    return show_outcomes(run, outcomes)
+    answer = show_outcomes(run, outcomes)
+    nonces = opened.committed(outcomes[-1].request, nonces) if nonces and outcomes else {}
+    return Answer(answer.values | {"nonces": nonces}, *answer.shown, *_nonce_lines(nonces))
+
+
+def _nonce_lines(nonces: dict[str, str]) -> list[str]:
+    """Return what to hand to the people whose records are forgotten."""
+    told = "Hand each person the nonce of its record, which is kept nowhere (sifu certificate check-record):"
+    return [told, *(f"  {escape(identity)}: {nonce}" for identity, nonce in nonces.items())] if nonces else []
 
 
 def _add_records(terms: TermsGiven, clients: str | None, records: str | None, run: Path) -> None:
@@ -253,7 +268,7 @@ def _show_public(record: list[sifu.PublicRequest]) -> Answer:
 def show_request(run: RunArgument, request: RequestArgument) -> Answer:
     """One request with its steps, times, actors and deadline."""
     opened = sifu.Run(run)
-    return _show({opened: [opened.request_record(request)]})
+    return _show({opened: [opened.request_record(request)]}, opened.record_identities(request))
 
 
 @requests.command("decide")
@@ -283,7 +298,7 @@ def decide(
     return Answer(values | {"approvals_missing": missing}, sentence)
 
 
-def _show(records: dict[sifu.Run, list[sifu.RequestRecord]]) -> Answer:
+def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = ()) -> Answer:
     from sifu.core.request_terms import terms_words
     from sifu.core.wording import forgotten_words
 
@@ -301,6 +316,8 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]]) -> Answer:
                 if status.approvals_missing:
                     out.print(f"  waits for {status.approvals_missing} more to approve it")
                 out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
+                if identities:
+                    out.print(f"  identities: {', '.join(identities)}", markup=False)
                 for step in record.steps:
                     why = f": {escape(step.reason)}" if step.reason else ""
                     out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
@@ -308,6 +325,7 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]]) -> Answer:
                 out.print("There are no requests.")
 
     listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
+    listed = [row | {"identities": list(identities)} for row in listed] if identities else listed
     return Answer({"requests": listed}, show)
 
 
@@ -338,6 +356,30 @@ def show_certificate(
             out.print(line, markup=False)
 
     return Answer(lambda: opened.certificate(request, "public" if public else "auditor").to_mapping(), show)
+
+
+@certificate.command("check-record")
+def check_record(
+    file: Annotated[Path, argument("CERTIFICATE", "A public certificate.")],
+    identity: Annotated[str, option("The record's identity, or its row number.", "--id", metavar="X")],
+    nonce: Annotated[str, option("The nonce handed out when the request was filed.", metavar="HEX")],
+    public_key: PublicKeyOption = None,
+) -> Answer:
+    """Check that a certificate is about a record, by its identity and nonce. Exit code 3 if it is not, or is not valid.
+
+    For the person whose record it is: nothing else is needed, and nothing is sent anywhere.
+    """
+    verified = sifu.verify_certificate(file, public_key)
+    named = verified.holds and names_record(verified.content["body"], identity, nonce)
+    values = {"certificate": str(file), "identity": identity, "named": named, "problems": verified.problems}
+
+    def show() -> None:
+        if not named:
+            why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
+            raise VerificationError(f"{file} does not say that record {identity} was forgotten: {why}")
+        out.print(f"{file} is about record {identity}: it is one of those that were forgotten.", markup=False)
+
+    return Answer(values, show, code=0 if named else 3)
 
 
 @certificate.command("attest")

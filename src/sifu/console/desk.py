@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,7 +31,7 @@ from sifu.run.clients_and_engine import carried_out_elsewhere
 from sifu.run.recorded_data import rows_of_identities
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
-from sifu.store.given_approvals import approvals_needed
+from sifu.store.given_approvals import approvals_needed, unapproved
 from sifu.store.inbox import letters
 
 FOUND_AGAIN_EVERY = 3.0
@@ -228,7 +228,13 @@ class RunAtDesk:
         return plan
 
     def file(
-        self, who: Token, clients: Sequence[str], request: str | None, deadline_days: int, terms: TermsGiven
+        self,
+        who: Token,
+        clients: Sequence[str],
+        request: str | None,
+        deadline_days: int,
+        terms: TermsGiven,
+        nonces: Mapping[str, str] | None = None,
     ) -> str:
         """Put a request into the ledger or the inbox of its run; the same id with the same terms changes nothing."""
         who.demand("file")
@@ -236,7 +242,7 @@ class RunAtDesk:
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
         if who.may("see"):
-            return self._file(who, clients, name, deadline_days, terms)
+            return self._file(who, clients, name, deadline_days, terms, nonces)
         # What is wrong with the words alone is said; why the run refuses them is not.
         check_request_id(name)
         check_deadline(deadline_days)
@@ -244,20 +250,38 @@ class RunAtDesk:
         RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
         started = time.monotonic()
         try:
-            return self._file(who, clients, name, deadline_days, terms)
+            return self._file(who, clients, name, deadline_days, terms, nonces)
         except (InputError, NotCertifiableError) as error:
             with suppress(SifuError):
                 self._look_for_records(clients, terms.get("records"))
             time.sleep((started - time.monotonic()) % REFUSAL_SECONDS)
             raise InputError(CANNOT_BE_FILED) from error
 
-    def _file(self, who: Token, clients: Sequence[str], name: str, deadline_days: int, terms: TermsGiven) -> str:
+    def identities(self, who: Token, request: str) -> tuple[str, ...]:
+        """Return the identities of the records that a waiting request names."""
+        who.demand("see")
+        found: tuple[str, ...] = self.remembered(
+            ("identities", request), lambda: self.run.record_identities(request), self.lock
+        )
+        return found
+
+    def _file(
+        self,
+        who: Token,
+        clients: Sequence[str],
+        name: str,
+        deadline_days: int,
+        terms: TermsGiven,
+        nonces: Mapping[str, str] | None,
+    ) -> str:
         with self.lock:  # two requesters at once do not pass the check with the same clients to spare
             if not who.may("set terms"):
                 self._check_share(clients)
             if not who.may("see"):
                 self._check_id_is_own(who, name)
-            filed = self.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+            filed = self.run.request(
+                list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
+            )
             self.written()
         return filed
 
@@ -364,14 +388,15 @@ class RunAtDesk:
         return self.jobs.verifications().get(self.key)
 
     def _check_share(self, clients: Sequence[str]) -> None:
-        """Refuse a request that would keep more than half of the clients out of rounds without an approval.
-
-        Where requests are approved first, one that lacks approvals keeps no client out.
-        """
+        """Refuse a request if requesters would then ask for more than half of the clients before any approval."""
         with self.run.view() as view:
-            if approvals_needed(view.reader):
-                return
-            held = {name for row in view.requests if row.waits and not row.records for name in row.clients}
+            lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
+            held = {
+                name
+                for row in view.requests
+                if row.waits and (lacking is None or row.request in lacking)
+                for name in row.clients
+            }
             there = {view.clients[index].name for index in view.active} | held
             pending = pending_requests(view.reader, current_time())
             posted = {name for row in pending if row.status == POSTED for name in row.clients}

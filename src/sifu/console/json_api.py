@@ -35,6 +35,7 @@ from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
 from sifu.console.pages import evidence
 from sifu.console.schema import check_body
 from sifu.core.ledger import plain_values
+from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO
 from sifu.errors import SifuError
 from sifu.requests.approvals import pending_requests
@@ -244,9 +245,11 @@ def file_request(visit: Visit) -> Any:
     """File a request; idempotent by its id."""
     run, who, content = visit.run, visit.who, visit.fields
     terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
-    filed = run.file(who, client_names(content["clients"]), content.get("request"), due, terms)
+    nonces = new_nonces(terms.get("records") or ())
+    filed = run.file(who, client_names(content["clients"]), content.get("request"), due, terms, nonces)
     numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
-    return {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
+    answer = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
+    return answer | ({"nonces": run.run.committed(filed, nonces)} if nonces else {})
 
 
 def decide(visit: Visit) -> Any:

@@ -32,6 +32,7 @@ from sifu.console.rendering import charts, expected_words, render
 from sifu.console.security import origin_of
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
+from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.wording import psi_words, rows_words
@@ -251,11 +252,14 @@ def file_request(visit: Visit) -> Response:
             return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
         if fields.get("release") == "now" and who.may("set terms"):
             _check_confirmed(visit, "releasing a model before it has healed")
-        filed = run.file(who, clients, visit.text("request").strip() or None, days(fields.get("deadline_days")), terms)
+        nonces, due = new_nonces(terms.get("records") or ()), days(fields.get("deadline_days"))
+        filed = run.file(who, clients, visit.text("request").strip() or None, due, terms, nonces)
     except (InputError, NotCertifiableError) as error:
         values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
         return show("run.html", visit.visitor, code=status_code(error), **values)
     visit.note(f"Request {filed} was filed.")
+    for identity, nonce in run.run.committed(filed, nonces).items():
+        visit.note(f"Hand this nonce to the person of record {identity}, it is kept nowhere: {nonce}")
     return RedirectResponse(way_back(visit.request), 303)
 
 
@@ -336,7 +340,7 @@ def show_request(visit: Visit) -> Response:
         plan=plan,
         others=others,
         refusal=refusal,
-        terms=_terms_in_words(status.terms, spec),
+        terms=_terms_in_words(status.terms, spec, run.identities(who, status.request)),
         usual=_terms_in_words(usual, spec),
         changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
         answer=_certificate_words(body) if body else None,
@@ -359,11 +363,11 @@ def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
     return None
 
 
-def _terms_in_words(terms: RequestTerms, spec: Spec) -> dict[str, str]:
+def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
     """The terms of a request as people read them; a default from the spec is shown with its value."""
     filed = terms.to_mapping()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
-    words["records"] = rows_words(terms.records)
+    words["records"] = rows_words(terms.records, identities)
     if terms.level is None:
         words["level"] = "conditional, or none for a method without a guarantee"
     if terms.target is None:

@@ -88,18 +88,16 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
     return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
 
 
-def rows_words(rows: Sequence[int]) -> str:
-    """The rows that a request names.
+def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
+    """Return how many records a request names, and which, where their identities are given.
 
-    >>> rows_words([3, 5]), rows_words([7]), rows_words([])
-    ('2 records, rows 3 and 5', '1 record, row 7', "all of the client's data")
+    >>> rows_words([3, 5]), rows_words([7], ["P007"]), rows_words([])
+    ('2 records', '1 record: P007', "all of the client's data")
     """
     if not rows:
         return "all of the client's data"
-    if len(rows) == 1:
-        return f"1 record, row {rows[0]}"
-    *others, last = rows
-    return f"{len(rows)} records, rows {', '.join(map(str, others))} and {last}"
+    count = f"{len(rows)} record{'' if len(rows) == 1 else 's'}"
+    return f"{count}: {', '.join(identities)}" if identities else count
 
 
 def whom_words(clients: int, records: int | None) -> str:

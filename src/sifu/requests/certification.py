@@ -285,6 +285,7 @@ class RecordedRequest:
         others = self.earlier_exposures if method.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         rolled_back = payload_of_request(self.reader, request.request, "rolled back")
+        filed = self.reader.payload(self.reader.steps()["request received", request.request])
         final_node = int(models["final"]["node"])
         committed = {name: model_commitment(models[name.removesuffix("_model")]) for name in MODELS}
         solve = solves(self.reader).get(final_node)
@@ -329,7 +330,8 @@ class RecordedRequest:
             "final_node": final_node,
             "rounds": self.reader.nodes_by_number()[final_node].node.position,
             "models": committed,
-            "commitments": {name: model["commitment"] for name, model in committed.items()},
+            "commitments": {name: model["commitment"] for name, model in committed.items()}
+            | ({"records": filed["commitments"]} if "commitments" in filed else {}),
             "erased_nodes": rolled_back.get("dropped_models", []),
             "remaining_nodes": rolled_back["remaining_models"],
             "solve": None if solve is None else {name: solve[name] for name in SOLVE_FIELDS},

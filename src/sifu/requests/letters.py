@@ -6,13 +6,14 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.ledger import canonical_json
+from sifu.core.record_commitments import commitments_to, is_commitment
 from sifu.core.request_terms import AUTO, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
@@ -88,8 +89,13 @@ def receive(
     request: str | None,
     deadline_days: int = DEADLINE_DAYS,
     actor: str | None = None,
+    nonces: Mapping[str, str] | None = None,
+    commitments: Sequence[str] = (),
 ) -> str:
-    """Put a request into the ledger; the same id with the same terms again changes nothing."""
+    """Put a request into the ledger; the same id with the same terms again changes nothing.
+
+    `nonces` by identity become the `commitments` to the records of the request, unless these are given.
+    """
     received = {row.request: row for row in view.requests}
     check_new(view, terms, request)
     if request is not None and request in received:
@@ -98,8 +104,22 @@ def receive(
     numbered = (f"r{number}" for number in itertools.count(len(received) + 1))
     request = request or next(name for name in numbered if name not in received)
     content = terms.to_mapping() | {"request": request, "deadline_days": deadline_days}
-    writer.record(NewEvent("request received", {"request": content, "actor": actor_name(actor)}))
+    payload: dict[str, Any] = {"request": content, "actor": actor_name(actor)}
+    if commitments := commitments or commitments_of(view.reader, terms, request, nonces):
+        payload["commitments"] = list(commitments)
+    writer.record(NewEvent("request received", payload))
     return request
+
+
+def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces: Mapping[str, str] | None) -> list[str]:
+    """Return the commitments to the records of a request; none without nonces."""
+    if not nonces:
+        return []
+    if not 1 <= len(nonces) <= len(terms.records):
+        raise InputError(
+            f"{len(nonces)} nonces were given for {len(terms.records)} records: give one for each identity"
+        )
+    return commitments_to(reader.value("run"), request, plain_names(reader, terms.clients)[0], nonces)
 
 
 def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
@@ -233,6 +253,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
     if letter.kind == "request":
         content = dict(letter.content)
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
+        commitments = content.pop("commitments", [])
+        if not isinstance(commitments, list) or not all(is_commitment(value) for value in commitments):
+            raise InputError("commitments are texts of 64 hexadecimal digits, found something else")
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
         view = RunView(writer)
@@ -241,7 +264,10 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         terms = RequestTerms.from_mapping(content)
         terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # who joined again since it was posted
         check_retention(view.spec, terms)
-        receive(writer, view, terms, letter.id, _days_left(letter, deadline), actor)
+        if len(commitments) > len(terms.records):
+            raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")
+        days_left = _days_left(letter, deadline)
+        receive(writer, view, terms, letter.id, days_left, actor, commitments=sorted(commitments))
     elif letter.kind == "signed":
         if id_of_signed(letter.content) != letter.id:
             raise InputError("the letter's name is not the id that was signed")

@@ -278,6 +278,29 @@ def rows_of_identities(
 
     Its data are read for it, or are among those `given`, and may lack rows that were forgotten already.
     """
+    spec, (first, rows, ids) = Spec.from_mapping(reader.spec), _identified(reader, client, given)
+    chosen = []
+    for identity in identities:
+        named = [int(row) for row, name in zip(rows, ids, strict=True) if str(name) == identity]
+        if not named:
+            raise InputError(
+                f"client {first.name!r} has no record {identity!r} that it trained on"
+                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 among its rows")
+                + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
+            )
+        chosen += named
+    return sorted(set(chosen))
+
+
+def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], given: Sequence[Any] = ()) -> list[str]:
+    """Return the identities of a client's rows, each once, in the order of the rows; `given` as above."""
+    _, rows, ids = _identified(reader, client, given)
+    identity_of = {int(row): str(name) for row, name in zip(rows, ids, strict=True)}
+    return list(dict.fromkeys(identity_of[row] for row in chosen if row in identity_of))
+
+
+def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[ClientProfile, Any, Any]:
+    """Return a client as it first joined, the rows that its data still have, and the identity of each."""
     spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
     recorded, client = reader.clients(), names_now(reader).get(client, client)
     position = next((number for number, profile in enumerate(recorded) if profile.name == client), None)
@@ -294,18 +317,7 @@ def rows_of_identities(
             f"records of {first.name!r} are named by identities, but its data have none here: give row numbers, or "
             "train from a table whose spec names the column of identities (data.id)"
         )
-    rows = _rows_there(first, len(ids), joined_remainders(reader))
-    chosen = []
-    for identity in identities:
-        named = [int(row) for row, name in zip(rows, ids, strict=True) if str(name) == identity]
-        if not named:
-            raise InputError(
-                f"client {first.name!r} has no record {identity!r} that it trained on"
-                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 among its rows")
-                + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
-            )
-        chosen += named
-    return sorted(set(chosen))
+    return first, _rows_there(first, len(ids), joined_remainders(reader)), ids
 
 
 def _clients_of_files(

@@ -96,13 +96,18 @@ SUBJECTS = _list_of(
 PREMISE = {"name": _text, "status": _of(Status), "case": _text, "values": _map_of(_plain)}
 SOLVE: dict[str, Check] = {"sum": _like(DIGEST), "samples": _whole, "relative_penalty": _figure, "penalty": _figure}
 MODEL = _object(node=_whole, digest=_like(DIGEST), nonce=_like(DIGEST), commitment=_like(DIGEST))
+COMMITTED = _object(**dict.fromkeys(MODELS, _like(DIGEST)))
 TYPES: dict[str, Check] = {
     "accounting": _of(Accounting),
     "attacker_true_positive_rate_at_1_percent": _or_null(_figure),
     "calibration": _of(Calibration),
     "carried_out": _like(TIME),
     "clients": NAMES,
-    "commitments": _object(**dict.fromkeys(MODELS, _like(DIGEST))),
+    "commitments": lambda value: (
+        isinstance(value, dict)
+        and COMMITTED({name: value[name] for name in value if name != "records"})
+        and _list_of(_like(DIGEST), 1)(value.get("records", ["0" * 64]))
+    ),
     "delta": _figure,
     "delta_at_most": _figure,
     "delta_reached": _figure,
@@ -158,6 +163,8 @@ def wrong_types(body: dict[str, Any]) -> Iterator[str]:
     for name in sorted(body):
         if not checks[name](body[name]):
             yield f"{name} says {str(body[name])[:80]!r}, which no {name} is"
+    if isinstance(body["commitments"], dict) and len(body["commitments"].get("records", ())) > (body["records"] or 0):
+        yield "commitments.records has more commitments than there are records"
     if body["records"] is not None and isinstance(body["clients"], list) and len(body["clients"]) != 1:
         yield f"records are those of one client, but clients names {len(body['clients'])}"
 

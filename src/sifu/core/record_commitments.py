@@ -1,0 +1,63 @@
+"""Commitments to the identities of forgotten records: a person checks that a public certificate is about its record.
+
+    commitment = SHA-256(nonce || run, request, client and identity as canonical JSON)
+
+The nonce is random, 32 bytes, and handed to the person when the request is filed. The run keeps the commitment alone,
+so nothing in it tells which identities were named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sifu.core.ledger import NONCE_BYTES, canonical_json
+from sifu.errors import InputError
+
+HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", re.ASCII)
+
+
+def new_nonces(identities: Iterable[object]) -> dict[str, str]:
+    """Return a fresh nonce for each of the `identities`, by its text."""
+    return {str(identity): secrets.token_hex(NONCE_BYTES) for identity in identities}
+
+
+def is_commitment(value: object) -> bool:
+    """Return whether this can be a commitment: 64 hexadecimal digits."""
+    return isinstance(value, str) and HEX.fullmatch(value) is not None
+
+
+def record_commitment(run: str, request: str, client: str, identity: str, nonce: str) -> str:
+    """Return the commitment to one record's identity.
+
+    Args:
+        run: Id of the run.
+        request: Id of the request.
+        client: Name that the client first joined under.
+        identity: Value of the column `data.id`, or the row number as text.
+        nonce: 64 hexadecimal digits.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        InputError: If the nonce is not one.
+    """
+    if not HEX.fullmatch(nonce):
+        raise InputError(f"a nonce has {2 * NONCE_BYTES} hexadecimal digits (0-9, a-f), found {nonce[:80]!r}")
+    named = {"run": run, "request": request, "client": client, "identity": identity}
+    return hashlib.sha256(bytes.fromhex(nonce) + canonical_json(named)).hexdigest()
+
+
+def commitments_to(run: str, request: str, client: str, nonces: Mapping[str, str]) -> list[str]:
+    """Return the commitments to all identities of a request, sorted: their order tells nothing."""
+    return sorted(record_commitment(run, request, client, *named) for named in nonces.items())
+
+
+def names_record(body: Mapping[str, Any], identity: str, nonce: str) -> bool:
+    """Return whether a certificate is about the record with this identity."""
+    stated = body["commitments"].get("records", [])
+    return record_commitment(body["run"], body["request"], body["clients"][0], identity, nonce) in stated

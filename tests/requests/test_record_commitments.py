@@ -1,0 +1,107 @@
+"""Commitments to the identities of records: the person can check them, and nothing else opens them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import independent_verifier
+import sifu
+from forged_runs import rebuild_chain
+from run_tools import Command
+from sifu.core.record_commitments import record_commitment
+from sifu.errors import InputError
+from sifu.store.inbox import letters
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> sifu.Run:
+    rows = [
+        f"P{number:03},{'south' if number % 2 else 'north'},{number / 7:.3f},{number % 3 % 2}" for number in range(40)
+    ]
+    (tmp_path / "heart.csv").write_text("patient,hospital,marker,ill\n" + "\n".join(rows) + "\n")
+    data = {
+        "name": "table", "partition": "given", "file": str(tmp_path / "heart.csv"), "label": "ill", "classes": "0,1",
+        "client": "hospital", "id": "patient", "preprocessing": "fixed",
+    }  # fmt: skip
+    return sifu.train({"data": data, "model": {"kind": "ridge"}}, run=tmp_path / "run")
+
+
+def test_the_formula_is_that_of_the_documentation() -> None:
+    named = b'{"client":"south","identity":"P003","request":"r1","run":"ab"}'
+    expected = hashlib.sha256(bytes.fromhex("07" * 32) + named).hexdigest()
+    assert record_commitment("ab", "r1", "south", "P003", "07" * 32) == expected
+
+
+def test_the_person_checks_the_public_certificate(run: sifu.Run, cli: Command) -> None:
+    answer = cli("forget", run.folder, "--client", "south", "--records", "P003,P009", "--format", "json").json
+    nonces, request = answer["nonces"], answer["requests"][0]["request"]
+    assert set(nonces) == {"P003", "P009"}
+    file = run.folder / "certificates" / f"{request}.public.json"
+    assert all(nonce not in path.read_text("latin-1") for nonce in nonces.values()
+               for path in run.folder.rglob("*") if path.is_file())  # fmt: skip
+    for identity, nonce in nonces.items():
+        assert cli("certificate", "check-record", file, "--id", identity, "--nonce", nonce).code == 0
+    for identity, nonce in (("P005", nonces["P003"]), ("P003", nonces["P009"]), ("P003", "00" * 32)):
+        assert cli("certificate", "check-record", file, "--id", identity, "--nonce", nonce).code == 3
+    assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", "none").code == 2
+    body = json.loads(file.read_text())["body"]
+    assert len(body["commitments"]["records"]) == 2
+    assert "P003" not in file.read_text()
+    assert run.verify().problems == [] == independent_verifier.verify(run.folder)
+
+
+def test_control_a_forged_certificate_names_no_record(run: sifu.Run, cli: Command, tmp_path: Path) -> None:
+    nonces = sifu.new_nonces(["P003"])
+    run.forget(["south"], "r1", records=["P003"], nonces=nonces)
+    file = run.folder / "certificates" / "r1.public.json"
+    content = json.loads(file.read_text())
+    forged = record_commitment(content["body"]["run"], "r1", "south", "P005", nonces["P003"])
+    content["body"]["commitments"]["records"] = [forged]
+    (tmp_path / "forged.json").write_text(json.dumps(content))
+    checked = ("certificate", "check-record", tmp_path / "forged.json", "--id", "P005", "--nonce", nonces["P003"])
+    assert cli(*checked).code == 3
+
+
+def test_control_other_commitments_in_the_ledger_are_found(run: sifu.Run) -> None:
+    run.forget(["south"], "r1", records=["P003"], nonces=sifu.new_nonces(["P003"]))
+
+    def other_commitments(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request received":
+            content["commitments"] = ["0" * 64]
+
+    rebuild_chain(run.folder, other_commitments)
+    assert run.verify().problems
+    assert independent_verifier.verify(run.folder)
+
+
+def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:
+    nonces = sifu.new_nonces(["P003", "P009"])
+    with run.writer():  # another process writes
+        sifu.Run(run.folder).request(["south"], "r1", records=["P003", "P009"], nonces=nonces)
+    (letter,) = letters(run.folder)
+    assert letter.content is not None
+    assert not set(nonces.values()) & set(map(str, letter.content.values()))
+    run.forget()
+    assert run.committed("r1", nonces) == nonces
+    assert len(run.certificate("r1").body["commitments"]["records"]) == 2
+
+
+def test_filed_again_the_first_nonces_count(run: sifu.Run) -> None:
+    first, second = sifu.new_nonces(["P003"]), sifu.new_nonces(["P003"])
+    for nonces in (first, second):
+        run.request(["south"], "r1", records=["P003"], nonces=nonces)
+    assert (run.committed("r1", first), run.committed("r1", second)) == (first, {})
+    with pytest.raises(InputError, match="2 nonces were given for 1 records"):
+        run.request(["north"], records=["P002"], nonces=sifu.new_nonces(["P002", "P004"]))
+
+
+def test_approvers_see_identities_while_the_request_waits(run: sifu.Run) -> None:
+    run.request(["south"], "r1", records=["P009", "P003"])
+    assert run.record_identities("r1") == ("P003", "P009")
+    run.forget()
+    assert run.record_identities("r1") == ()
