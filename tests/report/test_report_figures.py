@@ -15,7 +15,7 @@ from sifu.report.accuracy_figure import fewer, rounds_message
 from sifu.report.collect import FIGURES
 from sifu.report.psi_figure import draw_history, history_message, mark_step
 from sifu.report.run_data import AccuracyTrace, Branch, ReportData, ReportedRequest
-from sifu.report.words import attacker_words, promise, strength, verdict
+from sifu.report.words import observers, promise, strength, verdict
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +180,17 @@ def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportDat
 
 def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     request = busy.requests[0]
-    assert "at most 70.2 %" in attacker_words(request)
-    assert "weak promise" in attacker_words(request)
+    later_only, kept_earlier = observers(request)
+    assert "at most 70.2 %" in later_only
+    assert "weak promise" in later_only
+    assert "not protected" in kept_earlier
     assert promise(replace(request, level="none")).startswith("Nothing is promised")
     assert promise(replace(request, level="conditional")).startswith("If all that is marked as assumed holds, to ")
     assert promise(replace(request, level="proven")).startswith("To ")
     of_records = replace(request, level="exact", method="scratch", certificate={"records": 1})
     assert "contributed nothing before this request" in promise(of_records)
     assert "without this record" in promise(replace(of_records, method="closed_form"))
-    assert attacker_words(replace(request, level="none")) == ""
+    assert observers(replace(request, certificate=None)) == ()
     assert "group as a whole" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
     nothing = replace(busy, requests=(replace(request, level="none"),))
     assert "certified" not in verdict(nothing)

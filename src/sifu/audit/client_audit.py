@@ -17,7 +17,8 @@ import numpy as np
 
 from sifu.api.exported_models import description_path, read_description
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.wording import attacker_words, exact_words
+from sifu.core.observers import observers_in
+from sifu.core.wording import exact_words
 from sifu.data.npz import read_arrays
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.models import Samples, Scorer
@@ -100,7 +101,7 @@ def audit_client(
     # A text would hold every part of it as a name.
     if not isinstance(named, list) or client not in named:
         problems.append(f"certificate: it does not name {client!r}, it names {str(named)[:200]}")
-    statements.append(_promise(body) if checked.holds else "The certificate does not hold: it promises nothing.")
+    statements += _promise(body) if checked.holds else ["The certificate does not hold: it promises nothing."]
     if body.get("form") == "auditor":
         statements.append(
             "This is the auditor's copy: it holds figures that depend on the clients' data and is not meant for you."
@@ -163,14 +164,15 @@ def _figures(body: dict[str, Any], certificate: Path) -> dict[str, Any]:
     return texts | figures
 
 
-def _promise(body: dict[str, Any]) -> str:
-    rate = body.get("attacker_true_positive_rate_at_1_percent")
-    if body["level"] == "none" or not isinstance(rate, float):
-        return "The certificate promises nothing (level none)."
-    words = attacker_words(body["level"], rate, body["scope"])
-    if body["level"] == "exact":
-        return f"The certificate says: {exact_words('you', body['method'], body.get('records'))}. {words}"
-    return f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}). {words}"
+def _promise(body: dict[str, Any]) -> list[str]:
+    """Return what a certificate that holds promises, and what it means for each of the two observers."""
+    if body["level"] == "none":
+        promise = "The certificate promises nothing (level none)."
+    elif body["level"] == "exact":
+        promise = f"The certificate says: {exact_words('you', body['method'], body['records'])}."
+    else:
+        promise = f"The certificate promises ({body['epsilon']:g}, {body['delta']:g})."
+    return [promise, *observers_in(body).sentences]
 
 
 def _read(path: str | Path) -> dict[str, np.ndarray]:

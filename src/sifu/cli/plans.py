@@ -18,7 +18,7 @@ from sifu.cli.output import Answer, level_text, names_text, number, out, percent
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count
-from sifu.core.wording import attacker_words, forgotten_words
+from sifu.core.wording import forgotten_words
 from sifu.errors import InputError
 from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import Plan, Way
@@ -52,7 +52,10 @@ def print_ways(plan: Plan, everything: bool) -> None:
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
-    out.print("attacker: how often an attacker with a 1 % false-alarm rate is right; guessing gives 1 %", style="dim")
+    out.print(
+        "attacker: sees later releases only; detection rate at 1 % false alarms, guessing gives 1 %",
+        style="dim",
+    )
     refused_ways = [way.method for way in plan.ways if way.refused]
     if everything:
         _print_more(plan, allowed)
@@ -122,6 +125,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "node": plan.source_node,
         "rounds_so_far": plan.tip_rounds,
         "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
+        "observers": asdict(plan.observers),
         "charges": [
             {"psi": finite_or_text(charge.psi), "charge": charge.charge}
             | {name: getattr(charge.subject, name) for name in ("subject", "clients", "budget", "used")}
@@ -382,9 +386,8 @@ def print_plan(plan: Plan, everything: bool) -> None:
         later = "with all later releases" if terms.scope == "all" else "in any one later release"
         reached = f"{number(plan.delta_reached, 5)} by this release"
         facts.add_row("delta", f"{reached}; at most {number(plan.delta_at_most, 5)} {later}")
-    rate = attacker_rate(plan.level, plan.multiplier)
-    meaning = "nothing is guaranteed" if rate is None else attacker_words(plan.level, rate, terms.scope)
-    facts.add_row("what it means", meaning)
+    facts.add_row("later releases only", plan.observers.later_only)
+    facts.add_row("earlier ones kept", plan.observers.kept_earlier)
     if terms.retention == "strict":
         facts.add_row("erased", "every model until now that holds their part, also from before that round")
     out.print(facts)

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
-from sifu.core.wording import attacker_words
+from sifu.core.observers import observers_of
 from sifu.report.words import LEVEL_WORDS, moment, number, templates
 from sifu.version import __version__
 
@@ -21,7 +21,7 @@ from sifu.version import __version__
 def _environment() -> Environment:
     environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
-    environment.filters.update(names=_names, attacker=attacker_words, charts=charts, expected=expected_words)
+    environment.filters.update(names=_names, observers=observers_of, charts=charts, expected=expected_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sifu.choices import Level, Retention, Scope, Unit
 from sifu.core.method_info import CLOSED_FORM, Protection, method_info
+from sifu.core.observers import Observers, observers_in
 from sifu.core.premises import Premise
 
 TRAINING_DATA = "on the active clients' training data"
@@ -62,20 +63,6 @@ class HeldOutFigures:
         """What there is besides the accuracy."""
         named = (("AUC", self.auc), ("F1", self.f1), ("calibration error", self.calibration_error))
         return ", ".join(f"{name} {value:.3f}" for name, value in named if value is not None)
-
-
-SEEN = {"all": "the models released since", "latest": "the latest model alone"}
-"""What an attacker may look at for the figure to hold."""
-EXACT_LIMIT = "what the plan itself tells, such as the model gone on from and how long training took, is not covered"
-
-
-def percent(rate: float) -> str:
-    """An attacker's rate as certificates state it, in per cent: one figure for one risk, everywhere.
-
-    >>> percent(0.702), percent(0.01), percent(0.0375)
-    ('70.2 %', '1 %', '3.75 %')
-    """
-    return f"{100.0 * rate:.4g} %"
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:
@@ -161,26 +148,13 @@ def psi_words(status: str) -> str:
     }.get(status, bounds)
 
 
-def attacker_words(level: str, rate: float | None, scope: str) -> str:
-    """What an attacker can do at most, in one sentence.
-
-    >>> attacker_words("proven", 0.702, "latest")[:87]
-    'An attacker with a 1 % false-alarm rate detects at most 70.2 % of forgotten clients fro'
-    """
-    if rate is None or level == "none":
-        return "Nothing bounds what an attacker can tell."
-    if level == "exact":
-        return f"An attacker who looks at {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
-    attacker = "If the assumptions hold, an attacker" if level == "conditional" else "An attacker"
-    detects = f"detects at most {percent(rate)} of forgotten clients from {SEEN[scope]}"
-    return f"{attacker} with a 1 % false-alarm rate {detects}."
-
-
-WORDING = 3
-"""Raise it with every change to a sentence of this file or of `premise_sentences.py`, or to the premises of a claim.
+WORDING = 4
+"""Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises
+of a claim.
 
 A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts everyone who has
-left so far, certifies the initial model as a fresh one, and knows how held-out rows were drawn."""
+left so far, certifies the initial model as a fresh one, and knows how held-out rows were drawn. Version 4 distinguishes
+two observers; its rules are those of version 3."""
 RULES_COUNT_ALL = 3
 """The first version by whose rules a claim counts everyone who has left so far."""
 
@@ -209,7 +183,8 @@ NOT_COVERED = (
     "on from, how long it took, and by its level and premises whether an automatic rate that was not found anew was "
     "set by the client. "
     "When to stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
-    "Models seen before this request was carried out are not covered.",
+    "Models released before this request was carried out are not covered, nor is what comparing one of them with a "
+    "later one reveals.",
     "The other participants and the operator, who hold more than the released models, are not covered.",
     "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
     "The same data brought in again, by another client or under another name, is not recognised: nothing of the "
@@ -236,8 +211,8 @@ CLOSED_FORM_GUARANTEE = (
 )
 
 CLOSED_FORM_NOT_COVERED = (
-    "The difference between releases before and after this request reveals something about the client; only those "
-    "from now on are covered.",
+    "Whoever kept a release from before this request can compare it with a later one: the difference of two linear "
+    "heads can reconstruct a deleted record and identify a deleted client.",
     "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
     "them, still holds them.",
 )
@@ -358,6 +333,7 @@ class CertificateWords:
     """A certificate in sentences, by today's wording."""
 
     guarantee: str
+    observers: Observers
     not_covered: list[str]
     erased: str
     remains: str
@@ -381,6 +357,7 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
     )
     return CertificateWords(
         guarantee_of(level, body["protection"], scope, solved=solved, records=records),
+        observers_in(body),
         not_covered_by(body["unit"], len(body["clients"]), scope, level, solved=solved, records=records),
         erased,
         remains,

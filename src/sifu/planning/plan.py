@@ -29,7 +29,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sifu.choices import LEVELS, Level, Unit
-from sifu.core.method_info import Protection, delta_of_budget, delta_of_charges, find_method_info, method_info
+from sifu.core.method_info import (
+    Protection,
+    attacker_rate,
+    delta_of_budget,
+    delta_of_charges,
+    find_method_info,
+    method_info,
+)
+from sifu.core.observers import Observers, observers_of
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.planning.forecast import WORTH_IT, BudgetLine, Forecast, Outlook
@@ -285,6 +293,11 @@ class Plan:
         """The delta at the request's epsilon that this release would reach on its own."""
         own = [charge.charge for charge in self.charges if charge.subject.order == self.order]
         return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)
+
+    @property
+    def observers(self) -> Observers:
+        """What the plan means for an observer of later releases, and for one who kept earlier ones."""
+        return observers_of(self.level, attacker_rate(self.level, self.multiplier), self.terms.scope)
 
 
 LARGEST_NOISE_TO_SIGNAL = 0.5

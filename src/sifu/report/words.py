@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sifu.core import wording
-from sifu.core.wording import EXACT_LIMIT, exact_words
+from sifu.core.observers import EXACT_LIMIT, observers_in
+from sifu.core.wording import exact_words
 from sifu.plots.style import counted
 from sifu.report.accuracy_figure import fewer
 from sifu.report.run_data import ReportData, ReportedRequest
@@ -126,16 +126,15 @@ def promise(request: ReportedRequest) -> str:
     )
 
 
-def attacker_words(request: ReportedRequest) -> str:
-    """What a budget lets an attacker do."""
-    rate = (request.certificate or {}).get("attacker_true_positive_rate_at_1_percent")
-    if request.level is None or request.level == "none" or rate is None:
-        return ""
-    words = wording.attacker_words(request.level, rate, request.terms.scope)
-    if request.level == "exact":
-        return words
-    promise = f"This is a {strength(rate)} promise."
-    return f"{words} (Guessing blindly: 1 %. No protection: up to 100 %.) {promise}"
+def observers(request: ReportedRequest) -> tuple[str, ...]:
+    """Return what each of the two observers can learn; nothing for a request without a certificate."""
+    if request.certificate is None:
+        return ()
+    later_only, kept_earlier = observers_in(request.certificate).sentences
+    rate = request.certificate["attacker_true_positive_rate_at_1_percent"]
+    if rate is not None and request.level in ("proven", "conditional"):
+        later_only += f" (Guessing blindly: 1 %. No protection: up to 100 %.) This is a {strength(rate)} promise."
+    return later_only, kept_earlier
 
 
 def status_words(request: ReportedRequest) -> str:

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from sifu.choices import Decision
 from sifu.core import wording
 from sifu.core.method_info import CLOSED_FORM
+from sifu.core.observers import observers_in
 from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
 from sifu.requests.approvals import deadline_of, is_overdue
@@ -253,9 +254,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
         lines.append(
             f"Nothing is guaranteed ({body['method']}): it is unknown how much of {whose} data is still in the model."
         )
-    else:
-        lines.append(wording.attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
-    return lines
+    return [*lines, *observers_in(body).sentences]
 
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:

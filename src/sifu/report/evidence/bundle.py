@@ -20,7 +20,6 @@ from sifu.api.safekeeping import attest
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import terms_words
 from sifu.core.wording import (
-    attacker_words,
     exact_words,
     forgotten_words,
     what_was_done,
@@ -62,11 +61,9 @@ def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
 def _promise(body: Mapping[str, Any]) -> str:
     if body["level"] == "none":
         return "Nothing is guaranteed: it is unknown how much of the data is still in the model."
-    words = attacker_words(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"])
-    if body["level"] == "exact":
-        whom = whom_words(len(body["clients"]), None)
-        return f"{exact_words(whom, body['method'], body['records'])}. {words}"
-    return words
+    if body["level"] != "exact":
+        return ""
+    return f"{exact_words(whom_words(len(body['clients']), None), body['method'], body['records'])}."
 
 
 def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:

@@ -1,0 +1,105 @@
+"""Two observers of a run: one sees only the releases from a request on, the other also kept earlier ones.
+
+A certificate covers the first. The second can compare a release from before the request with one from after it, and
+whatever was deleted is in the difference. Plans, certificates, reports, the evidence, audits and the console print the
+two statements of this file and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOT_PROTECTED = "not protected"
+"""The answer for an observer against whom nothing is proven."""
+SEEN = {"all": "the models released from this request on", "latest": "the latest released model"}
+"""The models that the first observer sees, by the scope of the request."""
+EXACT_LIMIT = "what the plan itself reveals (which model training resumed from, how long it took) is not covered"
+KEPT_EARLIER = "An observer who also kept an earlier release"
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """A guarantee against an observer of all releases, those from before the request included."""
+
+    epsilon: float
+    delta: float
+
+    @property
+    def words(self) -> str:
+        """
+        >>> BeforeAfter(1.0, 1e-05).words
+        '(epsilon, delta) = (1, 1e-05)'
+        """
+        return f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g})"
+
+
+@dataclass(frozen=True)
+class Observers:
+    """The answer for each of the two observers, one sentence each.
+
+    Attributes:
+        later_only: The statement about an observer who sees only the releases from this request on.
+        kept_earlier: The statement about an observer who kept earlier releases too.
+        before_after: The guarantee against the second observer; None means not protected.
+    """
+
+    later_only: str
+    kept_earlier: str
+    before_after: BeforeAfter | None = None
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """Both statements, the covered observer first."""
+        return self.later_only, self.kept_earlier
+
+
+def observers_of(level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None) -> Observers:
+    """Return what a request at this level means for each observer.
+
+    Args:
+        level: The level of the plan or certificate.
+        rate: The bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
+        scope: The releases that the bound covers, "all" or "latest".
+        before_after: The guarantee against an observer who kept earlier releases, if there is one.
+
+    >>> observers_of("exact", 0.01, "all").kept_earlier
+    'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
+    """
+    if before_after is None:
+        kept = f"{KEPT_EARLIER}: {NOT_PROTECTED}. Comparing the two can reveal the deleted data."
+    else:
+        kept = f"{KEPT_EARLIER}: {before_after.words} over all releases."
+    return Observers(_later_only(level, rate, scope), kept, before_after)
+
+
+def observers_in(body: Mapping[str, Any]) -> Observers:
+    """Return what a certificate of either form means for each observer."""
+    stated = body.get("before_after")
+    guarantee = None if stated is None else BeforeAfter(float(stated["epsilon"]), float(stated["delta"]))
+    return observers_of(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"], guarantee)
+
+
+def percent(rate: float) -> str:
+    """Return an attacker's rate in per cent, as every page states it.
+
+    >>> percent(0.702), percent(0.01), percent(0.0375)
+    ('70.2 %', '1 %', '3.75 %')
+    """
+    return f"{100.0 * rate:.4g} %"
+
+
+def _later_only(level: str, rate: float | None, scope: str) -> str:
+    """Return the statement about an observer who sees nothing from before the request.
+
+    >>> _later_only("proven", 0.702, "latest")[:81]
+    'An observer who sees only the latest released model, with a 1 % false-alarm rate,'
+    """
+    if rate is None or level == "none":
+        return f"An observer who sees only {SEEN['all']}: {NOT_PROTECTED}. Nothing bounds what it can tell."
+    if level == "exact":
+        return f"An observer who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
+    observer = "If the assumptions hold, an observer" if level == "conditional" else "An observer"
+    detects = f"detects at most {percent(rate)} of forgotten clients"
+    return f"{observer} who sees only {SEEN[scope]}, with a 1 % false-alarm rate, {detects}."
