@@ -2,6 +2,7 @@
 
     python benchmarks/random_audits.py --requests 1000 --jobs 4 --log FILE.jsonl [--result FILE.json]
     python benchmarks/random_audits.py --requests 5000 --small    the same with little training: an hour of one core
+    python benchmarks/random_audits.py --releases 1000        every release against a fresh run of exactly its clients
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
@@ -16,6 +17,7 @@ full number of replays.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from broken_promises import CONTROLS, Control
 from claims_against_truth import Findings, audit_journey
 from journey_log import EVERY_FAMILY, Log, make_journeys
 from random_runs import random_run
+from release_journeys import release_journey
 from sifu.audit import AuditOptions, AuditReport, audit_run, run_controls
 from sifu.audit.controls import Control as AuditControl
 
@@ -72,6 +75,24 @@ def control_is_caught(control: Control, seed: int, most_runs: int = 60) -> bool:
             return True
     print(f"NOT CAUGHT in {findings.requests} requests: {control.what}", flush=True)
     return False
+
+
+def compare_releases(wanted: int, seed: int) -> bool:
+    """Take runs through requests, decisions, joins and restorations until `wanted` requests were filed."""
+    requests = releases = differences = 0
+    for number in itertools.count(seed):
+        if requests >= wanted:
+            break
+        with tempfile.TemporaryDirectory(prefix="sifu-releases-") as folder:
+            try:
+                journey = release_journey(number, Path(folder))
+            except AssertionError as error:
+                differences += 1
+                print(f"journey {number}: {error}", flush=True)
+                continue
+        requests, releases = requests + journey.filed, releases + journey.compared
+        print(f"{requests} requests, {releases} releases, {differences} differences", flush=True)
+    return differences == 0
 
 
 # -- the product's audit -----------------------------------------------------------------------------------------
@@ -145,6 +166,7 @@ def main() -> int:
     """Do what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=0, help="how many requests to hold against the truth")
+    parser.add_argument("--releases", type=int, default=0, help="how many requests to file in journeys of releases")
     parser.add_argument("--seed", type=int, default=0, help="of the first journey")
     parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(EVERY_FAMILY)], default=EVERY_FAMILY)
     parser.add_argument("--small", action="store_true", help="two or three rounds a run, and no timestamps")
@@ -155,8 +177,8 @@ def main() -> int:
     parser.add_argument("--control", choices=["all", *CONTROLS], help="a cheat that must be caught")
     parser.add_argument("--audits", type=int, default=0, help="how many random runs to put to sifu audit")
     options = parser.parse_args()
-    if not (options.requests or options.control or options.audits):
-        parser.error("say what to do: --requests, --control or --audits")
+    if not (options.requests or options.releases or options.control or options.audits):
+        parser.error("say what to do: --requests, --releases, --control or --audits")
     good = True
     if options.control:
         chosen = CONTROLS.values() if options.control == "all" else [CONTROLS[options.control]]
@@ -170,6 +192,8 @@ def main() -> int:
         if options.result:
             options.result.write_text(json.dumps(log.summary(), indent=1) + "\n", encoding="utf-8")
         good &= not log.findings.violations
+    if options.releases:
+        good &= compare_releases(options.releases, options.seed)
     if options.audits:
         good &= audit_runs(options.audits)
     return 0 if good else 3

@@ -10,12 +10,13 @@ import pytest
 
 import independent_verifier
 import sifu
+from release_journeys import release_journey
 from run_tools import Command, spec_for
 from sifu.data import ClientData
 from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import RunView
 
-METHODS = ("closed_form", "scratch", "sifu", "groups", "fed_eraser")
+METHODS = ("closed_form", "scratch", "sifu", "groups")
 
 
 def table_clients(count: int = 6) -> list[ClientData]:
@@ -39,7 +40,6 @@ def spec_of(method: str, approval: str = "none", **keep: Any) -> dict[str, Any]:
         "local": {"rate": 0.05, "steps": 2},
         "stop": {"max_rounds": 4, "target": 0.0},
         "privacy": {"noise": "seeded"},
-        "keep": {"updates_every": 1},
     }
     return spec | {"groups": {"count": 2, "rounds": 2, "rebuild": "never"}} if method == "groups" else spec
 
@@ -184,7 +184,7 @@ def test_release_leaves_out_approved_clients_and_brings_newcomers_in(tmp_path: P
 
 def test_records_that_cannot_be_executed_hold_up_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, twin = (started(tmp_path / name, "sifu") for name in ("run", "twin"))
-    run.request(["c2"], "never", records=[1], method="fine_tuning", level="exact")
+    run.request(["c2"], "never", records=[1], method="go_on", level="exact")
     for either in (run, twin):
         execute(either, "c4", "sifu")
     assert "never keeps waiting, and its client stays in" in caplog.text
@@ -223,3 +223,19 @@ def test_the_command_says_what_it_did(tmp_path: Path, cli: Command) -> None:
     run.forget(names[1:])
     run.decide(pending, "withdrawn")
     assert f"again with {names[0]}" in cli("release", tmp_path / "run").out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_releases_of_random_journeys_are_those_of_fresh_runs(tmp_path: Path, seed: int) -> None:
+    journey = release_journey(seed, tmp_path)
+    assert journey.compared > 0
+    assert independent_verifier.verify(journey.folder) == []
+
+
+def test_control_a_request_that_leaves_out_too_much_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def everyone_asking(view: RunView) -> set[int]:
+        return {view.index_of[name] for row in view.requests if row.waits for name in row.clients}
+
+    monkeypatch.setattr(RunView, "left_out", property(everyone_asking))
+    with pytest.raises(AssertionError, match=r"the release is not that of|left out clients"):
+        release_journey(0, tmp_path)
