@@ -17,7 +17,6 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import MethodInfo
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start, plan_from
-from sifu.methods.registry import register
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 
@@ -44,7 +43,7 @@ class Halfway(Method):
         return Start(((first + current) / 2.0).astype(current.dtype))
 
 
-register(Halfway)  # in the package: a description in method_info.py and a line in registry.py
+sifu.register(Halfway)  # an installed package has an entry point instead
 
 
 def main(folder: Path) -> sifu.Run:

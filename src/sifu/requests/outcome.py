@@ -22,8 +22,8 @@ from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 class Cost:
     """What a request took.
 
-    `rounds` it took, `starting_rounds` of them to make the model that retraining started from (FedEraser's
-    calibration); `local_steps` of gradient descent in them, over all participants; `bytes_sent`: the model to every
+    `rounds` it took, `starting_rounds` of them to make the model that retraining started from (by methods that ask
+    clients for it); `local_steps` of gradient descent in them, over all participants; `bytes_sent`: the model to every
     participant of every round and its update back; `bytes_kept`: what lay on disk afterwards, beyond the current
     model, for the method to answer the next request.
     """
@@ -118,10 +118,10 @@ class Outcome:
     """The outcome of one request. `records` counts those of its one client, None where clients were forgotten whole.
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
-    it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
+    it took (those that made the starting model included), `scratch_rounds` those of training from scratch where it was
     compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
     no target). `delta_reached` is what this release spent, `delta_at_most` what the budget gives once it is used up.
-    `cost` is what the request took, `training_noise` what noise in training promises (method dp). `held_out` are the
+    `cost` is what the request took, `training_noise` what noise in training promises. `held_out` are the
     figures of the released model on the held-out rows of those who stay, as long as it is the current one. Figures that
     a purge erased are not numbers (nan), and `rollback_to` is None.
     """
