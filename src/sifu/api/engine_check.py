@@ -248,7 +248,7 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
         raise InputError(
             f"{reader.folder} was made with samples that it can tell from others, and this engine does not show "
             f"those of its clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., "
-            "or give the engine an attribute sample_digests (sifu.data.dataset)"
+            "or let the engine inherit sifu.core.engine.ShowsSamples"
         )
 
 

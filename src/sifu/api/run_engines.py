@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sifu.api.engine_check import ModelGiven, check_continues, check_remainder
-from sifu.core.engine import Engine, LacksData
+from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import sample_digest
@@ -255,8 +255,8 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
 
 
 def shown_digests(engine: Engine) -> Digests:
-    """The digests of its clients' samples that an engine shows: ours do, others may have an attribute of this name."""
-    digests = getattr(engine, "sample_digests", None)
+    """Return the digests of its clients' samples that an engine shows."""
+    digests = engine.sample_digests if isinstance(engine, ShowsSamples) else None
     if digests is not None and len(digests) != len(engine.clients):
         raise InputError(f"the engine has {len(engine.clients)} clients and digests of the samples of {len(digests)}")
     return None if digests is None else tuple(digests)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -143,13 +144,12 @@ class MaskedSum:
     sent: int
 
 
-@runtime_checkable
-class MaskedStatisticsEngine(Protocol):
-    """A `StatisticsEngine` that never sees one client's statistics."""
+class MaskedStatisticsEngine(ABC):
+    """Capability of a `StatisticsEngine` that never sees one client's statistics."""
 
+    @abstractmethod
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """The sum over those of `clients` that answer; a sum in which anybody's part is missing is never returned."""
-        ...
+        """Return the sum over those of `clients` that answer; never a sum in which a part is missing."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +161,15 @@ class Trunk:
     vector: Vector
 
 
-@runtime_checkable
-class TunedEngine(Protocol):
-    """A `StatisticsEngine` whose features go through networks that groups tune (docs/theory.md, section 15.5)."""
+class TunedEngine(ABC):
+    """Capability of a `StatisticsEngine` whose features go through networks that groups tune.
 
-    @property
-    def tuning(self) -> Engine:
-        """Runs the rounds in which groups tune the network apart."""
-        ...
+    See docs/theory.md, section 15.5.
+    """
 
+    tuning: Engine
+    """Runs the rounds in which groups tune the network separately."""
+
+    @abstractmethod
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """Compute features through these networks from now on; those of groups that are not among them are zero."""
-        ...
+        """Compute features through these networks from now on; the features of all other groups are zero."""

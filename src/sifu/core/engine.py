@@ -7,9 +7,10 @@ them is too small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,10 +134,7 @@ class Evaluation:
 class Engine(Protocol):
     """Runs rounds and evaluates models. Models are flat vectors of `layout`.
 
-    An engine may bring more, which is used where it is there: `evaluate_several(models, clients)` where a message costs
-    more than a model, `run_group_rounds(models, position, groups)` where every round has a fixed cost, `run_rounds` and
-    `stream_group_rounds` where it runs ahead (arguments and results are those of `sifu.core.round_stream`), and
-    `loses(position, active, participants)`, whether no one took part in a round although clients were asked.
+    An engine that can do more inherits the capabilities it has (`sifu.core.capabilities`).
     """
 
     @property
@@ -178,11 +176,79 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
-class LacksData(Protocol):
-    """An engine that may not have the data of everyone it counts: it knows who is `absent`."""
+class LacksData:
+    """Capability of an engine that may lack the data of some of its clients."""
 
-    absent: frozenset[int]
+    absent: frozenset[int] = frozenset()
+    """Clients whose data are missing: stand-ins, which are never trained on and never evaluated."""
+
+
+class EvaluatesSeveral(ABC):
+    """Capability of an engine for which a message costs more than a model."""
+
+    @abstractmethod
+    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
+        """Evaluate each of `models` on the data of `clients`."""
+
+
+class MayNotEvaluate(ABC):
+    """Capability of an engine whose clients may not evaluate models."""
+
+    @property
+    @abstractmethod
+    def evaluates(self) -> bool:
+        """Whether clients evaluate models at all."""
+
+
+class RunsGroupRounds(ABC):
+    """Capability of an engine whose rounds have a fixed cost, shared by groups that train at the same time."""
+
+    @abstractmethod
+    def run_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
+    ) -> list[RoundResult]:
+        """Run one round of each group from its own model."""
+
+
+class LosesRounds(ABC):
+    """Capability of an engine whose clients may all fail to answer."""
+
+    @abstractmethod
+    def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
+        """Return whether a round was lost: nobody took part although enough clients were asked."""
+
+
+class LeavesOut(ABC):
+    """Capability of an engine that contacts other machines, and must be told whom not to contact any more."""
+
+    @abstractmethod
+    def leave_out(self, clients: Iterable[int]) -> None:
+        """Ask nothing of these clients from now on, whatever a round says."""
+
+
+class NotesIncidents(ABC):
+    """Capability of an engine that notes what did not happen as asked."""
+
+    @abstractmethod
+    def take_incidents(self) -> list[Incident]:
+        """Return the incidents since the last call."""
+
+
+class ShowsSamples(ABC):
+    """Capability of an engine that shows digests of its clients' samples, so that a run can recognise them."""
+
+    @property
+    @abstractmethod
+    def sample_digests(self) -> tuple[str, ...]:
+        """One digest per client (`sifu.data.dataset.sample_digest`)."""
+
+
+class ChecksModule(ABC):
+    """Capability of an engine that trains a user's module."""
+
+    @abstractmethod
+    def check_module(self) -> None:
+        """Refuse a module whose local trainings give different results when they are repeated."""
 
 
 def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> Evaluation:
@@ -198,8 +264,9 @@ def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndic
 
     A client that does not answer has no samples.
     """
-    several: Callable[..., list[Evaluation]] | None = getattr(engine, "evaluate_several", None)
-    return several(models, clients) if several else [engine.evaluate(model, clients) for model in models]
+    if isinstance(engine, EvaluatesSeveral):
+        return engine.evaluate_several(models, clients)
+    return [engine.evaluate(model, clients) for model in models]
 
 
 def run_group_rounds(
@@ -209,7 +276,6 @@ def run_group_rounds(
 
     No client is in two groups and draws are keyed by client, so together they are one round of the federation.
     """
-    together: Callable[..., list[RoundResult]] | None = getattr(engine, "run_group_rounds", None)
-    if together:
-        return together(models, position, groups)
+    if isinstance(engine, RunsGroupRounds):
+        return engine.run_group_rounds(models, position, groups)
     return [engine.run_round(model, position, members) for model, members in zip(models, groups, strict=True)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Engine, Evaluation, Position, Rejection, RoundResult, run_group_rounds
+from sifu.core.engine import Engine, Evaluation, LosesRounds, Position, Rejection, RoundResult, run_group_rounds
 from sifu.core.layout import Vector
 from sifu.core.round import RoundSetup, draw
 from sifu.core.spec import StopSpec
@@ -109,10 +110,29 @@ class StreamedRound:
     lost: bool = False
 
 
+class RunsAhead(ABC):
+    """Capability of an engine that runs rounds ahead of those who take them."""
+
+    @abstractmethod
+    def run_rounds(
+        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
+    ) -> Iterator[StreamedRound]:
+        """Yield rounds from `model` until `wanted.stop.max_rounds`."""
+
+
+class StreamsGroupRounds(ABC):
+    """Capability of an engine that runs the rounds of groups ahead."""
+
+    @abstractmethod
+    def stream_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
+    ) -> Iterator[list[StreamedRound]]:
+        """Yield one round of every group at a time, each from its own model."""
+
+
 def is_lost(engine: Engine, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
     """Whether a round was lost: no one took part although clients were asked; of most engines no round is."""
-    loses: Callable[..., bool] | None = getattr(engine, "loses", None)
-    return loses is not None and loses(position, active, participants)
+    return isinstance(engine, LosesRounds) and engine.loses(position, active, participants)
 
 
 def stop_without(stop: StopSpec, lost: int) -> StopSpec:
@@ -127,9 +147,8 @@ def stream_rounds(
 
     They bring an evaluation exactly where `is_evaluated` says so.
     """
-    ahead: Callable[..., Iterator[StreamedRound]] | None = getattr(engine, "run_rounds", None)
-    if ahead:
-        return ahead(model, position, active, wanted)
+    if isinstance(engine, RunsAhead):
+        return engine.run_rounds(model, position, active, wanted)
     return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
 
 
@@ -145,9 +164,8 @@ def stream_group_rounds(
     No client is in two groups and draws are keyed by client, so together they are rounds of the federation. An engine
     that does not run ahead runs them as `run_group_rounds` does.
     """
-    ahead: Callable[..., Iterator[list[StreamedRound]]] | None = getattr(engine, "stream_group_rounds", None)
-    if ahead:
-        yield from ahead(models, position, groups, wanted)
+    if isinstance(engine, StreamsGroupRounds):
+        yield from engine.stream_group_rounds(models, position, groups, wanted)
         return
     for start in range(position.round, wanted.stop.max_rounds):
         results = run_group_rounds(engine, models, Position(position.branch, start), groups)

@@ -6,7 +6,7 @@ A client that gives no answer was absent from the round. Every reply is checked 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.closed_form_engine import Trunk
-from sifu.core.engine import Evaluation, Incident, Position, Rejection, RoundResult
+from sifu.core.engine import (
+    Evaluation,
+    Incident,
+    LeavesOut,
+    LosesRounds,
+    MayNotEvaluate,
+    NotesIncidents,
+    Position,
+    Rejection,
+    RoundResult,
+    RunsGroupRounds,
+)
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies
@@ -88,7 +99,7 @@ class Blueprint:
     head: HeadPlan | None = None
 
 
-class RemoteFederation(ABC):
+class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRounds, LosesRounds):
     """An `Engine` of clients elsewhere, but for the messages: these are up to the engines made of it."""
 
     least = 0

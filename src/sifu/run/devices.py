@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from sifu.choices import Device, Precision
-from sifu.core.engine import Engine, Position
+from sifu.core.capabilities import check_capabilities
+from sifu.core.engine import ChecksModule, Engine, Position
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError
@@ -141,17 +142,18 @@ def facts_of(engine: Engine) -> TrainingFacts:
 
 def check_module(engine: Engine) -> None:
     """Refuse a user's module that carries something from client to client, before a run is made of it."""
-    check = getattr(engine, "check_module", None)
-    if engine_kind(engine) != UNKNOWN and check is not None:
-        check()
+    if isinstance(engine, ChecksModule) and engine_kind(engine) != UNKNOWN:
+        engine.check_module()
 
 
 def check_repeats(engine: Engine) -> None:
     """Refuse an engine that is not sifu's own and gives another result when a round is repeated.
 
     It would keep something from round to round, a server's momentum for example, and what it keeps of a client would
-    stay when the client is forgotten. Rounds with noise of the operating system cannot be compared.
+    stay when the client is forgotten. Rounds with noise of the operating system cannot be compared. Optional methods
+    that it does not declare are refused, too.
     """
+    check_capabilities(engine)
     if engine_kind(engine) != UNKNOWN or engine.facts.noise > 0.0:
         return
     start, everyone = engine.initial_model(0), np.arange(len(engine.clients), dtype=np.int64)

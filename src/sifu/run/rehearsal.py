@@ -23,7 +23,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from sifu.core.engine import Engine, Evaluation, Position, evaluate_each
+from sifu.core.engine import Engine, Evaluation, MayNotEvaluate, Position, evaluate_each
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
 from sifu.errors import NoClientResponseError, RoundRejectedError
@@ -46,7 +46,7 @@ def rehearse(
     engine: Engine, model: Vector, distance: float, node: int, active: ClientIndices, seed: int, position: Position
 ) -> list[EvaluationRow]:
     """Evaluations of noised copies of `model`, which has gone `distance` from the initial one and is at `position`."""
-    if distance <= 0.0 or active.size == 0 or not getattr(engine, "evaluates", True):
+    if distance <= 0.0 or active.size == 0 or (isinstance(engine, MayNotEvaluate) and not engine.evaluates):
         return []
     sizes = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
     healed_size = HEALED_RATIO * distance / math.sqrt(model.size)

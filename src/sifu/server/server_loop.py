@@ -25,7 +25,7 @@ from typing import Any
 from sifu.api.run import Run
 from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, LeavesOut, NotesIncidents
 from sifu.core.spec import Spec
 from sifu.engines.outside import OutsideFederation, Task
 from sifu.engines.own_models import own_training
@@ -108,11 +108,11 @@ def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
 
 def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter], None] | None) -> None:
     """Tell an engine that speaks to other machines whom it must not speak to any more."""
-    leave_out = getattr(engine, "leave_out", None)
-    if leave_out is not None:
+    if isinstance(engine, LeavesOut):
         view = RunView(writer)
         blocked = {entry.name for entry in recorded_clients(writer) if entry.status == "blocked"}
-        leave_out(view.forgotten | view.left_out | {view.index_of[name] for name in blocked if name in view.index_of})
+        gone = {view.index_of[name] for name in blocked if name in view.index_of}
+        engine.leave_out(view.forgotten | view.left_out | gone)
     if after_mail:
         after_mail(writer)
 
@@ -130,8 +130,7 @@ def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | N
 
 def _record_incidents(writer: RunWriter, engine: Engine) -> None:
     """Record what has gone wrong in rounds since the last time, where the engine knows."""
-    take_incidents = getattr(engine, "take_incidents", None)
-    incidents = take_incidents() if take_incidents else []
+    incidents = engine.take_incidents() if isinstance(engine, NotesIncidents) else []
     if incidents:
         for incident in incidents:
             log.warning("round %d.%d %s: %s", incident.branch, incident.round, incident.client, incident.what)

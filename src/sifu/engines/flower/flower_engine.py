@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
+from sifu.core.engine import EvaluatesSeveral, Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, vector_refusal
 from sifu.core.round import Average, RoundSetup, listed, run_round
-from sifu.core.round_stream import RoundsWanted, StreamedRound, rounds_one_by_one
+from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import (
     ATTEMPTS,
@@ -77,7 +77,7 @@ MOST_AT_ONCE = 1 << 24
 """Parameters of all models in one message together; larger models travel one by one."""
 
 
-class FlowerFederation(RemoteFederation):
+class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     """An `Engine` of clients on Flower's nodes; `masked`: it learns the mean of their updates and no single one."""
 
     def __init__(

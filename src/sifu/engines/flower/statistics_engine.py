@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import MaskedSum, Trunk
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, MaskedSum, Trunk, TunedEngine
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.round import RoundSetup
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
@@ -124,7 +124,7 @@ class FlowerStatistics(FlowerFederation):
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
 
-class MaskedFlowerStatistics(FlowerStatistics):
+class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
     """As `FlowerStatistics`, and a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
 
     @property
@@ -211,11 +211,13 @@ class MaskedFlowerStatistics(FlowerStatistics):
         return statistics
 
 
-class TunedFlowerStatistics(FlowerStatistics):
+class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
     """As `FlowerStatistics`, and a `TunedEngine`: each group's members tune its network, which later messages carry.
 
     Only what is tuned travels. A client that is left out or busy is so for both kinds of rounds.
     """
+
+    tuning: FlowerFederation
 
     def __init__(
         self,

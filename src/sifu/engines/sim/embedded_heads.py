@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, recorded_fixed_point
-from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
+from sifu.core.engine import Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.data.dataset import sample_digest
@@ -36,15 +36,12 @@ KEPT_BYTES = 1 << 29
 """Of features in memory: 32,000 samples of 2,048 features; those of the rest are computed again."""
 
 
-class ClosedFormFederation:
+class ClosedFormFederation(LacksData, ShowsSamples):
     """An `Engine`, and a `StatisticsEngine`, of clients whose data are available.
 
     `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
     counted from the clients' labels.
     """
-
-    absent: frozenset[int] = frozenset()
-    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
 
     def __init__(
         self,
@@ -217,7 +214,7 @@ def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position
     return sent
 
 
-class KeptStatistics:
+class KeptStatistics(LacksData):
     """An `Engine`, and a `StatisticsEngine`, of clients as they are recorded: there is nothing to ask them."""
 
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
+from sifu.core.engine import ChecksModule, Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
 from sifu.core.layout import Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
@@ -86,7 +86,7 @@ def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
     return not mean.not_finite and float(mean.drifts.max(initial=0.0)) + mean.mean_shift <= limit
 
 
-class SimulatedFederation:
+class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     """An `Engine` of clients whose data are available.
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
@@ -102,9 +102,6 @@ class SimulatedFederation:
     Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
     participants, and `sizes` is what the rounding of a linear model depends on.
     """
-
-    absent: frozenset[int] = frozenset()
-    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
 
     def __init__(
         self,

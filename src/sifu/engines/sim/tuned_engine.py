@@ -16,10 +16,10 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from sifu.core.closed_form_engine import Trunk
-from sifu.core.engine import Position
+from sifu.core.closed_form_engine import Trunk, TunedEngine
+from sifu.core.engine import ChecksModule, Position
 from sifu.core.layout import Vector
-from sifu.core.round_stream import RoundsWanted, StreamedRound
+from sifu.core.round_stream import RoundsWanted, StreamedRound, StreamsGroupRounds
 from sifu.data import client_data
 from sifu.data.feature_maps.tuned_networks import TunedFeatures, TunedNetwork
 from sifu.data.fresh_modules import fresh_copy
@@ -34,8 +34,10 @@ from sifu.theory.closed_form import FixedPoint, Targets
 from sifu.theory.participation import ClientIndices
 
 
-class TunedFederation(ClosedFormFederation):
+class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
     """A `TunedEngine` of clients whose data are available."""
+
+    tuning: TuningFederation
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class TuningFederation(SimulatedFederation):
         return self._first.copy()
 
 
-class TuningOnDevice(TuningFederation):
+class TuningOnDevice(TuningFederation, StreamsGroupRounds):
     """The same on a device: networks of groups stay there from round to round."""
 
     def __init__(

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.core.engine import Evaluation, Position, RoundResult
+from sifu.core.engine import Evaluation, LacksData, Position, RoundResult, ShowsSamples
 from sifu.core.layout import Vector
-from sifu.core.round_stream import RoundsWanted, StreamedRound, is_evaluated
+from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.gpu.lane_group import LaneGroup
@@ -29,11 +29,8 @@ from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 NONE = np.zeros(0, dtype=np.int64)
 
 
-class LaneEngine:
+class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
-
-    absent: frozenset[int] = frozenset()
-    """Clients whose data are not there: stand-ins, which are never trained on and never evaluated."""
 
     def __init__(
         self,

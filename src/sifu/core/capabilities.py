@@ -1,0 +1,66 @@
+"""Optional capabilities of engines, each declared by inheriting its class.
+
+An engine that misspells an optional method would silently be run without it; one that is never told whom to leave out
+would go on contacting forgotten clients. So every engine is checked before it is used.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, TunedEngine
+from sifu.core.engine import (
+    ChecksModule,
+    Engine,
+    EvaluatesSeveral,
+    LacksData,
+    LeavesOut,
+    LosesRounds,
+    MayNotEvaluate,
+    NotesIncidents,
+    RunsGroupRounds,
+    ShowsSamples,
+)
+from sifu.core.round_stream import RunsAhead, StreamsGroupRounds
+from sifu.errors import InputError
+
+CAPABILITIES: dict[str, type] = {
+    "absent": LacksData,
+    "check_module": ChecksModule,
+    "collect_sum": MaskedStatisticsEngine,
+    "evaluate_several": EvaluatesSeveral,
+    "evaluates": MayNotEvaluate,
+    "leave_out": LeavesOut,
+    "loses": LosesRounds,
+    "run_group_rounds": RunsGroupRounds,
+    "run_rounds": RunsAhead,
+    "sample_digests": ShowsSamples,
+    "stream_group_rounds": StreamsGroupRounds,
+    "take_incidents": NotesIncidents,
+    "use_trunks": TunedEngine,
+}
+"""The capability that each optional member of an engine belongs to."""
+REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in vars(protocol) if not name.startswith("_")}
+CLOSENESS = 0.85
+"""Similarity from which on a name counts as a misspelling, by `difflib`."""
+
+
+def check_capabilities(engine: Engine) -> None:
+    """Refuse an engine with an optional member, or one spelt almost like it, whose capability it does not declare.
+
+    Args:
+        engine: Engine to be checked, by the names of its public members.
+
+    Raises:
+        InputError: If a member is named like an optional one and the engine does not inherit its capability.
+    """
+    own = {name for name in dir(engine) if not name.startswith("_")} - REQUIRED
+    for name in sorted(own):
+        meant = next(iter(get_close_matches(name, CAPABILITIES, 1, CLOSENESS)), None)
+        if meant is None or isinstance(engine, CAPABILITIES[meant]):
+            continue
+        capability = CAPABILITIES[meant]
+        raise InputError(
+            f"the engine {type(engine).__name__} has {name!r} but does not declare the capability of {meant!r}, so it "
+            f"would not be used: inherit {capability.__module__}.{capability.__name__}, or rename {name!r}"
+        )
