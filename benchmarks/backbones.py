@@ -1,0 +1,205 @@
+"""Held-out accuracy, time and disk of heads on public backbones, through `sifu train`, `forget` and `verify`.
+
+    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --setups last,deep --seeds 5
+    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
+    python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # writes benchmarks/results/backbones.csv
+
+Every figure comes from the commands of the product, run one after the other as an operator would run them. A row is
+appended as soon as it is measured, and rows that a file already has are skipped, so an interrupted run continues. The
+data sets come from the paper's package (`pip install -e paper`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "backbones.csv"
+CLIENTS = 100
+LEAVERS = (1, 5, 20)
+"""How many clients have left in all after each request."""
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "iid": {"partition": "iid"},
+    "dirichlet 0.3": {"partition": "dirichlet", "alpha": 0.3},
+    "dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
+    "people": {"partition": "identity"},
+}
+TUNED = {"count": 10, "rounds": 12, "rebuild": "never"}
+LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
+SETUPS: dict[str, dict[str, Any]] = {
+    "last": {"features": {"layers": "last", "size": 128, "mirror": False}},
+    "last 224": {"features": {"layers": "last", "size": 224}},
+    "deep": {"features": {"layers": "deep", "size": 224}},
+    "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
+    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 1280}, "groups": TUNED},
+    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
+}
+
+
+def spec_of(task: str, partition: str, setup: str, seed: int, penalty: float, size: int | None) -> dict[str, Any]:
+    """Return the spec of one run; `size` shrinks it to so many pixels and a tenth of the samples."""
+    chosen = SETUPS[setup]
+    spec: dict[str, Any] = {
+        "seed": seed,
+        "data": {"name": task, "clients": CLIENTS, "samples_per_client": 100, **PARTITIONS[partition]},
+        "model": {"kind": "ridge", "dtype": "float64"},
+        "features": {"kind": "pretrained", "seed": seed, **chosen["features"]},
+        "ridge": {"regularisation": penalty},
+    }
+    if "groups" in chosen:
+        spec |= {"groups": dict(chosen["groups"]), "local": dict(LOCAL)}
+    if size is not None:
+        spec["data"] |= {"clients": 10, "samples_per_client": 10}
+        spec["features"]["size"] = size
+        if "groups" in spec:
+            spec["groups"] |= {"count": 2, "rounds": 1}
+    return spec
+
+
+def as_toml(spec: dict[str, Any]) -> str:
+    """Return a spec as TOML."""
+    top = "".join(f"{name} = {json.dumps(value)}\n" for name, value in spec.items() if not isinstance(value, dict))
+    tables = {name: value for name, value in spec.items() if isinstance(value, dict)}
+    return top + "".join(
+        f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+def run_sifu(*arguments: str | Path) -> tuple[dict[str, Any], float]:
+    """Run one command; return its JSON and its seconds of wall time.
+
+    Raises:
+        SystemExit: If the command fails.
+    """
+    started = time.perf_counter()
+    words = [sys.executable, "-m", "sifu.cli.main", *map(str, arguments), "--format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"sifu {' '.join(map(str, arguments))} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout), time.perf_counter() - started
+
+
+def measure(spec: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train, forget and verify one run; yield a row after training and after each request."""
+    device = ["--device", options.device, "--precision", options.precision]
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path, run = Path(folder) / "spec.toml", Path(folder) / "run"
+        path.write_text(as_toml(spec), encoding="utf-8")
+        data = ["--data", options.data]
+        _, train_seconds = run_sifu("train", path, "--run", run, *data, *device)
+        yield row_of(run, 0, {"train_seconds": train_seconds})
+        names = [client["name"] for client in run_sifu("status", run)[0]["clients"]]
+        gone = 0
+        for leavers in [count for count in LEAVERS if count < len(names)]:
+            asked = ",".join(names[gone:leavers])
+            gone = leavers
+            done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *data, *device)
+            verified, verify_seconds = run_sifu("verify", run)
+            (outcome,) = done["outcomes"] if "outcomes" in done else done["requests"]
+            figures = {"forget_seconds": seconds, "verify_seconds": verify_seconds, "level": outcome["level"]}
+            yield row_of(run, leavers, figures | {"holds": verified["holds"]})
+
+
+def row_of(run: Path, leavers: int, figures: dict[str, Any]) -> dict[str, Any]:
+    """Return what the run says of itself, with these figures."""
+    status, _ = run_sifu("status", run)
+    held_out = status.get("held_out") or {}
+    size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    return {"leavers": leavers, "accuracy": held_out.get("accuracy"), "megabytes": round(size / 1e6, 1)} | {
+        name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()
+    }
+
+
+def place_of(device: str) -> dict[str, str]:
+    """Return the hardware, the date and the commit of a measurement."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else platform.machine()
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    return {"hardware": gpu, "date": time.strftime("%Y-%m-%d"), "commit": commit or "unknown"}
+
+
+def write_table(files: list[Path]) -> None:
+    """Write the means over seeds of all rows to the committed table."""
+    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    kept: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        kept.setdefault((row["task"], row["partition"], row["setup"], row["penalty"], row["leavers"]), []).append(row)
+    names = ("train_seconds", "forget_seconds", "verify_seconds", "megabytes")
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["task", "partition", "setup", "penalty", "leavers", "seeds", "accuracy", "lowest", "highest",
+                         "level", *names, "hardware", "date", "commit"])  # fmt: skip
+        for key, group in sorted(kept.items()):
+            accuracies = [100.0 * row["accuracy"] for row in group if row["accuracy"] is not None]
+            figures = [[row[name] for row in group if row.get(name) is not None] for name in names]
+            levels = {row.get("level") for row in group} - {None}
+            writer.writerow(
+                [*key, len(group)]
+                + ([f"{figure:.1f}" for figure in (mean(accuracies), min(accuracies), max(accuracies))]
+                   if accuracies else ["", "", ""])
+                + [" ".join(sorted(levels))]
+                + [f"{mean(figure):.1f}" if figure else "" for figure in figures]
+                + [group[0][name] for name in ("hardware", "date", "commit")]
+            )  # fmt: skip
+
+
+def main() -> None:
+    """Measure what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with the files of the data sets")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that rows are appended to")
+    parser.add_argument("--folder", type=Path, help="where run folders are created; the system's temporary folder")
+    parser.add_argument("--tasks", default="cifar10")
+    parser.add_argument("--partitions", default="dirichlet 0.3")
+    parser.add_argument("--setups", default="last,deep")
+    parser.add_argument("--penalties", default="0.01", help="values of ridge.regularisation, or auto")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--level", default="conditional")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after so many seconds")
+    parser.add_argument("--smoke", action="store_true", help="tiny runs of every setup; their figures mean nothing")
+    parser.add_argument("--table", type=Path, nargs="+", help="files of JSON lines to make the table of")
+    options = parser.parse_args()
+    if options.table:
+        write_table(options.table)
+        return
+    if options.data is None or options.out is None:
+        parser.error("--data and --out are needed to measure")
+    started, place = time.perf_counter(), place_of(options.device)
+    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+    there = {json.dumps(json.loads(line)["job"], sort_keys=True) for line in lines}
+    setups = SETUPS if options.smoke else options.setups.split(",")
+    for seed in range(options.seeds):
+        for task in options.tasks.split(","):
+            for partition in options.partitions.split(","):
+                for setup in setups:
+                    for text in options.penalties.split(","):
+                        penalty: Any = text if text == "auto" else float(text)
+                        job = {"task": task, "partition": partition, "setup": setup, "penalty": penalty, "seed": seed}
+                        if json.dumps(job, sort_keys=True) in there or time.perf_counter() - started > options.seconds:
+                            continue
+                        spec = spec_of(task, partition, setup, seed, penalty, 64 if options.smoke else None)
+                        for row in measure(spec, options):
+                            line = json.dumps({"job": job, **job, **row, **place})
+                            with options.out.open("a", encoding="utf-8") as file:
+                                file.write(line + "\n")
+                            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
