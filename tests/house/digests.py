@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower", "installed"))
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # has to be said before anything imports triton
 
