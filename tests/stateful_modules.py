@@ -192,7 +192,7 @@ class Draws(nn.Module):
             rows = rows * float(np.random.default_rng().uniform(0.5, 1.5))
         hidden = torch.tanh(self.first(rows))
         if hidden.requires_grad and self.what == "noise":
-            hidden.register_hook(lambda g: g + torch.tensor(np.random.normal(size=g.shape), dtype=g.dtype))  # noqa: NPY002
+            hidden.register_hook(lambda g: g + torch.tensor(np.random.normal(size=g.shape)).to(g))  # noqa: NPY002
         return torch.tanh(self.second(hidden))
 
 

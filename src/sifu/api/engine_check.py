@@ -25,7 +25,15 @@ from sifu.run.run_view import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
 from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, UNKNOWN, ClientProfile, TrainingFacts
+from sifu.theory.facts import (
+    BY_LARGEST_CLIENT,
+    BY_PARTICIPANTS,
+    ON_A_GPU,
+    ON_A_REPEATING_GPU,
+    UNKNOWN,
+    ClientProfile,
+    TrainingFacts,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -199,8 +207,10 @@ def check_continues(
         unusable |= _other_samples(reader, sample_digests, {*without, *unusable, *absent})
     if unusable:
         return unusable
-    # A CPU does better than the GPU that a run was begun on.
-    if not (reader.facts.get("engine") in (BY_LARGEST_CLIENT, ON_A_GPU) and facts.engine == BY_PARTICIPANTS):
+    # A CPU does better than the GPU that a run was begun on, and a GPU that is compared better than one that is not.
+    better = {BY_PARTICIPANTS, ON_A_REPEATING_GPU} if recorded_facts.get("engine") == ON_A_GPU else {BY_PARTICIPANTS}
+    on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
+    if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):

@@ -233,12 +233,21 @@ def check_same_spec(existing: Run, given: Spec) -> None:
                 )
 
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
 def versions() -> dict[str, str]:
-    """What the run was made with."""
+    """Return what the run is made with; where there is a GPU also its name, its driver and its libraries."""
     import torch
 
     ours = {"sifu": __version__, "python": platform.python_version()}
-    return ours | {"numpy": np.__version__, "torch": torch.__version__}
+    ours |= {"numpy": np.__version__, "torch": torch.__version__}
+    if torch.cuda.is_available():
+        ours |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        ours["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        if NVIDIA_DRIVER.exists():
+            ours["driver"] = NVIDIA_DRIVER.read_text().splitlines()[0]
+    return ours
 
 
 DEEPEST = 4

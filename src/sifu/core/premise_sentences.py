@@ -44,6 +44,11 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
         "client's slots left empty, not with a world where others filled them.",
     },
+    "deterministic device": {
+        "trusted": "Networks were tuned on a GPU, in batches whose shape follows from the plan and the client. In "
+        "every round repeated trainings gave the same bits; that the recorded GPU, driver and libraries also give the "
+        "same bits for the same operations without the forgotten clients is trusted.",
+    },
     "engine": {
         "trusted": "Clients train on machines of their own; that what they send follows from the model they are "
         "handed and from their own data alone is trusted.",

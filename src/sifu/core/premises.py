@@ -66,12 +66,13 @@ class Premise:
 
 FRESH_START = (
     "preprocessing", "features", "module", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
-    "initial model", "noise size", "engine", "layout", "held-out rows",
+    "initial model", "noise size", "engine", "layout", "deterministic device",
+    "held-out rows",
 )  # fmt: skip
 """The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
 proves anything at all, and whether a client is who it says it is."""
 
-BITS = ("layout",)
+BITS = ("layout", "deterministic device")
 """The premises that matter only where no noise hides the last bits: bounds on rounding hold for any layout."""
 
 ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
@@ -119,6 +120,7 @@ ENGINES = {
     fact.BY_PARTICIPANTS: (),
     fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
     fact.ON_A_GPU: (Premise("layout", "assumed", "device"),),
+    fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
 """Whether a round follows from its participants' data alone; said only where it is not so by construction."""
@@ -146,7 +148,7 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
         *((Premise("module", "trusted"),) if facts.module else ()),
         Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
         *IDENTITIES.get(facts.identity, (Premise("identity", "assumed", "unknown"),)),
-        *(premise for premise in engine if not solved or premise.status == "assumed"),
+        *(premise for premise in engine if not solved or premise.name != "engine" or premise.status == "assumed"),
     )
 
 

@@ -21,7 +21,7 @@ from sifu.core.engine import ChecksModule, Engine, Position
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_GPU, ON_NODES, UNKNOWN, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
 if TYPE_CHECKING:
     from sifu.engines.sim import SimulatedFederation
@@ -116,7 +116,7 @@ OWN_ENGINES = {
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
-    "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_GPU,
+    "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_REPEATING_GPU,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
     "sifu.engines.outside.OutsideFederation": ON_NODES,
     "sifu.engines.flower.flower_engine.FlowerFederation": ON_NODES,

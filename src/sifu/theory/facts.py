@@ -25,6 +25,7 @@ FRESH_COPIES = "a fresh copy for each client, compared when repeated"
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
 ON_A_GPU = "its participants, computed on a GPU"
+ON_A_REPEATING_GPU = "its participants, on a GPU that repeated their bits"
 ON_NODES = "what nodes of their own send"
 """What the last bits of a round follow from, `TrainingFacts.engine` (docs/theory.md, section 6.6)."""
 

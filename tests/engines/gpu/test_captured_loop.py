@@ -15,15 +15,22 @@ from torch import nn
 import independent_verifier
 import sifu
 from public_trunk import make
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
-from sifu.core.spec import StopSpec
+from sifu.core.spec import Spec, StopSpec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.tuned_networks import TunedNetwork
 from sifu.engines.sim import LocalTraining
+from sifu.engines.sim.gpu import captured_loop
 from sifu.engines.sim.tuned_engine import TunedOnDevice, TuningFederation, TuningOnDevice
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run import devices
+from sifu.store.reader import RunReader
+from sifu.store.statistics_files import read_statistics
+from sifu.theory.closed_form import Statistics
+from sifu.theory.closed_form.blocks import strike
+from sifu.theory.merging import group_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GROUPS = [np.array([0, 2, 3]), np.array([1, 4])]
@@ -185,7 +192,7 @@ def spec_of() -> dict[str, Any]:
     }
 
 
-def test_a_run_tuned_on_a_gpu_forgets_and_says_that_its_bits_are_assumed(
+def test_a_run_tuned_on_a_gpu_forgets_exactly_and_says_that_its_bits_are_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if DEVICE == "cpu":
@@ -196,9 +203,9 @@ def test_a_run_tuned_on_a_gpu_forgets_and_says_that_its_bits_are_assumed(
     run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of(), device="cuda", precision="bfloat16")
     assert isinstance(run.engine(), TunedOnDevice)
     (outcome,) = run.forget(["client-3"], "gone")
-    assert (outcome.level, outcome.cost.rounds) == ("conditional", 0)
-    (layout,) = [premise for premise in run.certificate("gone").body["premises"] if premise["name"] == "layout"]
-    assert layout["status"] == "assumed"
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    premises = {premise["name"]: premise["status"] for premise in run.certificate("gone").body["premises"]}
+    assert (premises["deterministic device"], "layout" in premises) == ("trusted", False)
     assert run.rebuild() == 1
     assert run.verify().problems == []
     assert independent_verifier.verify(tmp_path / "run") == []
@@ -207,3 +214,64 @@ def test_a_run_tuned_on_a_gpu_forgets_and_says_that_its_bits_are_assumed(
     sifu.train(spec_of(), run=tmp_path / "cpu", clients=clients_of(), device="cpu")
     with pytest.raises(InputError, match="an engine whose rounds follow from"):
         sifu.open_run(tmp_path / "cpu", clients=clients_of(), device="cuda").forget(["client-3"])
+
+
+def whole_sum(folder: Path) -> Statistics:
+    """The sum of statistics that a run keeps."""
+    with RunReader(folder) as reader:
+        fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
+        (row,) = [row for row in reader.statistics().values() if row.is_sum]
+        return read_statistics(folder, row, fixed)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("batch", [0, 4])
+def test_both_counterfactuals_have_the_same_bits_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, precision: str
+) -> None:
+    """The leaver is the largest client: a layout that followed from it would show."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(devices, "GPU", "cpu")
+        monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
+    monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: bytes(32))
+    everyone, leaver = clients_of((7, 4, 9, 5, 6, 41)), "client-5"
+    spec = spec_of()
+    spec["local"]["batch"] = batch
+    train = partial(sifu.train, spec, device="cuda", precision=precision)
+    run = train(run=tmp_path / "run", clients=everyone)
+    (outcome,) = run.forget([leaver], "gone")
+    assert outcome.level == "exact"
+    train(run=tmp_path / "never", clients=everyone[:-1])
+    with RunReader(tmp_path / "never") as reader:
+        blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
+    hit = {group_of(bytes(32), leaver, 2)}
+    expected = strike(whole_sum(tmp_path / "never"), blocks, hit)
+    assert whole_sum(tmp_path / "run") == expected
+    # The negative control: one sample of a client that stays is another one.
+    changed = everyone[:-1]
+    stays = next(n for n, client in enumerate(changed) if group_of(bytes(32), client.name, 2) not in hit)
+    changed[stays] = replace(changed[stays], y=(changed[stays].y + 1) % 3)
+    train(run=tmp_path / "control", clients=changed)
+    assert strike(whole_sum(tmp_path / "control"), blocks, hit) != expected
+
+
+def test_control_a_device_that_does_not_repeat_its_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise of the size of rounding in what a lane returns, as sums in a changing order would bring it."""
+    engine = TuningOnDevice(clients_of(), network_of(), LocalTraining(0.05, 2, 4), 1, DEVICE)
+    train, calls = captured_loop._Lane.train, []
+
+    def rough(self: Any, start: Any, chosen: Any, shares: Any, result: torch.Tensor, **more: Any) -> None:
+        train(self, start, chosen, shares, result, **more)
+        calls.append(1)
+        result.mul_(1.0 + 1e-6 * (len(calls) % 2))
+
+    monkeypatch.setattr(captured_loop._Lane, "train", rough)
+    with pytest.raises(InputError, match="came to other parameters when it was repeated"):
+        rounds_of(engine)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="torch finds no CUDA device")
+def test_a_run_on_a_gpu_records_its_hardware_driver_and_libraries(tmp_path: Path) -> None:
+    run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of(), device="cuda")
+    run.forget(["client-3"], "gone")
+    assert {"gpu", "cuda", "cudnn", "torch"} <= run.certificate("gone").body["versions"].keys()
