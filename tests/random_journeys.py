@@ -27,7 +27,6 @@ from torch import nn
 
 import sifu
 import sifu.methods.base as noised
-from sifu.api.engine_check import as_model
 from sifu.api.run import Run
 from sifu.core.engine import Engine, Position
 from sifu.core.method_info import find_method_info
@@ -37,6 +36,7 @@ from sifu.engines.sim import LinearModel
 from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
 from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.given import as_model
 from sifu.store import timestamps
 from sifu.store.given_approvals import NEEDED
 from sifu.store.kept_outside import WITNESSES

@@ -19,8 +19,8 @@ from sifu.version import __version__
 
 if TYPE_CHECKING:
     from sifu import audit, report
+    from sifu.advice import Advice, advise
     from sifu.api import (
-        Advice,
         Certificate,
         ClientStatus,
         LoadedModel,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         Run,
         RunStatus,
         Verification,
-        advise,
         find_runs,
         load_model,
         load_spec,
@@ -137,6 +136,8 @@ __all__ = [
 _MODULES = ("audit", "report")
 """`sifu.audit` and `sifu.report` are packages; `sifu.audit_run` and `sifu.write_report` do what they are for."""
 _ELSEWHERE = {
+    "Advice": "sifu.advice",
+    "advise": "sifu.advice",
     "Spec": "sifu.core.spec",
     "RequestTerms": "sifu.core.request_terms",
     "SpecKey": "sifu.core.extensions",

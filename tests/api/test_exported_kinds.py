@@ -114,7 +114,7 @@ def test_what_torch_cannot_export_is_refused_by_name_in_one_line() -> None:
     pytest.importorskip("onnxscript")
     import torch
 
-    from sifu.api.onnx_graph import _exported
+    from sifu.export.onnx_graph import _exported
 
     class Spectrum(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,7 @@ def test_an_operation_that_is_not_written_is_named(tmp_path: Path) -> None:
 
 
 def test_control_running_statistics_that_a_batch_changes_are_refused() -> None:
-    from sifu.api.onnx_graph import _exported
+    from sifu.export.onnx_graph import _exported
 
     _exported(nn.BatchNorm1d(3, track_running_stats=False).requires_grad_(False), torch.zeros(2, 3))
     with pytest.raises(InputError, match="keeps running ones"):

@@ -15,8 +15,8 @@ from torch import nn
 
 import sifu
 from onnx_tools import answers_of_the_graph
-from sifu.api.onnx_inputs import _cases
 from sifu.errors import InputError
+from sifu.export.onnx_inputs import _cases
 
 pytest.importorskip("onnx")
 

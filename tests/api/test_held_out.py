@@ -11,8 +11,8 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 from run_tools import Command
+from sifu.advice.advisor import advise
 from sifu.api import Run, open_run, train
-from sifu.api.advice import advise
 from sifu.console.json_api import METRICS
 from sifu.core.spec import Spec
 from sifu.core.wording import HeldOutFigures

@@ -333,7 +333,7 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
 
 def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """It once said that the noise is small next to a ratio of 1.2, because few rounds were predicted."""
-    from sifu.api import advice
+    from sifu.advice import advisor as advice
 
     spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))
     monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e-9)
@@ -345,7 +345,7 @@ def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.Monkey
 
 def test_it_does_not_pay_where_few_rounds_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise may be small against what was learned, and a request nearly as slow as Scratch all the same."""
-    from sifu.api import advice
+    from sifu.advice import advisor as advice
     from sifu.methods.sifu import Sifu
 
     honest = Sifu.plan

@@ -97,7 +97,7 @@ def test_one_round_is_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     """A request that takes a round, within an interval or without one."""
     from types import SimpleNamespace
 
-    from sifu.api.training_ways import TrainingWay
+    from sifu.advice.training_options import TrainingWay
     from sifu.cli.plans import _print_training_ways
 
     first = TrainingWay("plain", True, "proven", 1.0, 9.0, 0.9, (), "", request_interval=(1, 3))

@@ -15,9 +15,9 @@ import sifu
 from forged_runs import rebuild_chain
 from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, query, small_spec, spec_for
+from sifu.advice.advisor import advise
+from sifu.advice.training_options import TrainingWay, recommend
 from sifu.api import verify_run
-from sifu.api.advice import advise
-from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.planning.plan import Way, choose_way

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sifu
 from run_tools import copy_run, small_spec, state
-from sifu.api.advice import advise
+from sifu.advice.advisor import advise
 from sifu.core.spec import Spec
 from sifu.planning.forecast import Forecast, Prediction, influence
 from sifu.planning.plan import SIGMA_LADDER, on_ladder

@@ -3,13 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sifu.api.advice import Advice, advise
-from sifu.api.exported_models import load_model
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, Released, RequestRecord
 from sifu.api.safekeeping import Restoration, restore
 from sifu.api.start_run import find_runs, load_spec, open_run, pending_requests, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
+from sifu.export.exported_models import load_model
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.erasure import Purge
@@ -19,10 +18,9 @@ from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:
-    from sifu.api.loaded_model import LoadedModel, PredictedRow
+    from sifu.export.loaded_model import LoadedModel, PredictedRow
 
 __all__ = [
-    "Advice",
     "Certificate",
     "ClientStatus",
     "LoadedModel",
@@ -42,7 +40,6 @@ __all__ = [
     "Run",
     "RunStatus",
     "Verification",
-    "advise",
     "find_runs",
     "load_model",
     "load_spec",
@@ -57,5 +54,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("LoadedModel", "PredictedRow"):  # torch comes in when a model is used
-        return getattr(importlib.import_module("sifu.api.loaded_model"), name)
+        return getattr(importlib.import_module("sifu.export.loaded_model"), name)
     raise AttributeError(f"module 'sifu.api' has no attribute {name!r}")

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sifu.api.exported_models import export_model, released_module
-from sifu.api.run_engines import MakeEngine, RunEngines
 from sifu.api.run_requests import (
     Certificate,
     CertificateForm,
@@ -35,6 +33,7 @@ from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RunBusyError, VerificationError
+from sifu.export.exported_models import export_model, released_module
 from sifu.methods.registry import plan_request
 from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
@@ -46,6 +45,7 @@ from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.recorded_data import clients_of_file, identities_of_rows, not_there_yet
+from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys

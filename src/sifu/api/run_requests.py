@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from sifu.api.run_engines import RunEngines
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.engine import Engine
@@ -30,6 +29,7 @@ from sifu.run.clients_and_engine import TABLE
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.owed_rounds import owed_rounds
 from sifu.run.recorded_data import rows_of_identities
+from sifu.run.run_engines import RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys

@@ -17,17 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.engine_check import (
-    ClientsGiven,
-    ModelGiven,
-    as_clients,
-    as_model,
-    check_as_specified,
-    check_names_differ,
-    is_linear,
-)
 from sifu.api.run import Run
-from sifu.api.run_engines import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
 from sifu.core.closed_form_engine import TunedEngine, solved_once
 from sifu.core.engine import Engine
@@ -49,7 +39,10 @@ from sifu.run.devices import (
     is_frozen_head,
     on_device,
 )
+from sifu.run.engine_check import check_as_specified
+from sifu.run.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ, is_linear
 from sifu.run.recorded_data import clients_again
+from sifu.run.run_engines import Arrange, Numbers, shown_digests
 from sifu.run.run_view import Regularities
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, current_time, utc_now

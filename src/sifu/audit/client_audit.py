@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.exported_models import description_path, read_description
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.observers import observers_in
 from sifu.core.wording import exact_words
@@ -23,6 +22,7 @@ from sifu.data.npz import read_arrays
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.models import Samples, Scorer
 from sifu.errors import InputError
+from sifu.export.exported_models import description_path, read_description
 from sifu.store.files import read_plain
 from sifu.store.kept_outside import check_heads, read_witness
 from sifu.verify.certificate_file import verify_certificate

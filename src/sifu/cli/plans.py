@@ -12,7 +12,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sifu.api import Advice
+from sifu.advice import Advice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text

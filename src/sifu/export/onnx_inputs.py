@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.loaded_model import described_map
 from sifu.core.spec import RIDGE
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
@@ -24,6 +23,7 @@ from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGE
 from sifu.data.sources import scale_of
 from sifu.data.table_coding import MISSING_WORDS, TableCoding
 from sifu.errors import InputError
+from sifu.export.loaded_model import described_map
 from sifu.run.clients_and_engine import PYTHON
 
 OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9

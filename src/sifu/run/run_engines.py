@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.engine_check import ModelGiven, check_continues, check_remainder
 from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, Spec
@@ -21,6 +20,8 @@ from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
+from sifu.run.engine_check import check_continues, check_remainder
+from sifu.run.given import ModelGiven
 from sifu.run.group_state import use_trunks_of_head
 from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView

@@ -24,8 +24,14 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from sifu.api.loaded_model import LoadedModel, described_map
-from sifu.api.onnx_inputs import (
+from sifu.core.spec import LINEAR_KINDS, RIDGE
+from sifu.data.feature_maps import FeatureMap
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.data.feature_maps.tuned_networks import TunedFeatures
+from sifu.engines.sim.models import Model
+from sifu.errors import InputError, install_extra
+from sifu.export.loaded_model import LoadedModel, described_map
+from sifu.export.onnx_inputs import (
     INSTEAD,
     IR_VERSION,
     LABELS_OPSET,
@@ -38,12 +44,6 @@ from sifu.api.onnx_inputs import (
     prepared_inputs,
     raw_samples,
 )
-from sifu.core.spec import LINEAR_KINDS, RIDGE
-from sifu.data.feature_maps import FeatureMap
-from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-from sifu.data.feature_maps.tuned_networks import TunedFeatures
-from sifu.engines.sim.models import Model
-from sifu.errors import InputError, install_extra
 from sifu.theory.arrays import Array
 
 NEEDED = f"to write a network as ONNX, install onnxscript and torch 2.7 or later: {install_extra('onnx')}"

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sifu.api.engine_check import as_clients
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
 from sifu.core.premises import level_of
@@ -40,6 +39,7 @@ from sifu.run.clients_and_engine import (
     known_outputs,
     preprocessing_of,
 )
+from sifu.run.given import as_clients
 from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.theory.closed_form.sums import words_at

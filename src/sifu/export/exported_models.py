@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.api.engine_check import ModelGiven, as_model
-from sifu.api.run_engines import RunEngines
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
@@ -26,6 +24,8 @@ from sifu.data.table_coding import TableCoding, split_names
 from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.requests.what_remains import note_export
 from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows, way_to_go_on
+from sifu.run.given import ModelGiven, as_model
+from sifu.run.run_engines import RunEngines
 from sifu.store.files import write_atomically
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
@@ -37,8 +37,8 @@ from sifu.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
-    from sifu.api.loaded_model import LoadedModel
     from sifu.engines.sim.models import Model
+    from sifu.export.loaded_model import LoadedModel
 
 FORMAT = "sifu-model-4"
 LARGEST_DESCRIPTION = 1 << 20
@@ -260,7 +260,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
         )
     if isinstance(module, str) and features.get("kind") == "module":
         allow_code(module)  # naming it is the consent
-    from sifu.api.loaded_model import LoadedModel  # imports torch
+    from sifu.export.loaded_model import LoadedModel  # imports torch
 
     tuned = description.get("networks")
     networks = _tensors(networks_path(model), tuned["sha256"], description_path(model).name) if tuned else None
@@ -308,7 +308,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
-        from sifu.api.onnx_graph import onnx_bytes  # imports torch
+        from sifu.export.onnx_graph import onnx_bytes  # imports torch
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
         write_atomically(target, onnx_bytes(description, content, networks, own))
@@ -328,7 +328,7 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
     content = released_bytes(reader)
     description = describe(reader, content)
     if description["model"] != PYTHON:
-        from sifu.api.loaded_model import LoadedModel
+        from sifu.export.loaded_model import LoadedModel
 
         networks = load(networks_bytes(reader)) if Spec.from_mapping(reader.spec).is_tuned else None
         return LoadedModel(load(content), description, networks)

@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.engine_check import as_clients, as_model
-from sifu.api.start_run import train as start_training
-from sifu.api.training_ways import (
+from sifu.advice.training_options import (
     TrainingName,
     TrainingWay,
     accuracy_after,
@@ -32,6 +30,7 @@ from sifu.api.training_ways import (
     rounds_to_target,
     without_held_out,
 )
+from sifu.api.start_run import train as start_training
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
@@ -46,6 +45,7 @@ from sifu.methods.registry import method_named
 from sifu.planning.forecast import influence, most_expensive
 from sifu.planning.plan import LARGEST_NOISE_TO_SIGNAL
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.given import as_clients, as_model
 from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback

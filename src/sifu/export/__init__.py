@@ -1,0 +1,1 @@
+"""Exported models: files with a description, loading them again, and ONNX."""

@@ -1,0 +1,117 @@
+"""What a program hands over: clients and models, checked before anything is made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from sifu.core.spec import Spec
+from sifu.data.client_data import is_frame
+from sifu.errors import InputError
+from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from sifu.data import ClientData
+    from sifu.engines.sim.models import Model
+
+ModelGiven: TypeAlias = "Callable[[], nn.Module] | Model"
+"""A function without arguments that makes a torch module (a class is one), or a model of `sifu.engines.sim`."""
+ClientsGiven: TypeAlias = "Mapping[str, Sequence[ArrayLike] | Dataset[Any]] | Sequence[ClientData] | Frame"
+"""Pairs (x, y) of arrays, or torch data sets, by the clients' names; the clients themselves; or a frame of all rows."""
+
+
+class Frame(Protocol):
+    """A frame of pandas or polars, a table of pyarrow, a data set of Hugging Face: columns that can be looked up.
+
+    The spec says which column is the label (`data.label`) and which the client (`data.client`), and how the others
+    are coded, as for a table in a file.
+    """
+
+    def __getitem__(self, column: Any, /) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
+    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets; features on a device."""
+    from sifu.data import from_arrays, from_torch
+
+    if is_frame(data):
+        return clients_from_spec(**framed(spec, data), device=device)
+    named: Any = data
+    if isinstance(data, Mapping):
+        frame = next((name for name, value in data.items() if is_frame(value)), None)
+        if frame is not None:
+            raise InputError(
+                f"{frame!r} is a table: put all clients into one, with a column for the client (data.client), or give "
+                "pairs (x, y) of arrays"
+            )
+        pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
+        odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
+        if odd:
+            raise InputError(
+                f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
+            )
+        if len(set(pairs.values())) > 1:
+            raise InputError(
+                "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
+            )
+        clients = (
+            from_arrays(named, dtype=spec.model.dtype)
+            if all(pairs.values())
+            else from_torch(named, dtype=spec.model.dtype)
+        )
+    elif not isinstance(data, Iterable):
+        raise InputError(f"clients must be a dict of names and pairs (x, y) of arrays, found {type(data).__name__}")
+    else:
+        clients = tuple(named)
+        strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
+        if strange:
+            kind = type(strange[0]).__name__
+            raise InputError(f"a client must have a name, x and y; found a {kind}. Or give a dict of (x, y)")
+    check_names_differ(clients)
+    if len(clients) < 2:
+        raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
+    return with_features(spec, clients, device)
+
+
+def check_names_differ(clients: Any) -> None:
+    """Refuse two clients of one name: requests go by names."""
+    names = (
+        ()
+        if isinstance(clients, Mapping) or is_frame(clients)
+        else [getattr(client, "name", None) for client in clients]
+    )
+    for name, times in Counter(name for name in names if isinstance(name, str)).items():
+        if times > 1:
+            raise InputError(f"two clients have the same name, {name!r}: every client needs its own")
+
+
+def as_model(model: ModelGiven | None) -> Model | None:
+    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
+    from torch import nn
+
+    from sifu.engines.sim import LinearModel, ModuleModel
+
+    if model is None or isinstance(model, LinearModel | ModuleModel):
+        return model
+    name = type(model).__name__
+    if isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {name} that is made already, and every new model of a run must begin anew: give what makes "
+            f"one, model={name}, or model=lambda: {name}(...) where it takes arguments"
+        )
+    if not callable(model):
+        raise InputError(f"model must be a function that makes a torch.nn.Module, found {model!r}")
+    return ModuleModel(model)
+
+
+def is_linear(model: Model | None) -> bool:
+    """Whether the smoothness of a model can be measured."""
+    from sifu.engines.sim import LinearModel
+
+    return isinstance(model, LinearModel)
