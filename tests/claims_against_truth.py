@@ -638,7 +638,7 @@ class Truth:
         for request in self.done:
             name, body = request["request"], self.auditor(request["request"])
             statuses = {row["name"]: row["status"] for row in body["premises"]}
-            fresh = self.record.nodes[request["noise_node"]]["kind"] == "initial"
+            fresh = self._starts_as_drawn(request["noise_node"])
             counted = BEFORE_TRAINING if fresh else BEFORE_TRAINING | ON_THE_PATH
             deciding = {status for what, status in statuses.items() if what in counted or not body["untouched"]}
             allowed = "none" if "failed" in deciding else "conditional" if "assumed" in deciding else (
@@ -651,6 +651,13 @@ class Truth:
                 self._check_rate(request)
             if body["level"] == "proven" and not (self.is_theorem and self.slack == 2.0**-52):
                 self.violation("level", name, "proven, but the bound is not a theorem here")
+
+    def _starts_as_drawn(self, number: int) -> bool:
+        """Return whether training started from an initial model that was not changed since it was drawn."""
+        node = self.record.nodes[number]
+        while node["kind"] == "noise" and node["noise_std"] == 0.0:
+            node = self.record.nodes[node["parent"]]
+        return bool(node["kind"] == "initial")
 
     def _check_rate(self, request: dict[str, Any]) -> None:
         """An automatic rate is the same without the forgotten."""
