@@ -184,8 +184,10 @@ def _show_warning(
 
 
 INTERRUPTED = 130
-WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
-WRONG_PATH += (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
+WRONG_PATH = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS}
+    | {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY}
+)
 """The system's error codes for a given path that cannot be used."""
 
 
