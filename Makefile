@@ -20,12 +20,12 @@ $(VENV)/.runtime: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.dev: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev]"
+$(VENV)/.dev: pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev]" -e verifier
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.flower: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev,flower]" -e "paper[simulation]"
+	$(INSTALL) -e ".[dev,flower]" -e "paper[simulation]" -e verifier
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
@@ -33,7 +33,7 @@ $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev,docs]"
+	$(INSTALL) -e ".[dev,docs]" -e verifier
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
@@ -85,16 +85,17 @@ USERS := $(CONSOLE) $(addprefix --extra ,flower mlflow pretrained)
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## writes constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"
-	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml
+	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml verifier/pyproject.toml
 	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml
 	$(COMPILE) $(HASHED) $(USERS) --custom-compile-command "make lock" --output-file requirements/all.txt pyproject.toml
 
-wheel: $(VENV)/.dev      ## sdist and wheel of the library in dist, the wheel built from the sdist
+wheel: $(VENV)/.dev      ## sdists and wheels of the library and of the verifier in dist, each wheel built from its sdist
 	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir dist verifier
 
 bench: $(VENV)/.paper  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install
 	$(BIN)/python benchmarks/compare.py --report
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info verifier/src/*.egg-info verifier/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

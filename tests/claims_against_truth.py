@@ -24,7 +24,6 @@ import mpmath
 import numpy as np
 
 import sifu
-from independent_verifier import PROTECTION, Verifier, tensors_of, verify
 from random_journeys import (
     FAMILIES,
     MASKED,
@@ -39,6 +38,13 @@ from random_journeys import (
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.data import ClientData
 from sifu.errors import RoundRejectedError, SifuError
+from sifu_verifier import verify
+from sifu_verifier.methods import PROTECTION
+from sifu_verifier.paths import path_to
+from sifu_verifier.psi import psi_along
+from sifu_verifier.rates import founding_clients, rate_since
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.tensors import tensors_of
 
 LEVELS = ("none", "conditional", "proven", "exact")
 BEFORE_TRAINING = {"preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
@@ -152,7 +158,7 @@ class Truth:
 
     def __init__(self, journey: Journey, findings: Findings) -> None:
         self.journey, self.findings = journey, findings
-        self.record = Verifier(journey.folder)
+        self.record = RunFolder(journey.folder)
         self.spec = sifu.Spec.from_mapping(self.record.spec)
         done = [row for row in self.record.requests.values() if row["status"] == "done"]
         self.done: list[dict[str, Any]] = sorted(done, key=lambda row: row["request_order"])
@@ -199,7 +205,7 @@ class Truth:
 
     def rows_in(self, node: int) -> set[tuple[str, int]]:
         """Every row (whose, which) that took part in training on the path to a node."""
-        there = {client for step in self.record.path(node) for client in self.record.rounds[step]}
+        there = {client for step in path_to(self.record, node) for client in self.record.rounds[step]}
         return {(owner, row) for client in there for owner, rows in [self.held[client]] for row in rows}
 
     @cached_property
@@ -219,7 +225,8 @@ class Truth:
         return cast(
             "Engine",
             AtRates(
-                engines, {0: 0} | {row["request_order"]: self.record.rate_since(row["noise_node"]) for row in self.done}
+                engines,
+                {0: 0} | {row["request_order"]: rate_since(self.record, row["noise_node"]) for row in self.done},
             ),
         )
 
@@ -342,7 +349,7 @@ class Truth:
     def on_disk(self) -> dict[int, Vector]:
         """The models in the folder."""
         number = {"float64": "<f8", "float32": "<f4"}[self.record.facts["dtype"]]
-        names, vectors = json.loads(self.record.run["layout"])["names"], {}
+        names, vectors = json.loads(self.record.entries["layout"])["names"], {}
         for row in self.record.tables["models"]:
             tensors = tensors_of((self.journey.folder / "models" / f"{row['node']}.safetensors").read_bytes(), number)
             vectors[row["node"]] = np.concatenate([tensors[name] for name in names])
@@ -368,7 +375,7 @@ class Truth:
 
     def touches(self, clients: Collection[int], node: int) -> bool:
         """Whether one of `clients` took part on the path to a node."""
-        return any(set(clients) & set(self.record.rounds[step]) for step in self.record.path(node))
+        return any(set(clients) & set(self.record.rounds[step]) for step in path_to(self.record, node))
 
     def chains_of(self, request: dict[str, Any]) -> list[list[int]]:
         """Of each client of a request every number that it had by then."""
@@ -396,7 +403,7 @@ class Truth:
         final = latest["final_node"]
         gone: set[int] = set()
         for request in self.done:
-            clients, path = self.clients_of(request), self.record.path(final)
+            clients, path = self.clients_of(request), path_to(self.record, final)
             if request["level"] == "exact" and (request is latest or not self.touches(clients, final)):
                 gone |= clients
             covered = any(
@@ -500,7 +507,7 @@ class Truth:
         for key, clients in self.worlds().items():
             bounds[key] = {}
             for leaf in leaves:
-                bounds[key] |= self.record.psi_along(self.record.path(leaf), clients)
+                bounds[key] |= psi_along(self.record, path_to(self.record, leaf), clients)
         scale = self.findings.psi_scale
         return {key: {node: scale * value for node, value in values.items()} for key, values in bounds.items()}
 
@@ -528,7 +535,7 @@ class Truth:
                     self.violation("psi", owner, f"clients {who} at node {node}: {distance!r} apart, Psi is {psi!r}")
 
     def _covered(self, node: int, order: int) -> bool:
-        rows = (self.record.nodes[step] for step in self.record.path(node))
+        rows = (self.record.nodes[step] for step in path_to(self.record, node))
         return any(
             row["request_order"] >= order and (row["kind"] == "initial" or row["noise_std"] > 0.0) for row in rows
         )
@@ -591,7 +598,7 @@ class Truth:
             if request["method"] != "dp" or request["level"] == "none":
                 continue
             since = [row for row in self.done if row["request_order"] >= request["request_order"]]
-            released = {node for row in since for node in self.record.path(row["final_node"])}
+            released = {node for row in since for node in path_to(self.record, row["final_node"])}
             stated = self.auditor(request["request"])["delta_at_most"]
             for subject, clients in self.subjects.items():
                 if self.record.owner[subject] is not request:
@@ -661,13 +668,13 @@ class Truth:
 
     def _check_rate(self, request: dict[str, Any]) -> None:
         """An automatic rate is the same without the forgotten."""
-        given = sifu.Spec.from_mapping(json.loads(self.record.run["asked"]))
+        given = sifu.Spec.from_mapping(json.loads(self.record.entries["asked"]))
         if given.local.rate != "auto" or self.journey.family == "closed form":
             return
         gone = {self.held[client][0] for client in self.clients_of(request)}
-        since = self.record.rate_since(request["noise_node"])
+        since = rate_since(self.record, request["noise_node"])
         began = [row for row in self.done if since and row["noise_node"] == since]
-        there = self._stayed_after(began[0]) if began else list(self.record.founders())
+        there = self._stayed_after(began[0]) if began else list(founding_clients(self.record))
         others = [self.data[client] for client in there if self.held[client][0] not in gone]
         rate = self.journey.engine(given, others).facts.local_rate
         recorded = self.record.rates.get(since, self.record.facts["local_rate"])

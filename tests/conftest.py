@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import independent_verifier
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
 from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401  for every test and shared fixture
+from sifu_verifier.methods import ERASABLE, PROTECTION
 
 # The second verifier learns the rules of the methods in tests/installed, as it would those of any extension.
-independent_verifier.PROTECTION.update(go_on="nothing", noise_here="noise")
-independent_verifier.ERASABLE.add("noise_here")
+PROTECTION.update(go_on="nothing", noise_here="noise")
+ERASABLE.add("noise_here")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ import numpy as np
 
 import sifu
 from forged_runs import rebuild_chain
-from independent_verifier import verify
 from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
 from run_tools import build_run_with_requests, columns, connect, small_spec, tables
@@ -41,6 +40,7 @@ from sifu.store.kept_outside import WITNESSES
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
+from sifu_verifier import verify
 from timestamp_authority import make_authority, stamp
 
 TINY: dict[str, Any] = {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from run_tools import query, small_spec, spec_for
 from sifu.api import restore, verify_certificate
 from sifu.core.engine import Position
 from sifu.engines.sim.client_updates import Clipping
+from sifu_verifier import verify
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
 

@@ -8,7 +8,7 @@ import pytest
 from tests.verify.test_independent_verifier import Runs, make_run
 
 import sifu
-from independent_verifier import verify
+from sifu_verifier import verify
 
 pytestmark = pytest.mark.long
 RUNS: Runs = {

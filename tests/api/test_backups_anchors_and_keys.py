@@ -15,7 +15,6 @@ import pytest
 
 import sifu
 from forged_runs import execute, rebuild_chain
-from independent_verifier import verify
 from run_tools import Command, copy_run, dump, files_of, query, scalars, small_spec
 from sifu.api import restore, verify_run
 from sifu.core.ledger import canonical_json
@@ -23,6 +22,7 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
+from sifu_verifier import verify
 
 
 def rewrite_chain(folder: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form_engine import recorded_fixed_point
@@ -103,7 +103,7 @@ def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(
     assert query(tmp_path / "run", "SELECT COUNT(*) FROM nodes WHERE kind = 'round'") == [(5,)]
     run.forget()
     assert run.verify().problems == []
-    assert independent_verifier.verify(tmp_path / "run") == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
     sifu.train(spec, run=tmp_path / "never", clients=[clients[k] for k in (2, 3, 5, 6, 8)])
     assert kept_sum(tmp_path / "run").digest() == kept_sum(tmp_path / "never").digest()
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from run_tools import small_spec
 from sifu.core.engine import Position, RoundResult
 from sifu.core.spec import Spec
@@ -19,6 +18,7 @@ from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.devices import engine_kind
 from sifu.theory.facts import BY_PARTICIPANTS, UNKNOWN
+from sifu_verifier import verify
 
 SPEC = small_spec(local={"rate": 0.05, "steps": 3}, stop={"target": 0.0, "max_rounds": 6})
 

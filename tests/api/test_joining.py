@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from run_tools import Command, query, state
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
@@ -78,7 +78,7 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli:
     sifu.train(TABLE, run=tmp_path / "never", clients=[clients[number] for number in (0, 2, 3, 4)])
     assert kept_sum(folder) == kept_sum(tmp_path / "never")
     assert sifu.Run(folder).verify().problems == []
-    assert independent_verifier.verify(folder) == []
+    assert sifu_verifier.verify(folder) == []
     before = state(folder)
     for arguments, why in (
         (("--client", "c0", "--file", tmp_path / "c3.npz"), "sent its statistics already"),
@@ -284,7 +284,7 @@ def test_a_run_with_a_newcomer_that_cannot_be_used_goes_on_without_it(
     assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never")
     run.forget(["c3"])
     assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never")
-    assert run.verify().problems == [] == independent_verifier.verify(tmp_path / "run")
+    assert run.verify().problems == [] == sifu_verifier.verify(tmp_path / "run")
 
 
 def test_negative_control_a_founder_that_cannot_be_used_stops_the_training(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import sifu
-from independent_verifier import verify
 from run_tools import Command, small_spec
 from sifu.api import verify_certificate
 from sifu.api.safekeeping import restore
@@ -28,6 +27,7 @@ from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import delta_reached
 from sifu.theory.facts import FIXED_CONSTANTS
+from sifu_verifier import verify
 
 
 def public_text(cli: Command, folder: Path, request: str) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from random_journeys import tables as table_clients
 from run_tools import query, small_spec
+from sifu_verifier import verify
 
 GROUPS = small_spec(
     data={"clients": 8, "samples_per_client": 6},

@@ -10,9 +10,9 @@ import pytest
 
 import sifu
 from forged_runs import rebuild_chain
-from independent_verifier import verify
 from run_tools import query, spec_for
 from sifu.api import restore
+from sifu_verifier import verify
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "updates": (spec_for("sifu"), {"method": "sifu", "sigma": 0.5}),

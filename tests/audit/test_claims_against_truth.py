@@ -13,8 +13,8 @@ import pytest
 
 from broken_promises import CONTROLS
 from claims_against_truth import Findings, OtherParticipantsError, Truth, _apart, audit_journey, delta_at
-from independent_verifier import charge_of
 from random_journeys import FAMILIES
+from sifu_verifier.calibration import charge_of
 
 pytestmark = pytest.mark.long
 

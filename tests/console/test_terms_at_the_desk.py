@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import sifu
-from independent_verifier import verify as verify_independently
 from run_tools import Command, environment
 from sifu.console import desk as desk_module
 from sifu.console.asking import client_names, terms_given
 from sifu.core.request_terms import TERMS, RequestTerms, terms_words
+from sifu_verifier import verify as verify_independently
 
 UNUSUAL: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.9, "unit": "joint", "scope": "latest", "calibration": "classical",

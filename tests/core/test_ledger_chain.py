@@ -11,7 +11,6 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from independent_verifier import canonical
 from sifu.core.ledger import (
     GENESIS,
     Event,
@@ -23,6 +22,7 @@ from sifu.core.ledger import (
     read_json,
     seal,
 )
+from sifu_verifier.canonical import canonical
 
 JSON = st.recursive(
     st.none()

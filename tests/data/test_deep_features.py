@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import independent_verifier
 import public_trunk
 import sifu
+import sifu_verifier
 from onnx_tools import answers_of_the_graph
 from sifu.api import verify_run
 from sifu.core.spec import Spec
@@ -212,7 +212,7 @@ def test_tuned_networks_are_read_deeply_and_forgotten_exactly(
     (outcome,) = run.forget(["client-2"])
     assert outcome.level == "exact"
     assert verify_run(run.folder).problems == []
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
     assert sifu.audit_run(run).exact[0].same_model
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from run_tools import Command, numbers_of, run_cli
 from sifu.data import ClientData
 from sifu.data.feature_maps import CachedFeatures, feature_map
@@ -151,7 +151,7 @@ def test_nothing_of_a_module_runs_without_consent(
     sifu.allow_code("own_trunk:make")
     (outcome,) = sifu.open_run(tmp_path / "run").forget(["client-003"])
     assert outcome.level == "exact"
-    assert independent_verifier.verify(tmp_path / "run") == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
     monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from sifu.core.spec import Spec
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
 from sifu.errors import InputError
+from sifu_verifier import verify
 
 Row = tuple[str, float, float, int]
 

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "constraints.txt"
+PROJECTS = ("pyproject.toml", "paper/pyproject.toml", "verifier/pyproject.toml")
 HASHED = {"console": {"console", "onnx", "parquet", "timestamps"}, "all": None}
 """The hashed files and the extras they serve; None: all that are for users."""
 DEVELOPERS = {"dev", "docs"}
@@ -30,10 +31,10 @@ def project_of(path: str) -> dict[str, object]:
 
 def wanted(extras: set[str] | None = None) -> Iterator[Requirement]:
     """Yield the requirements of the library with some extras, or of everything in the repository with all extras."""
-    for path in ("pyproject.toml", "paper/pyproject.toml") if extras is None else ("pyproject.toml",):
+    for path in PROJECTS if extras is None else PROJECTS[:1]:
         project = project_of(path)
         yield from map(Requirement, project["dependencies"])  # type: ignore[arg-type]
-        for name, group in project["optional-dependencies"].items():  # type: ignore[attr-defined]
+        for name, group in project.get("optional-dependencies", {}).items():  # type: ignore[attr-defined]
             if extras is None or name in extras:
                 yield from map(Requirement, group)
 

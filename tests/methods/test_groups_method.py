@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import execute
 from run_tools import copy_run, query, small_spec, spec_for
 from sifu.core.engine import Engine, Position
@@ -317,7 +317,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
     assert "moved on from the fresh model by 1.25" in plan.notes[0]
     own.forget(["client-004"], method="groups", retention="strict")
     assert own.verify().problems == []
-    assert independent_verifier.verify(own.folder) == []
+    assert sifu_verifier.verify(own.folder) == []
     own.backup(tmp_path / "backup.tar")
     bodies = [json.loads(path.read_bytes())["body"] for path in own.folder.glob("certificates/*.public.json")]
     said = [premise.statement for body in bodies for premise in words_of(body).premises]
@@ -360,7 +360,7 @@ def test_groups_by_rule_are_a_premise_where_the_leaver_decides_their_number(
     (grouping,) = [row for row in run.certificate("leaves").body["premises"] if row["name"] == "grouping"]
     assert grouping["status"] == ("met" if level == "exact" else "assumed")
     assert run.verify().problems == []
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 def test_what_a_spec_leaves_open_is_filled_in_by_a_rule_that_sees_no_data(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_a_merge_is_released_at_once_and_heals_after(tmp_path: Path) -> None:
     (later,) = run.forget(["client-004"], "healed", method="groups")
     assert later.rounds > 0
     assert run.verify().problems == []
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 def test_healing_goes_on_after_an_interruption(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import independent_verifier
 import sifu
+import sifu_verifier
 import stateful_modules
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
@@ -131,7 +131,7 @@ def test_every_certificate_of_a_users_module_names_what_cannot_be_seen(tmp_path:
     (premise,) = [each for each in run.certificate("gone").body["premises"] if each["name"] == "module"]
     assert (outcome.level, premise["status"]) == ("exact", "trusted")
     assert run.verify().problems == []
-    assert independent_verifier.verify(tmp_path / "run") == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
     # A map that is drawn from a seed runs no one's program.
     drawn = spec_of(features={"kind": "projection", "count": 4})
     del drawn["groups"], drawn["local"]

@@ -15,7 +15,6 @@ import pytest
 
 import sifu
 from forged_runs import execute, rebuild_chain
-from independent_verifier import verify
 from run_tools import query
 from sifu.audit import audit_run
 from sifu.core.engine import Position
@@ -24,6 +23,7 @@ from sifu.data import ClientData
 from sifu.errors import NotCertifiableError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.theory.regularity import automatic_rate
+from sifu_verifier import verify
 
 SPEC: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},

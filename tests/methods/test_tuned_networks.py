@@ -14,9 +14,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import independent_verifier
 import public_trunk
 import sifu
+import sifu_verifier
 from folder_values import places_that_differ
 from forged_runs import rebuild_chain
 from guessing import RANDOM
@@ -100,7 +100,7 @@ def blocks_of(folder: Path) -> Any:
 
 def check(folder: Path) -> None:
     assert verify_run(folder).problems == []
-    assert independent_verifier.verify(folder) == []
+    assert sifu_verifier.verify(folder) == []
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(statistics_erasure, "strike", lambda statistics, blocks, groups: statistics)
     open_own(own).forget(["client-003"], "gone")
     assert any("is struck" in problem for problem in verify_run(own).problems)
-    assert any("is not zero" in problem for problem in independent_verifier.verify(own))
+    assert any("is not zero" in problem for problem in sifu_verifier.verify(own))
 
 
 def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path) -> None:
@@ -310,14 +310,14 @@ def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path
 
     rebuild_chain(own, edit)
     assert any("stands on networks" in problem for problem in verify_run(own).problems)
-    assert any("networks of solve" in problem for problem in independent_verifier.verify(own))
+    assert any("networks of solve" in problem for problem in sifu_verifier.verify(own))
 
 
 def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnStatistics, "read", lambda self, *arguments: Statistics.empty(self.fixed))
     open_own(own).forget(["client-003"], "gone")
     assert any("sum" in problem or "samples" in problem for problem in verify_run(own).problems)
-    assert independent_verifier.verify(own) != []
+    assert sifu_verifier.verify(own) != []
 
 
 def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(

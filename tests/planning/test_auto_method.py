@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import sifu
 from forged_runs import rebuild_chain
-from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, query, small_spec, spec_for
 from sifu.advice.advisor import advise
 from sifu.advice.training_options import TrainingWay, recommend
@@ -21,6 +20,7 @@ from sifu.api import verify_run
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.planning.plan import Way, choose_way
+from sifu_verifier import verify as verify_independently
 
 PRODUCT = ("sifu", "scratch", "groups", "closed_form")
 RUNS: dict[str, dict[str, Any]] = {

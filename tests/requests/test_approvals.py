@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import sifu
-from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, dump, query, small_spec, state
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import Spec
@@ -24,6 +23,7 @@ from sifu.store.given_approvals import unapproved
 from sifu.store.inbox import letters
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
+from sifu_verifier import verify as verify_independently
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from folder_values import places_that_differ
 from forged_runs import execute, rebuild_chain
 from guessing import GONE, RIDGE, ROUNDS, ROW, TRUTH, confirmed, federation, guess, in_bytes, is_random
@@ -58,7 +58,7 @@ def erased(tmp_path: Path) -> sifu.Run:
 
 
 def problems(run: sifu.Run) -> list[str]:
-    return [*run.verify().problems, *independent_verifier.verify(run.folder)]
+    return [*run.verify().problems, *sifu_verifier.verify(run.folder)]
 
 
 def test_the_command_asks_first_and_no_means_no(tmp_path: Path, cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_worlds_whose_requests_went_back_to_other_nodes_leave_the_same_folder(
 def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
     verification = erased.verify()
     assert verification.holds
-    assert list(verification.not_recomputed) == ["gone"] == list(independent_verifier.not_recomputed(erased.folder))
+    assert list(verification.not_recomputed) == ["gone"] == list(sifu_verifier.not_recomputed(erased.folder))
     assert "NOT recomputed" in verification.notes[0]
-    assert independent_verifier.verify(erased.folder) == []
+    assert sifu_verifier.verify(erased.folder) == []
     (outcome,) = erased.outcomes()
     assert outcome.level == "proven"
     assert outcome.rollback_to is None
@@ -277,7 +277,7 @@ FORGERIES = {
 def test_figures_put_back_are_noticed(erased: sifu.Run, statement: str) -> None:
     execute(erased.folder, statement)
     assert erased.verify().problems
-    assert independent_verifier.verify(erased.folder)
+    assert sifu_verifier.verify(erased.folder)
 
 
 @pytest.mark.parametrize("name", ["a drift", "rounding", "the source", "sigma of a node", "a charge", "smoothness"])
@@ -289,7 +289,7 @@ def test_they_are_noticed_with_the_key_of_the_operator_too(tmp_path: Path, name:
     execute(erased.folder, FORGERIES[name])
     rebuild_chain(erased.folder)
     assert erased.verify().problems
-    assert independent_verifier.verify(erased.folder)
+    assert sifu_verifier.verify(erased.folder)
 
 
 def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
     with sqlite3.connect(run.folder / "run.db") as connection:
         connection.executemany("UPDATE events SET payload = ?, nonce = ? WHERE seq = ?", rows)
     assert any("are there again" in problem for problem in run.verify().problems)
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
     with sqlite3.connect(whole / "run.db") as connection:
         connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", certificate)
     assert any("it is there again" in problem for problem in sifu.open_run(whole).verify().problems)
-    assert independent_verifier.verify(whole)
+    assert sifu_verifier.verify(whole)
 
 
 @pytest.mark.parametrize("kind", ["the event", "what it says"])
@@ -319,7 +319,7 @@ def test_figures_that_are_missing_without_the_event_are_noticed(tmp_path: Path, 
 
     rebuild_chain(erased.folder, edit)
     assert erased.verify().problems
-    assert independent_verifier.verify(erased.folder)
+    assert sifu_verifier.verify(erased.folder)
 
 
 def test_figures_missing_after_the_event_are_noticed(erased: sifu.Run) -> None:
@@ -334,7 +334,7 @@ def test_figures_missing_after_the_event_are_noticed(erased: sifu.Run) -> None:
 
     rebuild_chain(erased.folder, edit)
     assert any("its figures are missing" in problem for problem in erased.verify().problems)
-    assert any("its figures are missing" in problem for problem in independent_verifier.verify(erased.folder))
+    assert any("its figures are missing" in problem for problem in sifu_verifier.verify(erased.folder))
 
 
 def test_a_purge_that_leaves_a_figure_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,13 +343,13 @@ def test_a_purge_that_leaves_a_figure_is_caught(tmp_path: Path, monkeypatch: pyt
         patch.setattr(writer, "erase_figures", lambda *arguments: None)
         run.purge(figures=True)
     assert run.verify().problems
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
     other = noised(tmp_path / "other", federation(TRUTH))
     with monkeypatch.context() as patch:
         patch.setattr(erased_figures, "FIGURES", ("noise_std",))
         other.purge(figures=True)
     assert other.verify().problems
-    assert independent_verifier.verify(other.folder)
+    assert sifu_verifier.verify(other.folder)
 
 
 def test_backups_from_before_are_named_and_one_from_after_restores(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from killed_purges import purge_killed_at
 from run_tools import Command, copy_run, query, small_spec
 from sifu.errors import InputError
 from sifu.store import database, writer
 from sifu.store.files import stored_path
 from sifu.store.writer import SCRUB_FILE, RunWriter
+from sifu_verifier import verify
 
 F = "client-003"
 SPEC = small_spec(keep={"updates_every": 2, "lowest_sigma": 1e-6})

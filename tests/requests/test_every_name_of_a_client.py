@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from run_tools import query
 from sifu.data import ClientData
 from sifu.run import run_view, training
@@ -65,7 +65,7 @@ def is_false(folder: Path, request: str, names: Sequence[str]) -> bool:
 
 def fine(run: sifu.Run) -> bool:
     alone = [sifu.verify_certificate(file).problems for file in (run.folder / "certificates").glob("*.json")]
-    return run.verify().problems == [] == independent_verifier.verify(run.folder) and not any(alone)
+    return run.verify().problems == [] == sifu_verifier.verify(run.folder) and not any(alone)
 
 
 def records_then_client(folder: Path, first: str, **terms: Any) -> sifu.Run:
@@ -91,7 +91,7 @@ def test_negative_control_with_names_taken_apart_exact_is_false_and_both_verifie
         assert run.verify().problems == []
     (problem, *_) = run.verify().problems
     assert "it hides the clients [(5,)], but was asked to forget [(3, 5)]" in problem
-    assert any("subjects" in problem for problem in independent_verifier.verify(run.folder))
+    assert any("subjects" in problem for problem in sifu_verifier.verify(run.folder))
 
 
 @pytest.mark.parametrize(("unit", "together"), [("client", [("c3",), ("c1",)]), ("joint", [("c3", "c1")])])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import sifu
-from independent_verifier import verify
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.core.wording import RULES_COUNT_ALL
+from sifu_verifier import verify
 
 SMALL: dict[str, Any] = {
     "local": {"rate": 0.05, "steps": 2},

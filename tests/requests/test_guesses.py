@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from folder_values import places_that_differ, values_by_place
 from forged_runs import execute, rebuild_chain
 from guessing import (
@@ -62,7 +62,7 @@ def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, 
     verification = run.verify()
     assert verification.holds
     assert any("erased by the purge" in note for note in verification.notes)
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 def test_a_seed_for_the_noise_does_not_give_the_salts_of_a_closed_form_run_away(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, g
         other.forget(["c0"])
         earlier[label] = guesses[label] | worked_out(folder)
     assert confirmed(run.folder, earlier) == set()
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 @pytest.mark.parametrize("spec", [ROUNDS, AUTOMATIC, NETWORK], ids=["linear", "automatic rate", "network"])
@@ -105,7 +105,7 @@ def test_a_purged_run_in_rounds_confirms_no_guess_of_a_record(tmp_path: Path, sp
     run.purge()
     assert confirmed(run.folder, guesses) == set()
     assert run.verify().holds
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 WHICH_WERE_KEPT = {
@@ -137,7 +137,7 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     told = WHICH_WERE_KEPT if other == OUTLIER else set()
     assert {place for place in differ if not is_random(place)} <= told
     assert runs[0].purge().figures == COUNTS
-    assert runs[1].verify().problems == independent_verifier.verify(runs[1].folder) == []
+    assert runs[1].verify().problems == sifu_verifier.verify(runs[1].folder) == []
 
 
 @pytest.mark.parametrize("steepest", [GONE, 0])
@@ -152,7 +152,7 @@ def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: in
             (outcome,) = run.forget([client], method="scratch", retention="strict")
             assert outcome.level == "exact"
             assert run.purge().figures == COUNTS
-        assert run.verify().problems == independent_verifier.verify(run.folder) == []
+        assert run.verify().problems == sifu_verifier.verify(run.folder) == []
         runs.append(run)
     assert (rates[0] != rates[1]) == (steepest == GONE)  # the control: the rate told of the record before
     differ = places_that_differ(*(run.folder for run in runs))
@@ -174,7 +174,7 @@ def test_rates_that_a_purge_left_are_checked_against_those_who_stay(tmp_path: Pa
         execute(run.folder, f"UPDATE run SET value = '{rates}' WHERE key = 'local_rates'")
         rebuild_chain(run.folder, change)
         assert any("local rates of" in problem or "local_rates is" in problem for problem in run.verify().problems)
-        assert any("local rates" in problem for problem in independent_verifier.verify(run.folder))
+        assert any("local rates" in problem for problem in sifu_verifier.verify(run.folder))
 
 
 def test_a_purge_that_erases_no_figures_keeps_every_rate_in_listed_places(tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_a_purge_that_erases_no_figures_keeps_every_rate_in_listed_places(tmp_pa
     places = {place for place, values in values_by_place(run.folder).items() if rate in values}
     assert {place.rpartition(".")[0] for place in places} >= {"run.local_rates", "sealed.content.local_rates"}
     assert {place for place in places if not listed(place, tuple(figure.place for figure in KEPT_FIGURES))} == set()
-    assert run.verify().problems == independent_verifier.verify(run.folder) == []
+    assert run.verify().problems == sifu_verifier.verify(run.folder) == []
     run.forget(["c1"], method="scratch")
-    assert run.verify().problems == independent_verifier.verify(run.folder) == []
+    assert run.verify().problems == sifu_verifier.verify(run.folder) == []
 
 
 def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_erased_figures_that_come_back_are_noticed(tmp_path: Path, statement: st
     run = purged(ROUNDS, tmp_path / "run", method="scratch")
     execute(run.folder, statement)
     assert run.verify().problems
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
     rebuild_chain(run.folder)  # also with the operator's key
     assert run.verify().problems
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_figures_that_look_erased_without_a_purge_are_noticed(tmp_path: Path, st
     execute(run.folder, statement)
     rebuild_chain(run.folder)  # with the operator's key
     assert run.verify().problems
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
 
 
 def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
     run.purge()
     for folder in (run.folder, tmp_path / "restored"):
         assert sifu.open_run(folder).verify().problems == []
-        assert independent_verifier.verify(folder) == []
+        assert sifu_verifier.verify(folder) == []
 
 
 def test_the_page_lists_what_remains() -> None:
@@ -309,7 +309,7 @@ def test_a_sealed_part_that_comes_back_or_is_missing_is_noticed(tmp_path: Path) 
         with sqlite3.connect(run.folder / "run.db") as connection:
             connection.execute(statement, values)
         assert any(finding in problem for problem in run.verify().problems)
-        assert independent_verifier.verify(run.folder) != []
+        assert sifu_verifier.verify(run.folder) != []
 
 
 def test_a_purge_keeps_what_was_measured_since_and_plans_still_work(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_purge_keeps_what_was_measured_since_and_plans_still_work(tmp_path: Pa
     assert plan.level in ("exact", "proven", "conditional")
     (outcome,) = run.forget(["c1"], method="sifu")
     assert run.verify().holds, outcome
-    assert independent_verifier.verify(run.folder) == []
+    assert sifu_verifier.verify(run.folder) == []
 
 
 def test_copies_elsewhere_are_named(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command
 from sifu.core.record_commitments import record_commitment
@@ -52,7 +52,7 @@ def test_the_person_checks_the_public_certificate(run: sifu.Run, cli: Command) -
     body = json.loads(file.read_text())["body"]
     assert len(body["commitments"]["records"]) == 2
     assert "P003" not in file.read_text()
-    assert run.verify().problems == [] == independent_verifier.verify(run.folder)
+    assert run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
 def test_control_a_forged_certificate_names_no_record(run: sifu.Run, cli: Command, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_control_other_commitments_in_the_ledger_are_found(run: sifu.Run) -> Non
 
     rebuild_chain(run.folder, other_commitments)
     assert run.verify().problems
-    assert independent_verifier.verify(run.folder)
+    assert sifu_verifier.verify(run.folder)
 
 
 def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command, query, state
 from sifu.api import restore
@@ -62,7 +62,7 @@ def kept_sum(folder: Path) -> Statistics:
 
 def fine(run: sifu.Run) -> bool:
     """Whether both verifiers agree that everything recomputes."""
-    return run.verify().problems == [] == independent_verifier.verify(run.folder)
+    return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
@@ -276,7 +276,7 @@ def test_a_forged_list_of_rows_is_noticed(tmp_path: Path, what: str, edit: Any) 
 
     rebuild_chain(run.folder, change)
     assert run.verify().problems, what
-    assert independent_verifier.verify(run.folder), what
+    assert sifu_verifier.verify(run.folder), what
 
 
 def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:

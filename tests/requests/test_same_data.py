@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from run_tools import Command, query
 from sifu.api import restore
 from sifu.core.wording import words_of
@@ -66,7 +66,7 @@ def in_order(client: ClientData, rows: Any) -> ClientData:
 
 def fine(run: sifu.Run) -> bool:
     """Whether both verifiers agree that everything recomputes."""
-    return run.verify().problems == [] == independent_verifier.verify(run.folder)
+    return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
 @pytest.mark.parametrize("records", [(), (0, 4)], ids=["client", "records"])
@@ -218,7 +218,7 @@ def test_digests_are_salted_and_the_salt_goes_with_the_client(tmp_path: Path) ->
         assert not any(digest in certificate.read_text() for digest in recorded.values())
     (run.folder / SALTS_FILE).write_text(json.dumps(salts))
     assert any("salts.json holds the salts of c1" in problem for problem in run.verify().problems)
-    assert independent_verifier.verify(run.folder) != []
+    assert sifu_verifier.verify(run.folder) != []
 
 
 def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from release_journeys import release_journey
 from run_tools import Command, spec_for
 from sifu.data import ClientData
@@ -65,7 +65,7 @@ def taken_part(run: sifu.Run, client: int) -> set[int]:
 
 def is_fine(run: sifu.Run) -> bool:
     """Return whether both verifiers find nothing wrong."""
-    return run.verify().problems == [] == independent_verifier.verify(run.folder)
+    return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
 def execute(run: sifu.Run, client: str, method: str, approval: str = "none") -> None:
@@ -229,7 +229,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, cli: Command) -> None:
 def test_releases_of_random_journeys_are_those_of_fresh_runs(tmp_path: Path, seed: int) -> None:
     journey = release_journey(seed, tmp_path)
     assert journey.compared > 0
-    assert independent_verifier.verify(journey.folder) == []
+    assert sifu_verifier.verify(journey.folder) == []
 
 
 def test_control_a_request_that_leaves_out_too_much_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

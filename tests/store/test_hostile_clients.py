@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sifu
-from independent_verifier import verify
 from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
@@ -23,6 +22,7 @@ from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.facts import FIXED_CONSTANTS, ClientProfile
+from sifu_verifier import verify
 from suite_setup import examples
 
 VICTIM, FORGOTTEN = 3, 0

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import add_event, execute, rebuild_chain, resign_everything
 from run_tools import query
 from sifu.api import verify_run
@@ -104,7 +104,7 @@ def test_the_database_holds_our_tables_and_nothing_else(own_trained: Path, state
     """A trigger changes what is written; any other thing may keep what was erased."""
     execute(own_trained, statement)
     assert "database: " in "\n".join(verify_run(own_trained).problems)
-    assert " TABLE " in statement or independent_verifier.verify(own_trained)
+    assert " TABLE " in statement or sifu_verifier.verify(own_trained)
     with pytest.raises(RunDamagedError, match="as sifu makes it"):
         sifu.open_run(own_trained).forget(["client-000"])
 

@@ -8,10 +8,10 @@ import pytest
 
 import sifu
 from claims_against_truth import Findings, audit_journey
-from independent_verifier import verify
 from run_tools import small_spec
 from sifu.theory.calibration import one_round_epsilon
 from sifu.verify import certificate_file
+from sifu_verifier import verify
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from forged_runs import add_event, execute, rebuild_chain
 from mutations import Pristine, tamper_with_values
 from run_tools import connect, copy_run, query, small_spec
@@ -209,7 +209,7 @@ def test_forgeries_with_every_hash_rebuilt_are_caught(own: Path, name: str) -> N
     forge, words = FORGERIES[name]
     forge(own)
     assert any(words in problem for problem in verify_run(own).problems), verify_run(own).problems
-    assert independent_verifier.verify(own) != []
+    assert sifu_verifier.verify(own) != []
 
 
 @pytest.mark.parametrize("kind", ["group rounds", "merged"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import sifu
-from independent_verifier import verify
 from run_tools import copy_run
+from sifu_verifier import verify
 
 pytestmark = pytest.mark.long
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from independent_verifier import verify
 from mutated_runs import HARMLESS_FILES, RUNS, every_mutation, held_against, uncaught
 from mutations import CRASH, Pristine, caught
 from run_tools import dump
 from sifu.store.events_check import KINDS
+from sifu_verifier import verify
 
 pytestmark = pytest.mark.long
 

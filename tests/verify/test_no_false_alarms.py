@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from independent_verifier import verify
 from random_runs import random_run, random_spec
 from sifu.api import restore, verify_certificate, verify_run
+from sifu_verifier import verify
 
 QUICK, ALL = range(6), range(200)
 

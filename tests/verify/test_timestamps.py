@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import sifu
-from independent_verifier import verify
 from run_tools import Command, copy_run, query, small_spec
 from sifu.api import restore, verify_certificate, verify_run
 from sifu.errors import InputError, install_extra
 from sifu.report import write_evidence
 from sifu.store import timestamps
+from sifu_verifier import verify
 from timestamp_authority import answer, make_authority
 
 pytest.importorskip("rfc3161_client")

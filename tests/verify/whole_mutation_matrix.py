@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from independent_verifier import verify
 from mutated_runs import RUNS, Mutation, every_mutation, held_against, uncaught
 from mutations import Pristine, caught
 from shares import Line, Share, cut, options, work_off
+from sifu_verifier import verify
 
 CHANGES = 150
 """Changes of a share."""

@@ -14,8 +14,8 @@ from flower_federation import HASTY, both_engines, small_spec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from test_flower_runs import Federation, new_key
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
@@ -78,7 +78,7 @@ def embedded_sum(spec: Spec, clients: list[Any]) -> Statistics:
 
 def sound(folder: Path) -> None:
     assert sifu.open_run(folder).verify().problems == []
-    assert independent_verifier.verify(folder) == []
+    assert sifu_verifier.verify(folder) == []
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -362,7 +362,7 @@ def test_a_forged_absence_is_noticed(tmp_path: Path) -> None:
 
     rebuild_chain(fed.run_folder, edit)
     assert any("solved from other clients" in line for line in sifu.open_run(fed.run_folder).verify().problems)
-    assert independent_verifier.verify(fed.run_folder) != []
+    assert sifu_verifier.verify(fed.run_folder) != []
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-import independent_verifier
 import sifu
+import sifu_verifier
 from public_trunk import make
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Position
@@ -208,7 +208,7 @@ def test_a_run_tuned_on_a_gpu_forgets_exactly_and_says_that_its_bits_are_trusted
     assert (premises["deterministic device"], "layout" in premises) == ("trusted", False)
     assert run.rebuild() == 1
     assert run.verify().problems == []
-    assert independent_verifier.verify(tmp_path / "run") == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
     # A CPU does better than what the run was begun with; a run begun there is not continued on a GPU.
     sifu.open_run(tmp_path / "run", clients=clients_of(), device="cpu").forget(["client-1"], "next")
     sifu.train(spec_of(), run=tmp_path / "cpu", clients=clients_of(), device="cpu")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import sifu
-from independent_verifier import verify
 from run_tools import small_spec
 from sifu.api.start_run import create_run
 from sifu.core.spec import Spec
@@ -18,6 +17,7 @@ from sifu.engines.sim.gpu.lane_engine import LaneEngine
 from sifu.errors import InputError
 from sifu.run import devices
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu_verifier import verify
 
 SPEC = small_spec(
     data={"clients": 12, "samples_per_client": 10}, local={"steps": 3}, stop={"target": 0.0, "max_rounds": 12}

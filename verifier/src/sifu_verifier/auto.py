@@ -1,0 +1,38 @@
+"""The choice of a method by `auto` (docs/store.md, section 4)."""
+
+from __future__ import annotations
+
+import math
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.restores import restored_before
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.sealed import is_erased
+
+
+def check_auto(run: RunFolder, request: Row, level: str) -> None:
+    """Section 4a: the method asked for, or the one the rule takes from the recorded figures."""
+    at, auto = f"request {request['request']}", run.rolled[request["request"]]["payload"].get("auto")
+    strength = ("none", "conditional", "proven", "exact").index
+    restored = bool(restored_before(run, request))
+    least = request["asked_level"] or "none"
+    run.check(restored or strength(level) >= strength(least), f"{at}: {level} is below the {least} asked for")
+    if request["asked_method"] != "auto":
+        run.agree(f"{at}: method", [request["method"], auto], [request["asked_method"], None])
+        return
+    rolled = next(e for e in run.tables["events"] if e["seq"] == run.rolled[request["request"]]["seq"])
+    if is_erased(run, rolled) or not run.check(auto, f"{at}: what auto chose from is not recorded"):
+        return
+    order = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
+    places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
+    run.check(strength(auto["least_level"]) >= strength(least), f"{at}: auto chose below {least}")
+    if run.spec.get("requests", {}).get("approval", "none") != "none":
+        approved = request["asked_level"] or "conditional"
+        run.agree(f"{at}: level approved", auto["least_level"], approved)
+    enough = [way for way in auto["ways"] if strength(way["level"]) >= strength(auto["least_level"])]
+    exact = sorted((way for way in enough if way["level"] == "exact"), key=lambda way: places[way["method"]])[:1]
+    others = [way for way in enough if way["level"] != "exact"] if auto["least_level"] != "exact" else []
+    costs = [(math.inf if way["rounds"] is None else way["rounds"], -strength(way["level"]), places[way["method"]],
+              way["method"], way["level"]) for way in exact + others]  # fmt: skip
+    taken = min(costs)[3:] if costs else (None, None)
+    run.agree(f"{at}: the way auto takes", [request["method"], level if not restored else taken[1]], list(taken))

@@ -1,0 +1,45 @@
+"""Calibration of Gaussian noise: from a budget to a multiplier and back (docs/store.md, section 4)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.normal import cdf, log_cdf, root
+
+
+def delta_of(s: float, epsilon: float) -> float:
+    """Return the delta that noise of `s` times the sensitivity reaches at `epsilon` (Balle & Wang 2018)."""
+    near, far = 1 / (2 * s) - epsilon * s, -1 / (2 * s) - epsilon * s
+    return cdf(near) - math.exp(epsilon + log_cdf(far))
+
+
+@functools.cache
+def exact_multiplier(epsilon: float, delta: float) -> float:
+    """Return the smallest noise, in multiples of the sensitivity, that reaches (`epsilon`, `delta`)."""
+    return root(lambda s: delta_of(s, epsilon) - delta, 1e-4, 1e6)
+
+
+def multiplier(request: Row) -> float:
+    """Return the noise multiplier of a request's budget, by the calibration that its terms name."""
+    epsilon, delta = request["epsilon"], request["delta"]
+    if request["calibration"] == "classical":
+        return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return exact_multiplier(epsilon, delta)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the epsilon at which a Gaussian mechanism of ratio `mu` reaches `delta`."""
+    if mu == 0 or delta_of(1 / mu, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while delta_of(1 / mu, high) > delta:
+        high *= 2
+    return root(lambda epsilon: delta_of(1 / mu, epsilon) - delta, 0.0, high)
+
+
+def charge_of(psi: float, sigma: float) -> float:
+    """Return the part of a budget that noise of `sigma` over a distance of `psi` uses: (psi / sigma) squared."""
+    ratio = 0.0 if psi == 0 else psi / sigma if sigma else math.inf
+    return ratio * ratio  # `**` raises an error where the product is infinite

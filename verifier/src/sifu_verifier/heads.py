@@ -1,0 +1,156 @@
+"""Statistics of clients and the head solved from them (docs/store.md, sections 5a and 5b)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from sifu_verifier.canonical import sha256
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.tensors import tensors_of
+
+
+def check_statistics(run: RunFolder) -> None:
+    """Section 5a: the sum is that of clients' statistics, the head solves its equations, and no forgotten client
+    is in any of them."""
+    listed = {row["file"]: row for row in run.tables["statistics"]}
+    run.agree("statistics/", sorted(p.name for p in (run.folder / "statistics").iterdir()), sorted(listed))
+    if run.spec["model"]["kind"] != "ridge":
+        run.check(not listed and not run.solves, "there are statistics, but the model is not solved from any")
+        return
+    rounds = [n for n, row in run.nodes.items() if row["kind"] == "round"]
+    run.agree("rounds that are solves", sorted(run.solves), rounds)
+    for node, (client_count, left) in run.solvers.items():
+        staying = [c for c in range(client_count) if run.clients[c]["name"] not in left]
+        absent = run.solves[node].get("absent", [])
+        run.agree(f"clients of solve {node}", sorted([*run.rounds[node], *absent]), staying)
+    forgotten = {c for clients in run.subjects.values() for c in clients}
+    shapes, ridge = json.loads(run.entries["layout"])["shapes"], run.spec["ridge"]
+    (k, outputs), a, b = shapes[0], ridge["feature_bits"], ridge["target_bits"]
+    reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
+    tuned, places = run.spec["features"].get("tune", "none"), block_places(run, k)
+    parts = {"none": 1, "merge": 2, "blocks": 1 + run.spec["groups"]["count"]}[tuned]
+    norm = float(run.spec["features"]["norm"]) * math.sqrt(parts)
+    norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
+    bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
+    heading = f"sifu statistics 1 {bits} {norms}\n".encode()
+    words, whole, samples_of = {}, None, {}
+    nodes = {trunk for row in listed.values() for trunk in json.loads(row["trunks"]) if trunk in run.groups}
+    of_groups = {run.groups[node]["grp"] for node in nodes}
+    lists = {row["trunks"] for row in listed.values()} if tuned != "blocks" else {""}
+    alike = len(of_groups) == len(nodes) and len(lists) <= 1
+    run.check(alike, "statistics are through different networks")
+    public = [*range(k - sum(len(own) for own in places.values())), k]
+    for file, row in listed.items():
+        trunks = json.loads(row["trunks"])
+        run.check(tuned != "none" or not trunks, f"statistics/{file}: there are no networks of groups")
+        for trunk in trunks:
+            there = trunk in run.groups and (run.folder / "models" / f"{trunk}.safetensors").exists()
+            run.check(there, f"statistics/{file}: the network of node {trunk} is not there")
+        data, clients = (run.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
+        run.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+        run.check(not forgotten & set(clients), f"statistics/{file} holds a forgotten client")
+        counted = sum(run.clients[c]["samples"] for c in clients)
+        through = [run.groups[trunk]["grp"] for trunk in trunks if trunk in run.groups]
+        is_sum = file.endswith(".sum.statistics")
+        part = "-".join(map(str, through)) or "public"
+        named = f"{row['node']}.{clients[0]}{f'.{part}' if tuned == 'blocks' else ''}.statistics"
+        run.check(is_sum or file == named, f"statistics/{file} is not named as its part is")
+        start = heading[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else heading
+        run.check(data.startswith(start), f"statistics/{file}: it is written otherwise than the spec says")
+        numbers = np.frombuffer(data[len(start) : -32], "<i8")  # the last 32 bytes are the salt
+        square, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
+        if is_sum or tuned != "blocks":
+            run.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
+            square[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
+            cross, there = numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs), set(through)
+            struck = sorted(place for group, own in places.items() if group not in there for place in own)
+            held = square[struck].any() or square[:, struck].any() or cross[struck].any()
+            run.check(not held, f"statistics/{file}: a block without a network is not zero")
+            run.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))
+        else:
+            # Section 5b: a file has the numbers that went through the networks it names, and no other.
+            high = np.array([*places[through[-1]]] if through else public)
+            low = np.array([*places[through[0]]] if len(through) == 2 else public if through else [], dtype=int)
+            rows, columns = np.tril_indices(len(high) if len(through) < 2 else 0)
+            below, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
+            square[np.ix_(high, low)] = below.reshape(high.size, low.size)
+            square[np.ix_(low, high)] = square[np.ix_(high, low)].T
+            square[high[rows], high[columns]] = square[high[columns], high[rows]] = corner
+            rest = numbers[below.size + corner.size : None if through else -2]
+            cross[high if len(through) < 2 else []] = rest.reshape(-1, outputs)
+        totals = numbers[-2:] if is_sum or not (tuned == "blocks" and through) else np.zeros(2, dtype=np.int64)
+        run.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
+        numbers = np.concatenate([square[np.tril_indices(k + 1)], cross.ravel(), totals])
+        if is_sum:
+            run.check(whole is None, "there are two sums")
+            whole = (row, clients, numbers)
+            continue
+        own = samples_of.setdefault(clients[0], set()) if len(clients) == 1 else {part}
+        fresh = part not in own and (tuned == "blocks" or not own)
+        run.check(len(clients) == 1 and fresh, f"statistics/{file} is not of one client")
+        own.add(part)
+        words[clients[0]] = words[clients[0]] + numbers if clients[0] in words else numbers
+    count = len(of_groups)
+    needed = 1 + count + count * (count - 1) // 2 if tuned == "blocks" else 1
+    for client, own in samples_of.items():
+        if len(own) < needed:
+            incomplete = whole is not None and client in whole[1]
+            run.check(not incomplete, f"parts of the statistics of client {client} are not there")
+            words.pop(client)
+    tip = run.nodes[int(run.entries["tip"])]
+    if whole is None or tip["kind"] != "round":
+        return
+    row, clients, numbers = whole
+    if set(clients) <= words.keys():  # integers: any order of summation gives the same bits
+        run.check(np.array_equal(sum(words[c] for c in clients), numbers), "the sum is not that of its clients")
+    solve = run.solves[tip["node"]]
+    run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
+    gram = np.zeros((k + 1, k + 1))
+    gram[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
+    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * a)
+    cross = np.ldexp(numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs).astype(float), -a - b)
+    energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
+    tensors = tensors_of((run.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
+    head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
+    # Section 5b: a head has only the features whose network is there, and the constant.
+    through = {run.groups[trunk]["grp"] for trunk in json.loads(row["trunks"])}
+    lost = {place for group, own in places.items() if group not in through for place in own}
+    if tuned == "merge" and not through:
+        lost = set(range(k // 2, k))
+    run.check(not head[sorted(lost)].any(), "the current head has weights of features without a network")
+    kept = [place for place in range(k + 1) if place not in lost]
+    gram, cross, head, k = gram[np.ix_(kept, kept)], cross[kept], head[kept], len(kept) - 1
+    chosen = solve["relative_penalty"] * float(np.trace(gram)) / (k + 1)
+    if ridge["regularisation"] == "auto":
+        values, vectors = np.linalg.eigh(gram)
+        rotated, scores = vectors.T @ cross, {}
+        for r in (10.0 ** (eighth / 8.0) for eighth in range(-64, 17)):
+            penalty = r * float(np.trace(gram)) / (k + 1)
+            weights = rotated / (np.maximum(values, 0.0) + penalty)[:, None]
+            left = energy - float(np.sum(weights * rotated)) - penalty * float(np.sum(weights**2))
+            free = 1 - float(np.sum(np.maximum(values, 0.0) / (np.maximum(values, 0.0) + penalty))) / n
+            noise = 64 * 2.0**-52 * (k + 1) * energy
+            if left > noise and free > 1e-9:
+                scores[r] = ((left - noise) / n / free**2, (left + noise) / n / free**2)
+        least, _ = scores.get(solve["relative_penalty"], (math.inf, math.inf))
+        good = least <= min(most for _, most in scores.values()) * (1 + 1e-6)
+        run.check(good, f"r = {solve['relative_penalty']} is not what cross-validation chooses")
+    else:
+        run.agree("r", solve["relative_penalty"], ridge["regularisation"])
+    residual = np.linalg.norm(cross - gram @ head - chosen * head) / np.linalg.norm(cross)
+    run.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
+
+
+def block_places(run: RunFolder, k: int) -> dict[int, range]:
+    """Section 5b: where in the features the block of each group lies."""
+    features, count = run.spec["features"], run.spec["groups"]["count"]
+    if features.get("tune", "none") != "blocks":
+        return {}
+    block = features["block"]
+    if not 0 < block < k - count * block:
+        block = k // (count + 1)
+    first = k - count * block
+    return {group: range(first + group * block, first + (group + 1) * block) for group in range(count)}

@@ -1,0 +1,208 @@
+"""The chain of events, replayed into tables that must equal the stored ones (docs/store.md, section 6)."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from sifu_verifier.canonical import Row, canonical, parsed, sha256
+from sifu_verifier.erased_figures import check_rest
+from sifu_verifier.nodes import rows_digest
+from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step
+from sifu_verifier.run_folder import RunFolder, with_terms
+from sifu_verifier.sealed import is_erased, unsealed
+from sifu_verifier.signatures import check_signature, take_key
+
+REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
+            ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
+            "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
+            "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
+
+RATES_SET_BY = ("run created", "rolled back", "purged")
+
+DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
+
+
+def leaves_out(run: RunFolder, request: Row) -> bool:
+    """Section 4d: an approved request for clients leaves them out while it waits; so does one that was restored."""
+    needed = {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
+    restored = any(request["request"] in moment["payload"]["requests"] for moment in run.restored)
+    return not json.loads(request["records"]) and (restored or len(run.approved[request["request"]]) > needed)
+
+
+def check_ledger(run: RunFolder) -> None:
+    previous, next_node, replayed, dropped = bytes(32), 0, {t: {} for t in REPLAYED}, set()
+
+    def put(table: str, row: Row) -> None:
+        key = tuple(row[k] for k in REPLAYED[table])
+        replayed[table][key] = replayed[table].get(key, {}) | row
+
+    for number, event in enumerate(run.tables["events"], 1):
+        at, text, payload = f"event {event['seq']}", event["payload"], parsed(event["payload"])
+        run.agree(f"{at}: number", event["seq"], number)
+        run.agree(f"{at}: payload", text, canonical(payload))
+        if event["nonce"] or event["seq"] > run.wish:  # section 6e: or it cannot be opened any more
+            run.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
+            run.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
+        fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
+        run.agree(f"{at}: hash", event["hash"].hex(), sha256(previous, b"\0".join(fields)))
+        previous, models, name = event["hash"], replayed["models"], payload.get("request")
+        payload = payload | unsealed(run, event, payload)
+        moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
+        moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
+        moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
+        moment["updates"] = dict(replayed["updates"])
+        moment["statistics"] = dict(replayed["statistics"])
+        moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
+        asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+        if "left_out" in payload or "left_out" in payload.get("solve", {}):  # older events left out all who asked
+            begun = [row for row in asking if row["status"] in ("running", "done") or row["request"] == name]
+            waiting = [row for row in asking if row not in begun and leaves_out(run, row)]
+            names = {client for row in waiting for client in json.loads(row["clients"])}
+            numbers = sorted(row["client"] for row in run.clients.values() if row["name"] in names)
+            run.agree(f"{at}: left out", payload.get("solve", payload)["left_out"], numbers)
+            asking = begun + waiting
+        moment["asked"] = [row["clients"] for row in asking]
+        check_signature(run, event, payload)
+        if "public_key" in payload.get("run", {}):
+            take_key(run, event["seq"], payload)
+        if event["kind"] == "restored":
+            run.restored.append(moment)
+        if event["kind"] == "purged":
+            run.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
+        said, recorded = payload.get("run", {}), payload.get("rows", {})
+        fixed = {"facts", "spec", "asked", "layout", "tuned_layout", "versions", "run"} & said.keys()
+        fixed -= set() if event["seq"] > 1 else said.keys()
+        fixed |= {"local_rates"} & said.keys()
+        if "local_rates" in payload:
+            run.check(event["kind"] in RATES_SET_BY, f"{at}: sets local rates")
+            put("run", {"key": "local_rates", "value": canonical(payload["local_rates"])})
+        run.check(not fixed, f"{at}: changes {sorted(fixed)}")
+        moves = recorded and event["kind"] != "group rounds"
+        run.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if moves else None)
+        moment["kind"], moment["gone"] = event["kind"], [c for s in replayed["subjects"].values()
+                                                         for c in json.loads(s["clients"])]  # fmt: skip
+        moment["order"] = sum(row.get("request_order") is not None for row in replayed["requests"].values())
+        moment["method"] = payload.get("choice", {}).get("method")
+        if event["kind"] in ("merged", "rolled back"):
+            run.merged.append(moment)
+        if event["kind"] == "group rounds":
+            run.apart.append(moment)
+        if event["kind"] == "rolled back":
+            order, noise_node = payload["choice"]["request_order"], payload["choice"]["noise_node"]
+            run.agree(f"{at}: order and node", [order, noise_node], [len(run.rolled) + 1, recorded.get("last")])
+        for row in payload.get("models", []):
+            if row["node"] < recorded.get("first", next_node):
+                run.agree(f"{at}: model", row["digest"], models.get((row["node"],), {}).get("digest"))
+        again = {row["node"] for row in payload.get("models", [])} & dropped
+        run.check(not again, f"{at}: erased models {sorted(again)} are there again")
+        dropped.update(payload.get("dropped_models", []))
+        for key, value in said.items():
+            put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
+        for node in payload.get("dropped_models", []):
+            run.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
+        for row in payload.get("group_models", []):
+            put("group_models", row | {"members": canonical(row["members"])})
+        for row in payload.get("models", []):
+            put("models", {"psi_max": payload.get("psi_max", {}).get(str(row["node"]), 0.0)} | row)
+        for table in ("evaluations", "rejections", "merges"):
+            for row in payload.get(table, []):
+                put(table, row)
+        for file in payload.get("dropped_updates", []):
+            run.check(replayed["updates"].pop((file,), None), f"{at}: drops updates {file}, which are not there")
+        for row in payload.get("updates", []):
+            put("updates", row | {"clients": canonical(row["clients"])})
+            run.written.append(row)
+        for file in payload.get("dropped_statistics", []):
+            there = replayed["statistics"].pop((file,), None)
+            run.check(there, f"{at}: drops statistics {file}, which are not there")
+        for row in payload.get("statistics", []):
+            put("statistics", row | {name: canonical(row[name]) for name in ("clients", "trunks")})
+        if "solve" in payload:
+            run.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
+            run.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
+            run.at_solve[recorded["last"]] = (sorted(moment["models"]), moment["gone"])
+            trunks = payload["solve"].get("trunks", [])
+            parts = run.spec["features"].get("tune", "none") == "blocks"
+            same_networks = all(
+                row["trunks"] == trunks
+                or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(trunks))
+                for row in payload.get("statistics", [])
+            )
+            run.check(same_networks, f"{at}: statistics are through other networks than the head")
+            left = {name for row in asking for name in json.loads(row["clients"])}
+            left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
+            run.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
+        if event["kind"] == "request received" and "commitments" in payload:
+            commitments = payload["commitments"]
+            good = commitments == sorted(commitments) and all(re.fullmatch("[0-9a-f]{64}", c) for c in commitments)
+            run.check(good and 0 < len(commitments) <= len(name["records"]), f"{at}: commitments to records")
+            run.committed[name["request"]] = commitments
+        if event["kind"] == "request received":
+            run.approved[name["request"]] = [person(payload["actor"])]
+            filed = {key: value for key, value in name.items() if key != "deadline_days"}
+            run.filed[name["request"]] = sha256(canonical(filed).encode())
+        elif event["kind"] == "request approved":
+            people, actor = run.approved[name], person(payload["actor"])
+            good = actor not in people and 0 < run.steps.get(name, 0) < 4
+            run.agree(f"{at}: terms approved", payload.get("terms"), run.filed[name])
+            run.check(good, f"{at}: {actor} cannot approve {name}")
+            people.append(actor)
+        elif event["kind"] == "rolled back":
+            asked_for = run.spec.get("requests", {}).get("approval", "none")
+            needed = {"none": 0, "one": 1, "two": 2}[asked_for]
+            run.check(len(run.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
+        take_rejoining(run, event, payload)
+        if event["kind"] in STEPS:
+            take_step(run, event, name["request"] if isinstance(name, dict) else name)
+        if "rows" in payload:
+            rows = payload["rows"]
+            run.agree(f"{at}: first node", rows["first"], next_node)
+            if not is_erased(run, event):
+                digest = rows_digest(run, next_node, rows["last"], payload.get("figures_salt", ""))
+                run.agree(f"{at}: digest of nodes", rows["digest"], digest)
+            next_node = rows["last"] + 1
+        if "kept_rows" in payload and not is_erased(run, event):
+            digest = rows_digest(run, 0, payload["kept_rows"]["last"], payload["figures_salt"])
+            run.agree(f"{at}: digest of what is kept", payload["kept_rows"]["digest"], digest)
+        if "clients_digest" in said and not is_erased(run, event):
+            columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
+            rows = [canonical([row[c] for c in columns]).encode() for row in run.tables["clients"]]
+            salt = bytes.fromhex(payload.get("figures_salt", ""))
+            digest = sha256(salt, *rows[: int(said["client_count"])])
+            run.agree(f"{at}: clients_digest", said["clients_digest"], digest)
+        if event["kind"] == "request received":
+            terms = {key: value for key, value in name.items() if key not in ("request", "deadline_days")}
+            fresh = {"status": "received", "received": event["time"], "method": name["method"]}
+            row = {key: name[key] for key in ("request", "deadline_days")} | {"terms": canonical(terms)}
+            put("requests", row | fresh)
+        elif event["kind"] == "rolled back":
+            run.rolled[name], choice = moment, payload["choice"]
+            put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})
+            for row in payload["subjects"]:
+                put("subjects", row | {"request": name, "clients": canonical(row["clients"])})
+            for row in payload["charges"]:
+                put("charges", row | {"noise_node": choice["noise_node"]})
+        elif event["kind"] == "request done":
+            run.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
+            put("requests", result | {"status": "done", "finished": event["time"]})
+        elif event["kind"] in DECIDED:
+            put("requests", {"request": name, "status": event["kind"].split()[1]})
+        elif event["kind"] == "comparison":
+            columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")
+            put("comparisons", {key: payload[key] for key in columns if key in payload})
+    check_rest(run)
+    put("run", {"key": "head", "value": f"{len(run.tables['events'])}:{previous.hex()}"})
+    text = (run.folder / "head").read_bytes().decode() if (run.folder / "head").is_file() else ""
+    here = f"{len(run.tables['events'])}:{previous.hex()}"
+    whole = re.fullmatch(r"([0-9]+:[0-9a-f]{64}\n){1,2}", text) is not None
+    run.check(whole and here in text.split(), f"file head: says {text[:160]!r}")
+    for table, keys in REPLAYED.items():
+        rows = {tuple(row[k] for k in keys): row for row in run.tables[table]}
+        for key in rows.keys() | replayed[table].keys():
+            both = (rows.get(key, {}), replayed[table].get(key, {}))
+            here, there = ({k: v for k, v in row.items() if v is not None} for row in both)
+            run.check(here == there, f"table {table}: {here} is not what the ledger says, {there}")
+    run.agree("nodes", list(run.nodes), list(range(next_node)))
+    run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "there are rows of rounds that are not")
+    run.agree("client_count", run.entries["client_count"], str(len(run.clients)))

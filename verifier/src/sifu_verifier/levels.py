@@ -1,0 +1,100 @@
+"""The level that a request may claim (docs/store.md, section 4)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.methods import PROTECTION
+from sifu_verifier.paths import path_to
+from sifu_verifier.rates import rate_depends, rate_since
+from sifu_verifier.restores import restored_before
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.subjects import names_gone, rules_version
+from sifu_verifier.tolerances import RELATIVE
+
+
+def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
+    facts, privacy, classical = run.facts, run.spec["privacy"], request["calibration"] == "classical"
+    if PROTECTION[request["method"]] == "nothing":
+        return "none"
+    fresh = request["source_node"] is None or request["method"] == "groups" or from_initial(run, request)
+    before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
+              facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
+              facts["identity"] not in ("in process", "node keys"), rate_depends(run, request),
+              groups_depend(run, request), facts.get("engine", "not known") == "not known",
+              draws_by_number(run, request))  # fmt: skip
+    couples = ("a minimum of", "dropping a masked round in which one client fails")
+    rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
+              any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
+    if untouched:
+        chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
+        engine = facts.get("engine", "")
+        bits = "computed on a GPU" in engine or (
+            request["method"] != "closed_form" and "padded to the largest" in engine
+        )
+        return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
+    seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
+    if noise is not None:
+        replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["noise_node"]))
+        above = noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE)
+        if replayed or seeded or above or noise["counted"] > 0:
+            return "none"
+        return "conditional" if any((*before, *rounds)) else "proven"
+    if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
+        return "none"
+    doubts = (run.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
+              classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,
+              is_steep(run, request))  # fmt: skip
+    return "conditional" if any((*before, *rounds, *doubts)) else "proven"
+
+
+def from_initial(run: RunFolder, request: Row) -> bool:
+    """Whether training went on from the initial model without noise, which is a fresh one (from version 3 on)."""
+    node = run.nodes.get(request["source_node"], {})
+    plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
+    return plain and node.get("kind") == "initial" and rules_version(run, request) >= 3
+
+
+def is_steep(run: RunFolder, request: Row) -> bool:
+    """Whether eta beta > 2 for a client that was there when the path of the request began."""
+    eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
+    begun = run.nodes[min(path_to(run, request["noise_node"]))]["request_order"]
+    gone = {c for i, clients in run.subjects.items() for c in clients
+            if (run.owner[i]["request_order"] or math.inf) <= begun}  # fmt: skip
+    there = range(run.rolled[request["request"]]["clients"])
+    return any(eta * (run.clients[c]["smoothness"] or 0) > 2 for c in there if c not in gone)
+
+
+def draws_by_number(run: RunFolder, request: Row) -> bool:
+    """Whether a record less would have changed which rows are held out."""
+    data = run.spec["data"]
+    if data.get("held_out_by", "number") != "number" or data["id"] or rules_version(run, request) < 3:
+        return False
+    return bool(json.loads(request["records"])) and (data["name"] == "hospitals" or data["held_out"] > 0)
+
+
+def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -> bool:
+    """Whether a reply (of one of these clients) was left out in a round on the path to the source (section 1a)."""
+    rounds = {(run.nodes[n]["branch"], run.nodes[n]["position"] - 1) for n in path_to(run, request["source_node"])
+              if run.nodes[n]["kind"] == "round"}  # fmt: skip
+    return any(row["left_out"] and (row["branch"], row["round"]) in rounds
+               and (names is None or row["client"] in names) for row in run.tables["rejections"])  # fmt: skip
+
+
+def groups_depend(run: RunFolder, request: Row) -> bool:
+    """Whether the rule would have made another number of groups without the clients of the request."""
+    count, given = run.spec["groups"]["count"], json.loads(run.entries["asked"]).get("groups", {})
+    if (
+        count == 0
+        or given.get("count", count)
+        or request["method"] in ("scratch", "noisy_scratch")
+        or (from_initial(run, request))
+    ):
+        return False
+    founders = len(run.clients) - sum(event["kind"] == "client joined" for event in run.tables["events"])
+    names, part = names_gone(run, request), run.facts["participation"]
+    rate = float(part[len("poisson(") : -1]) if part.startswith("poisson") else 1.0
+    left = sum(1 for client, row in run.clients.items() if client < founders and row["name"] not in names)
+    return count != max(2, min(10, left // 5, int(left * rate) // 4))

@@ -1,0 +1,54 @@
+"""Model files: their digests, and how far each model moved (docs/store.md, section 5)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from sifu_verifier.canonical import sha256
+from sifu_verifier.erased_figures import erased_forms
+from sifu_verifier.groups import check_merged_model
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.tensors import tensors_of
+from sifu_verifier.tolerances import RELATIVE
+from sifu_verifier.updates import replayed_updates
+
+
+def check_models(run: RunFolder) -> None:
+    listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
+    files = {path.name for path in (run.folder / "models").iterdir()}
+    run.agree("files in models/", sorted(files), sorted(listed))
+    expected = sorted(f"{name}.{form}.json" for name in run.done for form in ("auditor", "public")
+                      if form not in erased_forms(run, run.requests[name]))  # fmt: skip
+    run.agree("certificates/", sorted(p.name for p in (run.folder / "certificates").iterdir()), expected)
+    run.agree("rows of certificates", len(run.tables["certificates"]), len(expected))
+    number = {"float64": "<f8", "float32": "<f4"}[run.facts["dtype"]]
+    for name in files & listed.keys():
+        data, row = (run.folder / "models" / name).read_bytes(), listed[name]
+        run.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+        if row["node"] in run.groups and "tuned_layout" in run.entries:  # section 5b
+            layout = json.loads(run.entries["tuned_layout"])
+            tensors_of(data, {"float64": "<f8", "float32": "<f4"}[layout["dtype"]])
+            continue
+        tensors = tensors_of(data, number)
+        vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
+    for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
+        row, start = run.nodes[node], vectors.get(run.nodes[node]["parent"])
+        if row["kind"] == "merge":
+            check_merged_model(run, node, vectors, number)
+        elif start is not None and row["kind"] != "group":
+            moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
+            low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
+            if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
+                now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
+                if now != {row["file"] for row in run.written if row["node"] == node}:
+                    continue  # those of clients that a later request forgot were erased
+                moved = float(np.linalg.norm(vector - start - replayed_updates(run, node, number)))
+                low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
+            elif math.isinf(row["noise_std"]):
+                continue  # section 6e: erased
+            elif row["kind"] == "noise":
+                low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
+            run.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")

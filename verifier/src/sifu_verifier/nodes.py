@@ -1,0 +1,66 @@
+"""The nodes of a run: the tables of rounds and who took part (docs/store.md, section 1)."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from sifu_verifier.canonical import sha256
+from sifu_verifier.rates import rate_since
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.sealed import figures_gone
+
+KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3, "group": 4, "merge": 5}
+
+
+def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
+    nodes = [n for n in range(first, last + 1) if n in run.nodes]
+    counts = len(nodes), sum(len(run.rounds[n]) for n in nodes), sum(n in run.grams for n in nodes)
+    parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
+    for row in (run.nodes[n] for n in nodes):
+        head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
+        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns stand in the order of the text
+    for row in (p for n in nodes for p in run.rounds[n].values()):
+        parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
+    parts += [struct.pack("<q", n) + run.grams[n].tobytes() for n in nodes if n in run.grams]
+    return sha256(*parts)
+
+
+def check_nodes(run: RunFolder) -> None:
+    gone: dict[int, int] = {}  # a client that joined again with less is in the subjects of later requests, too
+    for i, clients in sorted(run.subjects.items()):
+        gone |= {c: run.owner[i]["noise_node"] for c in clients if c not in gone}
+    for node, row in run.nodes.items():
+        parent, here, at = run.nodes.get(row["parent"]), run.rounds[node], f"node {node}"
+        run.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
+        if row["kind"] == "heuristic":
+            run.agree(f"{at}: kind of the parent", parent["kind"], "initial")
+        if row["kind"] not in ("round", "merge"):
+            run.check(not here, f"{at}: clients took part, but it is no round")
+            continue
+        if row["kind"] == "round":
+            earlier = [n for n, other in run.nodes.items() if n < node and other["kind"] != "group"]
+            run.agree(f"{at}: parent", row["parent"], max(earlier, default=None))
+            place = [parent["branch"], parent["position"] + 1]
+            run.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
+        regular = [(p["samples"], *run.regular[rate_since(run, node)][c]) for c, p in here.items()]
+        run.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
+        if figures_gone(run, node):
+            regular = [(n, 1.0, 0.0) for n, _, _ in regular]
+        run.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
+        run.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
+        run.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))
+        run.agree(f"{at}: averagedness_max", row["averagedness_max"], max((a for *_, a in regular), default=0.0))
+        for client, p in here.items():
+            run.agree(f"{at}: samples of client {client}", p["samples"], run.clients[client]["samples"])
+            run.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")
+
+
+def check_rejections(run: RunFolder) -> None:
+    """Section 1a: a client that was left out of a round is not in it."""
+    node_at = {(row["branch"], row["position"] - 1): n for n, row in run.nodes.items() if row["kind"] == "round"}
+    names = {row["name"]: client for client, row in run.clients.items()}
+    for row in run.tables["rejections"]:
+        node = node_at.get((row["branch"], row["round"]))
+        missing = node is not None and names.get(row["client"]) not in run.rounds[node]
+        run.check(missing or not row["left_out"], f"node {node}: {row['client']} was left out, but is in it")

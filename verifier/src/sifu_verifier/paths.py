@@ -1,0 +1,19 @@
+"""Paths of nodes, from a fresh model to a given one (docs/store.md, section 1)."""
+
+from __future__ import annotations
+
+from sifu_verifier.run_folder import RunFolder
+
+
+def path_to(run: RunFolder, node: int | None) -> list[int]:
+    chain: list[int] = []
+    while node is not None:
+        chain.append(node)
+        node = run.nodes[node]["parent"]
+    return chain[::-1]
+
+
+def parents_come_first(run: RunFolder) -> bool:
+    """Whether every path of nodes ends."""
+    pairs = [(row["parent"], row["node"]) for row in run.nodes.values() if row["parent"] is not None]
+    return all(isinstance(parent, int) and isinstance(node, int) and parent < node for parent, node in pairs)

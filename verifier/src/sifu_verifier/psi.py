@@ -1,0 +1,52 @@
+"""Psi: the bound on how far a client moved a model (docs/store.md, section 3)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sifu_verifier.rates import rate_since
+from sifu_verifier.run_folder import RunFolder
+
+EDGE = 1e-12  # a condition that holds by less counts as broken (section 3)
+
+
+def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
+    """Psi(n, W) at every node n of a path; the population are the first `known` clients."""
+    g, psi, rounding, touched, result = run.facts["server_rate"], 0.0, 0.0, False, {}
+    unbounded = False
+    everybody = sum(row["samples"] for client, row in run.clients.items() if known is None or client < known)
+    for node in path:
+        row, here = run.nodes[node], run.rounds[node]
+        if row["kind"] in ("round", "merge"):
+            mine, change, factor = [c for c in here if c in subject], 0.0, 1.0
+            samples, drifts = (np.array([here[c][k] for c in mine], float) for k in ("samples", "drift"))
+            rest, touched = row["samples"] - int(samples.sum()), touched or bool(mine)
+            population = run.spec["privacy"]["accounting"] == "population"
+            outside = everybody - int(samples.sum()) if population else rest
+            if mine and outside == 0:
+                change = g * row["mean_shift"]
+            elif mine:
+                length = float(samples @ drifts)
+                if node in run.grams and len(mine) > 1 and not population:
+                    index = [list(here).index(c) for c in mine]
+                    gram = run.grams[node].reshape(len(here), -1)[np.ix_(index, index)]
+                    length = min(length, math.sqrt(max(0.0, samples @ gram @ samples)))
+                change = g * length / outside
+            if rest:
+                of = run.regular[rate_since(run, node)]
+                less_p, less_a = (sum(here[c]["samples"] * of[c][k] for c in mine) for k in (0, 1))
+                factor = abs(1 - g) + g * (row["factor_sum"] - less_p) / rest
+                averaged = g * (row["averagedness_sum"] - less_a) / rest <= 1 - EDGE
+                if g > 1 and row["factor_max"] <= 1 and averaged:
+                    factor = min(factor, 1.0)
+            psi = factor * psi + change
+            still = row["factor_max"] <= 1 and (g <= 1 or g * row["averagedness_max"] <= 1)
+            growth = 1.0 if still else max(1.0, abs(1 - g) + g * row["factor_max"])
+            rounding = growth * rounding + row["rounding"]
+        elif row["kind"] == "noise":
+            rounding += row["rounding"]
+        unbounded = unbounded or row["kind"] == "heuristic"
+        result[node] = math.inf if unbounded else max(psi + rounding, 2.0**-1000) if touched else 0.0
+    return result

@@ -1,0 +1,98 @@
+"""Local learning rates, and who determined an automatic one (docs/store.md, sections 2 and 4)."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.regularity import momentum_limit
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.sealed import is_erased
+from sifu_verifier.subjects import names_gone, there_since
+from sifu_verifier.tolerances import RELATIVE
+
+
+def rate_since(run: RunFolder, node: int) -> int:
+    """The fresh model from which on the local rate of a node was in use (section 2)."""
+    return max((first for first in run.rates if first <= node), default=0)
+
+
+def largest_rates(run: RunFolder, clients: Any) -> dict[str, float]:
+    """The largest certified rate of each of these clients, by name."""
+    rows = [run.clients[client] for client in clients]
+    return {
+        row["name"]: momentum_limit(row["local_steps"], run.facts["momentum"]) / row["smoothness"]
+        if row["smoothness"] else math.inf for row in rows
+    }  # fmt: skip
+
+
+def founding_clients(run: RunFolder) -> range:
+    joined = sum(event["kind"] == "client joined" for event in run.tables["events"])
+    return range(len(run.clients) - joined)
+
+
+def set_the_rate(run: RunFolder, request: Row) -> Any:
+    """Those from whom the local rate was found at which training went on after the request."""
+    since = rate_since(run, request["noise_node"])
+    began = [row for row in run.requests.values() if since and row["noise_node"] == since]
+    return there_since(run, began[0]) if began else founding_clients(run)
+
+
+def found_anew(run: RunFolder, request: Row) -> bool:
+    """Whether the request found an automatic local rate anew (section 4)."""
+    measured = [row for c, row in run.clients.items() if c not in run.erased]
+    unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
+    begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
+    ours = run.facts.get("engine", "").startswith(("the data of its participants", "its participants, padded"))
+    if not begins_afresh or not ours or run.spec["groups"]["count"] or unknown:
+        return False
+    eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
+    if json.loads(run.entries["asked"])["local"]["rate"] != "auto" or eta == 0:
+        return eta == 0  # section 6d: a purge erased it
+    anew = automatic_rate(run, set_the_rate(run, request))
+    return abs((1.0 if math.isinf(anew) else anew) / eta - 1) <= 2 * RELATIVE
+
+
+def automatic_rate(run: RunFolder, clients: Any) -> float:
+    largest = min(largest_rates(run, clients).values())
+    if run.facts["momentum"]:
+        largest /= 1 + RELATIVE  # x_max is an eigenvalue, and is rounded down (section 4)
+    return (0.5 if run.spec["model"]["kind"] == "least_squares" else 1.0) * largest
+
+
+def check_rates(run: RunFolder, request: Row) -> None:
+    """Section 4: where training begins afresh, an automatic rate is that of those who stay."""
+    moment, node = run.rolled[request["request"]], request["noise_node"]
+    said, at = moment["payload"].get("local_rates"), f"request {request['request']}: local rates"
+    if not found_anew(run, request):
+        run.agree(at, (said, node in run.rates), (None, False))
+        return
+    anew = automatic_rate(run, there_since(run, request))
+    rate = 1.0 if math.isinf(anew) else anew
+    if is_erased(run, moment):  # section 6d: of rates that were cut off nothing is left, if it erased figures
+        gone = node <= run.erased_up_to and bool(run.rates) and node < min(run.rates)
+        run.agree(at, run.rates.get(node), None if gone else rate)
+        return
+    earlier = {str(first): value for first, value in run.rates.items() if first < node}
+    run.agree(at, said, earlier | {str(node): rate})
+
+
+def rate_depends(run: RunFolder, request: Row) -> bool:
+    """Whether the automatic local rate would be another one without the clients of the request."""
+    if run.facts["shape_from_labels"] or request["method"] == "closed_form":
+        return bool(run.facts["shape_from_labels"])
+    measured = {c: row for c, row in run.clients.items() if c not in run.erased}
+    if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured.values()) or not measured:
+        return False
+    if found_anew(run, request):
+        return False
+    names, since = names_gone(run, request), rate_since(run, request["noise_node"])
+    rates = largest_rates(run, [client for client in set_the_rate(run, request) if client in measured])
+    largest, eta = min(rates.values()), run.rates.get(since, run.facts["local_rate"])
+    halved = run.spec["model"]["kind"] in ("least_squares", "python")
+    copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))
+    if json.loads(run.entries["asked"])["local"]["rate"] != "auto" and not copied:
+        return False
+    return largest != min(rate for name, rate in rates.items() if name not in names)

@@ -1,0 +1,47 @@
+"""Requests for single records, and the clients that rejoin with the rest (docs/store.md, sections 4b and 4c)."""
+
+from __future__ import annotations
+
+import json
+
+from sifu_verifier.run_folder import RunFolder
+
+
+def check_records(run: RunFolder) -> None:
+    """Section 4b: rows that the client had, and a client that joins again with what is left of them."""
+    names, first = {row["name"]: client for client, row in run.clients.items()}, {}
+    gone: dict[int, set[int]] = {}
+    for name, client in run.rejoined.items():
+        request, at = run.requests[name], f"request {name}"
+        rows, (name_before,) = json.loads(request["records"]), json.loads(request["clients"])
+        before = names[name_before]
+        root, earlier = first.get(before, before), gone.get(before, set())
+        run.check(rows == sorted(set(rows)) and not earlier & set(rows), f"{at}: rows {rows} are not new ones")
+        run.check(rows[0] >= 0 and rows[-1] < run.clients[root]["samples"], f"{at}: rows {rows} do not exist")
+        first[client], gone[client] = root, earlier | set(rows)
+        left = run.clients[root]["samples"] - len(gone[client])
+        run.agree(f"{at}: samples left", run.clients[client]["samples"], left)
+        run.check(left > 0, f"{at}: nothing is left of the client")
+        base, turn = name_before, 1
+        if "~" in name_before and name_before.rpartition("~")[2].isdecimal():
+            base, turn = name_before.rpartition("~")[0], int(name_before.rpartition("~")[2])
+        turn += 1
+        while any(row["name"] == f"{base}~{turn}" for c, row in run.clients.items() if c < client):
+            turn += 1
+        run.agree(f"{at}: name", run.clients[client]["name"], f"{base}~{turn}")
+    for name in run.done:
+        if json.loads(run.requests[name]["records"]):
+            run.check(name in run.rejoined, f"request {name}: its client did not join again")
+
+
+def check_salts(run: RunFolder) -> None:
+    """Section 4c: a digest for each founder, and no salt of anyone forgotten."""
+    events = [(event["kind"], json.loads(event["payload"])) for event in run.tables["events"]]
+    joined = sum(kind == "client joined" for kind, _ in events)
+    digests = events[0][1].get("sample_digests")
+    run.check(digests is None or len(digests) == len(run.clients) - joined, "a digest of samples for each client")
+    path = run.folder / "salts.json"
+    salts = json.loads(path.read_text()) if path.exists() else {}
+    forgotten = {str(c) for row in run.tables["subjects"] for c in json.loads(row["clients"])}
+    settled = events[-1][0] not in ("rolled back", "client joined", "restored") and run.rejoins is None
+    run.check(not settled or not forgotten & set(salts), "salts.json holds the salt of a forgotten client")

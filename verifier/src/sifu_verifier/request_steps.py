@@ -1,0 +1,46 @@
+"""The order of a request's steps, and the clients that rejoin after one."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.run_folder import RunFolder
+
+STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
+         "request refused": 6, "request withdrawn": 6}  # fmt: skip
+
+
+def take_step(run: RunFolder, event: Row, request: str) -> None:
+    """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
+    before, new = run.steps.get(request, 0), STEPS[event["kind"]]
+    good = {
+        1: before == 0,
+        2: before == 1,
+        3: before in (1, 2),
+        4: before in (1, 2, 3),
+        5: before == 4,
+        6: 0 < before < 4,
+    }
+    run.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
+    run.steps[request] = new
+
+
+def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:
+    """Section 4b: whose records were forgotten joins again, after the rollback and before any round, once."""
+    kind, at = event["kind"], f"event {event['seq']}"
+    if kind == "client joined":
+        client = int(payload["run"]["client_count"]) - 1
+        if run.rejoins is not None or "request" in payload:
+            run.agree(f"{at}: request of the client that joins again", payload.get("request"), run.rejoins)
+            run.rejoined[payload["request"]] = client
+        run.rejoins = None
+    elif kind == "rolled back" and json.loads(run.requests[payload["request"]]["records"]):
+        run.rejoins = payload["request"]
+    elif kind in ("rounds", "request done"):
+        run.check(run.rejoins is None, f"{at}: comes before the client of {run.rejoins} joined again")
+
+
+def person(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).split())

@@ -1,0 +1,80 @@
+"""Signatures of events, keys and timestamps (docs/store.md, sections 6, 6a and 7)."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sifu_verifier.canonical import Row, canonical, sha256
+from sifu_verifier.run_folder import RunFolder
+
+
+def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
+    """Section 6a: every event is signed, or vouched for by the first signed event after it."""
+    at, events = f"event {event['seq']}", run.tables["events"]
+    before = events[event["seq"] - 2] if event["seq"] > 1 else event
+    if event["kind"] == "clock set":
+        run.check(payload.get("before") == before["time"], f"{at}: it sets the clock from another time")
+    else:
+        run.check(event["time"] >= before["time"], f"{at}: its time runs backwards")
+        rest = datetime.fromisoformat(event["time"]) - datetime.fromisoformat(before["time"])
+        run.check(rest <= timedelta(days=366), f"{at}: its time jumps without the operator's word")
+    first = event["seq"]
+    while first > 1 and events[first - 2]["signature"] is None:
+        first -= 1
+    gap = [first, event["seq"] - 1] if first < event["seq"] else None
+    if event["signature"] is None:
+        run.check(any(later["signature"] for later in events[event["seq"] :]), f"{at}: no signature covers it")
+        return
+    vouched = payload.get("unsigned") if event["kind"] == "checkpoint" else None
+    run.agree(f"{at}: events without a signature", vouched, gap)
+    key = run.keys[-1][1] if run.keys else payload["run"]["public_key"]
+    body = {"format": "sifu-checkpoint-1", "run": run.entries["run"], "seq": event["seq"],
+            "head": event["hash"].hex(), "time": event["time"]}  # fmt: skip
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(event["signature"], canonical(body).encode())
+    except Exception:
+        run.problems.append(f"{at}: its signature does not verify")
+
+
+def take_key(run: RunFolder, seq: int, payload: Row) -> None:
+    """Section 6: a new key is signed by the old one and by the new one."""
+    new = payload["run"]["public_key"]
+    if run.keys:
+        old = run.keys[-1][1]
+        said = {
+            "statement": "this key takes the place of the old one",
+            "run": run.entries["run"],
+            "old": old,
+            "new": new,
+        }
+        run.agree(f"event {seq}: old key", payload["old_key"], old)
+        for key, name in ((old, "signature_by_old"), (new, "signature_by_new")):
+            try:
+                public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+                public.verify(bytes.fromhex(payload[name]), canonical(said).encode())
+            except Exception:
+                run.problems.append(f"event {seq}: {name} does not verify")
+    run.keys.append((seq, new))
+
+
+def check_timestamps(run: RunFolder) -> None:
+    """Section 7: each is of a signed head or a public certificate; only the digest in it is looked at here."""
+    key, contents = "", {}
+    for event in run.tables["events"]:
+        named = json.loads(event["payload"]).get("run", {}).get("public_key", key)
+        key = key or named
+        if event["signature"] is not None:
+            said = {"format": "sifu-checkpoint-1", "run": run.entries["run"], "seq": event["seq"],
+                    "head": event["hash"].hex(), "time": event["time"], "public_key": key,
+                    "signature": event["signature"].hex()}  # fmt: skip
+            contents[f"{event['seq']}.checkpoint.json.tsr"] = canonical(said)
+        key = named
+    contents |= {f"{row['request']}.public.json.tsr": row["content"] for row in run.tables["certificates"]
+                 if row["form"] == "public"}  # fmt: skip
+    for path in sorted((run.folder / "timestamps").glob("*")):
+        stamped = bytes.fromhex(sha256(contents.get(path.name, "").encode()))
+        run.check(stamped in path.read_bytes(), f"timestamps/{path.name} is of something else")

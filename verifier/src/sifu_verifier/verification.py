@@ -1,0 +1,68 @@
+"""All checks of a run folder, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sifu_verifier.groups import check_groups
+from sifu_verifier.heads import check_statistics
+from sifu_verifier.ledger import check_ledger
+from sifu_verifier.models import check_models
+from sifu_verifier.networks import check_networks
+from sifu_verifier.nodes import check_nodes, check_rejections
+from sifu_verifier.paths import parents_come_first
+from sifu_verifier.purges import check_purges
+from sifu_verifier.records import check_records, check_salts
+from sifu_verifier.requests import check_requests
+from sifu_verifier.restores import check_restored
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.signatures import check_timestamps
+from sifu_verifier.updates import check_updates
+
+CHECKS: tuple[Callable[[RunFolder], None], ...] = (
+    check_nodes,
+    check_rejections,
+    check_models,
+    check_groups,
+    check_records,
+    check_salts,
+    check_updates,
+    check_statistics,
+    check_networks,
+    check_requests,
+    check_purges,
+    check_restored,
+    check_timestamps,
+)
+"""Checks that follow the replay of the ledger; each adds its findings to the problems of the run."""
+
+
+def not_recomputed(folder: Path) -> dict[str, str]:
+    """Return the requests that `verify` cannot recompute, each with the time at which its figures were erased."""
+    return RunFolder(Path(folder)).not_recomputed
+
+
+def verify(folder: Path) -> list[str]:
+    """Return the problems of a run folder; an empty list if everything agrees.
+
+    A folder that is damaged never raises an error: what could not be read or checked is a problem of its own.
+    """
+    try:
+        run = RunFolder(Path(folder))
+    except Exception as error:
+        return [f"the folder cannot be read: {error!r}"]
+    attempt(check_ledger, run)
+    if not parents_come_first(run):
+        return [*run.problems, "nodes: a parent does not come before its child, so a path may lead in circles"]
+    for check in CHECKS:
+        attempt(check, run)
+    return run.problems
+
+
+def attempt(check: Callable[[RunFolder], None], run: RunFolder) -> None:
+    """Run a check; an unexpected error in it becomes a problem of the run."""
+    try:
+        check(run)
+    except Exception as error:
+        run.problems.append(f"{check.__name__} gave up: {error!r}")
