@@ -19,10 +19,10 @@ import numpy as np
 
 from sifu.api.run import Run
 from sifu.choices import Device, Precision
-from sifu.core.closed_form_engine import TunedEngine, solved_once
+from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
@@ -155,10 +155,7 @@ def train(
         check_as_specified(spec, engine.facts)
         check_repeats(engine)
         digests = shown_digests(engine) or ()
-        if spec.model.kind == RIDGE:
-            resolved = solved_once(spec, "clients")
-        else:
-            resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
+        resolved = replace(spec, **spec.regime.settled(engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
     data_spec = resolved.data
     located = replace(
@@ -188,7 +185,7 @@ def create_run(
     if resolved.data.held_out_by == "number":
         raise InputError('data.held_out_by = "number" is how runs made before drew their rows: leave it out')
     resolved = with_groups_by_rule(resolved, len(engine.clients))
-    if resolved.is_tuned and not isinstance(engine, TunedEngine):
+    if resolved.regime.tunes and not isinstance(engine, TunedEngine):
         raise InputError(
             f"features.tune = {resolved.features.tune!r} needs an engine whose groups tune networks: leave it out, or "
             "use an engine of sifu's own"

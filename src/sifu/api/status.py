@@ -274,7 +274,7 @@ def status_of(view: RunView) -> RunStatus:
         rounds=sum(1 for node in view.path.nodes if node.kind == "round"),
         rounds_run=sum(1 for row in reader.node_rows() if row.node.kind == "round"),
         branch=view.path.nodes[-1].branch,
-        accuracy=current.accuracy if current and view.spec.has_accuracy else None,
+        accuracy=current.accuracy if current and view.spec.regime.has_accuracy else None,
         loss=current.loss if current else None,
         target=view.spec.stop.target,
         parameters=reader.layout.size,

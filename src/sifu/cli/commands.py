@@ -186,7 +186,7 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
 
 def _how_good(run: Run, status: RunStatus) -> str:
     """The accuracy, or the loss of a run that predicts real numbers."""
-    if run.spec.has_accuracy or status.loss is None:
+    if run.spec.regime.has_accuracy or status.loss is None:
         return f"Accuracy {percent(status.accuracy)}"
     if status.closed_form:
         return f"Mean squared error {number(status.loss)} in squares of ridge.scale"

@@ -127,7 +127,7 @@ class LiveView:
         stop = running.terms.stop(spec.stop) if running else spec.stop
         seq, _ = reader.last_event()
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
-        so_far = self._read_on(reader, int(branch), seq, spec.has_accuracy, int(clients) <= COUNTED_UP_TO)
+        so_far = self._read_on(reader, int(branch), seq, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
         again = len(joined_remainders(reader))  # each was forgotten under one number and has another
         pending = pending_requests(reader, current_time())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """How the statistics of a run are written, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
-    norm = recorded_blocks(spec, layout).norm(spec.features.norm) if spec.is_tuned else spec.features.norm
+    norm = recorded_blocks(spec, layout).norm(spec.features.norm) if spec.regime.tunes else spec.features.norm
     return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, norm, target_norm)
 
 
@@ -53,7 +53,7 @@ def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
 
 def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
     """The places of the features that a head is solved on where these groups have a network, and of the constant."""
-    if not spec.is_tuned:
+    if not spec.regime.tunes:
         return np.arange(layout.shapes[0][0] + 1)
     blocks = recorded_blocks(spec, layout)
     return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
@@ -97,13 +97,6 @@ def head_facts(
         identity=identity,
         initial=DRAWN_FROM_SEED,
     )
-
-
-def solved_once(spec: Spec, keep: Literal["clients", "sum"]) -> Spec:
-    """The spec with the one round a solve takes, whatever the accuracy, and with `keep` where it leaves that open."""
-    stop = replace(spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
-    kept = keep if spec.keep.statistics == "auto" else spec.keep.statistics
-    return replace(spec, stop=stop, keep=replace(spec.keep, statistics=kept))
 
 
 class StatisticsEngine(Protocol):

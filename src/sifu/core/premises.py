@@ -336,14 +336,12 @@ def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
 
     docs/theory.md, sections 15.2 and 15.6.
     """
-    tune, groups = spec.features.tune, spec.groups
-    moved = {"stretch": groups.stretch} if tune == "merge" or groups.stretch != 1.0 else {}
-    values = {"rounds": groups.rounds} | ({"block": spec.features.block} if tune == "blocks" else moved)
-    case = f"tuned {tune}" if spec.is_tuned else "moved on" if moved else ""
+    regime = spec.regime
+    case, values = regime.separate_rounds()
     return (
-        grouping_premise(groups.count, depends),
+        grouping_premise(spec.groups.count, depends),
         Premise("rounds apart", "met", case, values=values),
-        *((Premise("tuning", "trusted"),) if spec.is_tuned else ()),
+        *(Premise(name, "trusted") for name in regime.trusted),
     )
 
 

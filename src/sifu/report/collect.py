@@ -277,7 +277,7 @@ def _requests(
             noise_std=row.noise_std,
             rollback=None if source is None else (source.branch, source.position),
             rounds=last.get(row.request_order, 0) if row.request_order else 0,
-            accuracy=accuracy_of(measured.remaining_after) if view.spec.has_accuracy else None,
+            accuracy=accuracy_of(measured.remaining_after) if view.spec.regime.has_accuracy else None,
             target=status.target,
             measured=measured,
             certificate=auditor.get("body"),

@@ -158,7 +158,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     measured, cost = Measured.of(reader, row), cost_of(reader, row)
 
     def accuracy(evaluation: EvaluationRow | None) -> float | None:
-        return evaluation.accuracy if evaluation and recorded.view.spec.has_accuracy else None
+        return evaluation.accuracy if evaluation and recorded.view.spec.regime.has_accuracy else None
 
     is_erased, level = row.noise_std is None, row.level or "none"
     psi = max((statement.psi for statement in statements), default=0.0)

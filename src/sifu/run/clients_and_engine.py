@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import solved_once, targets_of
+from sifu.core.closed_form_engine import targets_of
 from sifu.core.engine import Engine
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
@@ -308,7 +308,7 @@ def closed_form_engine(spec: Spec, clients: Any, numbers: Sequence[int] | None =
         engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, *plan, numbers=numbers, **facts)
     else:
         engine = ClosedFormFederation(clients, features, targets, fixed, relative, **facts)
-    return engine, solved_once(spec, "clients")
+    return engine, replace(spec, **spec.regime.settled(0.0))
 
 
 def local_training(spec: Spec, rate: float) -> Any:

@@ -69,7 +69,7 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
     samples, scorer = Samples(np.asarray(rows.x), np.asarray(rows.y)), scorer_of(engine)
     if scorer is None or samples.count == 0:
         return None
-    if not spec.has_accuracy:
+    if not spec.regime.has_accuracy:
         error = scorer.squared_error(model, samples)
         return HeldOutFigures(samples.count, mean_squared_error=error) if math.isfinite(error) else None
     predicted = scorer.predictions(model, samples.x)

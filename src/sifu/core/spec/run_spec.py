@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import json
 import math
 import typing
@@ -31,11 +32,10 @@ from typing import Any, Literal
 from sifu.core.extensions import RoundExtras, SpecKey, missing_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
+from sifu.core.spec.regime import Demand, Regime, regime_of
 from sifu.core.spec.sections import (
+    HEAD_KINDS,
     IMAGE_FEATURES,
-    LINEAR_KINDS,
-    NETWORK_FEATURES,
-    RIDGE,
     DataSpec,
     FeaturesSpec,
     GroupsSpec,
@@ -69,9 +69,6 @@ USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
 
 FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
 """Keys that recorded specs of older runs always state, with the value that means off."""
-
-Demand = tuple[str, bool, str]
-"""A key, whether its value holds, and what it must be."""
 
 
 def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
@@ -132,7 +129,7 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
     yield "groups.count", groups.count == 0 or 2 <= groups.count <= MOST_GROUPS, f"0 or in 2 to {MOST_GROUPS}"
     yield (
         "groups.rounds",
-        spec.is_tuned or 0 <= groups.rounds < most,
+        spec.regime.allows_separate_rounds(groups.rounds),
         f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow",
     )
     yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
@@ -141,51 +138,18 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
             f"server.participation = {server.participation} cannot be combined with groups, which would each draw "
             "as many: use all or poisson(RATE)"
         )
-    if spec.model.kind == RIDGE and not spec.is_tuned:
-        raise InputError(
-            "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
-            "heads are solved, not trained"
-        )
+    if why := spec.regime.why_no_groups():
+        raise InputError(why)
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
-    """A map for a model that may stand on it; a network is tuned by groups, for rounds and at a rate fixed before."""
+    """Yield the demands of a feature map on the model after it, and on the samples before it."""
     features, kind = spec.features, spec.model.kind
-    linear = kind in (*LINEAR_KINDS, RIDGE, "python")
+    linear = kind in (*HEAD_KINDS, "python")
     heads = f"none for model.kind = {kind!r}: features are for linear heads (softmax, ridge...)"
     yield "features.kind", features.kind == "none" or linear, heads
     unit = features.kind not in IMAGE_FEATURES or spec.data.normalise == "unit"
     yield "data.normalise", unit, f"unit with features.kind = {features.kind!r}"
-    if not spec.is_tuned:
-        return
-    yield "groups.count", spec.groups.count > 0, "at least 2 with features.tune: groups tune the network"
-    yield "groups.rounds", spec.groups.rounds > 0, "at least 1 with features.tune, for example 12"
-    yield "local.rate", spec.local.rate != "auto", "a number with features.tune, for example 0.003"
-    classes = spec.ridge.task == "classification"
-    yield "ridge.task", classes, "classification with features.tune: groups tune by a loss of classes"
-    network = features.kind in NETWORK_FEATURES and kind == RIDGE
-    yield "features.tune", network, f"none unless a ridge head is on {' or '.join(NETWORK_FEATURES)}"
-    yield "features.cache", not features.cache, "empty where the network is tuned"
-    yield "features.block", 0 <= features.block <= 10**5, "in 0 to 100000"
-    yield "features.trainable", bool(features.trainable.strip()), "all, last or names"
-
-
-def _demands_of_ridge(spec: Spec) -> Iterator[Demand]:
-    """A head in closed form is one sum over all clients: what belongs to rounds of descent has no meaning there."""
-    ridge, server, keep = spec.ridge, spec.server, spec.keep
-    if spec.model.kind != RIDGE:
-        return
-    r = ridge.regularisation
-    yield "ridge.regularisation", r == "auto" or 1e-12 <= r <= 1e6, "in 1e-12 to 1e6, or auto"
-    yield "ridge.feature_bits", 1 <= ridge.feature_bits <= 24, "in 1 to 24"
-    yield "ridge.target_bits", 1 <= ridge.target_bits <= 24, "in 1 to 24"
-    yield "ridge.scale", 0 < ridge.scale <= 1e12, "in (0, 1e12]"
-    yield "ridge.shift", abs(ridge.shift) <= 1e12, "at most 1e12 in size"
-    yield "ridge.shift", ridge.task != "multi_label" or 0 <= ridge.shift <= 1, "in 0 to 1 for multi_label"
-    yield "server.participation", server.participation == "all", f"all with model.kind = {RIDGE!r}"
-    yield "server.rate", server.rate == 1, f"1.0 with model.kind = {RIDGE!r}"
-    yield "keep.gram_clients", keep.gram_clients == 0, f"0 with model.kind = {RIDGE!r}"
-    yield "model.dtype", spec.model.dtype == "float64", f"float64 with model.kind = {RIDGE!r}"
 
 
 @functools.cache
@@ -327,16 +291,14 @@ class Spec:
         return dict(self.extensions).get(key.name, key.default)
 
     @property
-    def is_tuned(self) -> bool:
-        """Whether groups tune the network that a head in closed form stands on (docs/theory.md, section 15.5)."""
-        return self.features.tune != "none"
+    def regime(self) -> Regime:
+        """The kind of training that the spec describes."""
+        return regime_of(self)
 
     @property
-    def has_accuracy(self) -> bool:
-        """Whether a prediction is right or wrong; one of a real number is only near or far."""
-        return not (
-            self.model.kind == "least_squares" or (self.model.kind == RIDGE and self.ridge.task == "regression")
-        )
+    def is_tuned(self) -> bool:
+        """Whether groups tune the network that a head in closed form stands on (docs/theory.md, section 15.5)."""
+        return self.regime.tunes
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
@@ -351,8 +313,9 @@ class Spec:
         """From plain values; unknown keys, wrong types and values out of range are refused by name."""
         own, extensions = _take_extensions(mapping)
         spec: Spec = replace(_parse(Spec, own, ""), extensions=extensions)
-        checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_ridge)
-        for name, holds, wanted in (demand for demands in checks for demand in demands(spec)):
+        checks = (_demands_of_sections, _demands_of_groups, _demands_of_features)
+        demands = (demand for check in checks for demand in check(spec))
+        for name, holds, wanted in itertools.chain(demands, spec.regime.demands()):
             if not holds:
                 value = functools.reduce(getattr, name.split("."), spec)
                 raise InputError(f"{name} must be {wanted}, found {value}")
@@ -360,8 +323,8 @@ class Spec:
             extension = spec_key(name)
             if extension is None:
                 raise missing_key(name, value)
-            solved = spec.model.kind == RIDGE and extension.sets is not None
-            by_rounds = (not solved, f"{extension.default} with model.kind = {RIDGE!r}")
+            solved = spec.regime.solves and extension.sets is not None
+            by_rounds = (not solved, f"{extension.default} with model.kind = {spec.model.kind!r}")
             for holds, wanted in (by_rounds, *extension.demands(spec)):
                 if not holds:
                     raise InputError(f"{name} must be {wanted}, found {value}")

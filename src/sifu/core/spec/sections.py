@@ -15,6 +15,10 @@ RIDGE = "ridge"
 """The model kind that is solved in closed form."""
 
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+HEAD_KINDS = (*LINEAR_KINDS, RIDGE)
+"""Models with one matrix of weights, trained or solved."""
+ROW_KINDS = (*HEAD_KINDS, "mlp")
+"""Models whose samples are rows of numbers, not images."""
 
 IMAGE_FEATURES = ("random_convolutions", "pretrained", "module")
 """Feature maps that take images as such, with values in [0, 1]."""

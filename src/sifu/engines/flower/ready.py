@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, solved_once, targets_of
+from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, targets_of
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
@@ -140,7 +140,7 @@ def head_blueprint(
             head=None,
         )
         blueprint = replace(blueprint, head=replace(head, tuning=tuning, networks=tuned.networks))
-    return blueprint, solved_once(spec, "sum")
+    return blueprint, replace(spec, **spec.regime.settled(plan.rate, "sum"))
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
