@@ -70,6 +70,25 @@ def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) 
     ]
 
 
+def test_a_row_that_cannot_be_read_has_a_reason_and_the_others_a_prediction(table_run: Path, cli: Command) -> None:
+    (table_run / "all.csv").write_text("price,colour\n0.9,red\n0.1,blue\n")
+    (table_run / "some.csv").write_text("price,colour\n,red\n0.9,red\n0.5,green\n0.1,blue\n")
+    model = sifu.load_model(table_run / "m.safetensors")
+    rows = model.predict_rows(table_run / "some.csv")
+    first, second = model.predict_rows(table_run / "all.csv")
+    assert [row.prediction for row in rows] == [None, first.prediction, None, second.prediction]
+    assert (rows[1].scores, rows[3].scores) == (first.scores, second.scores)
+    assert "column 'price' holds '', which stands for a missing value" in rows[0].reason
+    assert "column 'colour' holds 'green'" in rows[2].reason
+    answer = cli("predict", table_run / "m.safetensors", table_run / "some.csv")
+    assert answer.code == 0
+    assert "2 of 4 rows have no prediction" in answer.err
+    header, *lines = answer.out.splitlines()
+    assert header == "id,class,score_no,score_yes,reason"
+    assert lines[0].startswith('0,,,,"')
+    assert lines[1].startswith(f"1,{first.prediction},")
+
+
 @pytest.mark.parametrize("kind", ["logistic", "least_squares"])
 def test_other_linear_models(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(1)

@@ -226,11 +226,13 @@ def test_what_predict_refuses_has_no_class_in_the_graph(tmp_path: Path) -> None:
     right = {"age, years": 60.0, "scores": 0.5, "ward": "A", "smokes": "1", "été": 0.0}
     wrong = [("ward", "D"), ("smokes", "?"), ("scores", math.nan), ("été", math.inf), ("scores", 1e300)]
     rows = [right, *(right | {name: value} for name, value in wrong)]
-    for row in rows[1:]:
-        with (tmp_path / "new.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([row.keys(), row.values()])
-        with pytest.raises(InputError):
-            model.predict_file(tmp_path / "new.csv")
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([right.keys(), *(row.values() for row in rows)])
+    predicted = model.predict_rows(tmp_path / "new.csv")
+    assert predicted[0].prediction in ("healthy", "ill")
+    assert [row.prediction for row in predicted[1:]] == [None] * len(wrong)
+    for row, (name, _) in zip(predicted[1:-1], wrong, strict=False):
+        assert f"column {name!r}" in row.reason
     inputs = fed({name: [row[name] for row in rows] for name in right})
     answer = answers_of_the_graph(run.export(tmp_path / "m.onnx"), inputs)[0]
     assert answer["prediction"].tolist()[1:] == [-1] * len(wrong)

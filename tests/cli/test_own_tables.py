@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 import sifu
 from run_tools import Command
-from sifu.data.table_coding import whole_number
+from sifu.core.spec import DataSpec
+from sifu.data.table import read_table
+from sifu.data.table_coding import TableCoding, whole_number
 from sifu.data.table_proposal import propose_spec
 from sifu.errors import InputError
 
@@ -143,11 +146,76 @@ def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_pat
     lines = "".join(f"{'pq'[row % 2]},{row % 7 * 100 + 0.5},{row % 2}\n" for row in range(30))
     (tmp_path / "a.csv").write_text("hospital,dose,outcome\n" + lines)
     assert cli("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv").code == 0
-    assert "drowns the others" in cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run").err
+    assert "drown the others" in cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run").err
     rows = [str(row) for row in range(15) if _trains(tmp_path / "run", "p", row)][:2]
     answer = cli("forget", tmp_path / "run", "--client", "p", "--records", ",".join(rows), "--level", "none")
     assert answer.code == 0, answer.err
-    assert "drowns" not in answer.err
+    assert "drown" not in answer.err
+
+
+def write_patients(path: Path) -> None:
+    """Patients with a number each, a few values below the limit of detection, and creatinine in umol/l."""
+    generator = np.random.default_rng(3)
+    lines = ["pid,hospital,age,heart_rate,troponin,creatinine,ill"]
+    for row in range(120):
+        troponin = "<20" if row in (3, 50, 99) else f"{generator.normal(60, 9):.2f}"
+        age, rate, creatinine = generator.normal([60, 80, 90], [9, 9, 9])
+        lines.append(f"{1000 + 7 * row},h{row % 3},{age:.1f},{rate:.0f},{troponin},{creatinine:.1f},{int(age > 60)}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_proposal_is_what_a_careful_colleague_would_write(tmp_path: Path, cli: Command) -> None:
+    write_patients(tmp_path / "a.csv")
+    proposal = propose_spec(tmp_path / "a.csv")
+    said = "\n".join(proposal.checks)
+    assert 'id = "pid"' in proposal.text
+    assert "'troponin': 117 of 120 are numbers; the others: '<20' (3)" in said
+    assert "troponin=0|<20" in proposal.text
+    assert "heart_rate=75,12" in proposal.text
+    assert "creatinine in mg/dl" in said
+    assert "use 88,44 in umol/l" in said
+    assert "most values of creatinine are far" in said
+    assert "most values of age" not in said
+    (tmp_path / "spec.toml").write_text(proposal.text)
+    trained = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
+    assert trained.code == 0, trained.err
+    first = (tmp_path / "a.csv").read_text().replace("creatinine", "creatinine_umol_l")
+    (tmp_path / "b.csv").write_text(first)
+    named = propose_spec(tmp_path / "b.csv")
+    assert "creatinine_umol_l=88,44" in named.text
+    assert "are far" not in "\n".join(named.checks)
+
+
+def test_whole_numbers_that_repeat_are_no_identity(tmp_path: Path) -> None:
+    rows = "".join(f"{row % 39},{'pq'[row % 2]},{row % 2}\n" for row in range(40))
+    (tmp_path / "a.csv").write_text("visits,hospital,ill\n" + rows)
+    assert "\nid = " not in propose_spec(tmp_path / "a.csv").text
+
+
+def test_warnings_of_a_wide_table_are_one_sentence_without_its_values(tmp_path: Path) -> None:
+    names = [f"g{number}" for number in range(300)]
+    rows = "".join(f"{'pq'[row % 2]},{','.join(['123.5'] * 300)},{row % 2}\n" for row in range(30))
+    (tmp_path / "a.csv").write_text(f"hospital,{','.join(names)},y\n{rows}")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        read_table(tmp_path / "a.csv", TableCoding("y", "hospital"))
+    (only,) = (str(warning.message) for warning in said)
+    assert "300 of 300 columns" in only
+    assert "g11" in only
+    assert "and 288 more" in only
+    assert "123" not in only
+
+
+def test_a_regression_on_whole_numbers_is_not_warned_of_classes_nor_of_an_identity_it_lacks(tmp_path: Path) -> None:
+    rows = "".join(f"h{row},{row / 60},{17 * row}\nh{row},0.5,3\n" for row in range(60))
+    (tmp_path / "a.csv").write_text("hospital,x,stay\n" + rows)
+    data = DataSpec(name="table", label="stay", client="hospital")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = read_table(tmp_path / "a.csv", TableCoding.from_spec(data, regression=True))
+    assert table.y_train.max() == 17 * 59  # above the largest number of a class
+    with pytest.raises(InputError, match="classes are numbered"):
+        read_table(tmp_path / "a.csv", TableCoding.from_spec(data))
 
 
 def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:

@@ -131,9 +131,9 @@ def test_there_are_sixty() -> None:
 
 
 WARNED: dict[str, tuple[str, dict[str, str], str]] = {
-    "a column that drowns the others": ("".join(f"p,{900 + row % 2},{row % 2}\n" for row in range(40)), {}, "drowns"),
+    "a column that drowns the others": ("".join(f"p,{900 + row % 2},{row % 2}\n" for row in range(40)), {}, "drown"),
     "constants that do not fit": (
-        "".join(f"p,{900 + row % 2},{row % 2}\n" for row in range(40)), {"scale": "x=1,1"}, "correct its constants",
+        "".join(f"p,{900 + row % 2},{row % 2}\n" for row in range(40)), {"scale": "x=1,1"}, "correct their constants",
     ),
     "an identity among the features": (
         "".join(f"p,{row},{row % 2}\n" for row in range(40)), {"scale": "x=0,10"}, "like an identity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from sifu.cli.options import (
     option,
 )
 from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
-from sifu.errors import InputError
+from sifu.errors import InputError, SifuWarning
 
 TARGETS = "FILE.csv, FILE.jsonl or mlflow:EXPERIMENT"
 MetricsOption = Annotated[
@@ -271,7 +272,7 @@ def predict(
     """What a released model says of new rows or images, made into inputs and features as its description says.
 
     Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
-    class.
+    class. A row with a missing or unlisted value that the description does not provide for has a reason instead.
     """
     import csv
     import io
@@ -281,19 +282,26 @@ def predict(
     rows = sifu.load_model(model, module=module).predict_rows(data)
     text = io.StringIO()
     lines = list(_columns(rows))
-    writer = csv.DictWriter(text, list(lines[0]) if lines else ["id"], lineterminator="\n")
+    names = dict.fromkeys(name for line in (*(line for line in lines if "reason" not in line), *lines) for name in line)
+    writer = csv.DictWriter(text, list(names) or ["id"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
+    without = sum(row.reason != "" for row in rows)
+    if without:
+        warnings.warn(f"{without} of {len(rows)} rows have no prediction: see the reason", SifuWarning, stacklevel=1)
     if output is None:
         return Answer({"predictions": [row.to_mapping() for row in rows]}, text.getvalue().rstrip("\n"))
     write_atomically(output, text.getvalue().encode())
-    return Answer({"rows": len(rows), "file": str(output)}, f"Wrote {len(rows)} predictions to {output}")
+    predicted = len(rows) - without
+    return Answer(
+        {"rows": len(rows), "predicted": predicted, "file": str(output)}, f"Wrote {predicted} predictions to {output}"
+    )
 
 
 def _columns(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:
-    """The columns of each row: identity or number, what is predicted, the scores."""
+    """Yield the columns of each row: identity or number, what is predicted and the scores, or the reason for none."""
     for row in (row.to_mapping() for row in rows):
-        scores = row.pop("scores")
+        scores = row.pop("scores", {})
         columns = {"id": row.pop("id")}
         ((name, predicted),) = row.items()
         several = isinstance(predicted, list)

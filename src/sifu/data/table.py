@@ -37,6 +37,8 @@ OTHER_FILES = {
     b"sqlite format 3": "a database: export the table as CSV",
 }
 """How files begin that are taken for CSV by mistake, in lower case, and what they are."""
+MOST_NAMED = 12
+"""Columns that a sentence names."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -114,7 +116,7 @@ def _dataset(
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else numbers_of(owners)
     different = np.unique(identity).size  # two rows of one client under one identity are fine: both are that person's
-    if len(identity) > 20 and different * 10 < len(identity):
+    if coding.identity and len(identity) > 20 and different * 10 < len(identity):
         _warn(
             f"data.id has only {different} different values in {len(identity)} rows: a request for one of them takes "
             "many rows out"
@@ -167,10 +169,22 @@ def frame_names(frame: Any) -> list[str]:
     return list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
 
 
-def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None = None) -> tuple[Array, list[str]]:
-    """Rows of features of new data, coded in the same way, and their identities (none without a column for them).
+def read_features(
+    path: Path, coding: TableCoding, names: Sequence[str] | None = None, refused: dict[int, str] | None = None
+) -> tuple[Array, list[str]]:
+    """Return rows of features of new data, coded in the same way, and their identities.
 
-    `names` are the columns they must have, in any order.
+    Args:
+        path: The file.
+        coding: The coding of the clients' rows.
+        names: The columns that it must have, in any order.
+        refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
+
+    Returns:
+        The features, and the identities, none without a column for them.
+
+    Raises:
+        InputError: If the file or a column is missing, or a value cannot be coded and `refused` is None.
     """
     (table,) = _read_tables(path, coding, one_file=True)
     features = coding.features_of(list(table.columns)) if names is None else list(names)
@@ -178,47 +192,64 @@ def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None =
     if absent:
         read_as = f", read as separated by {SEPARATORS[table.separator]}," if table.separator else ""
         raise InputError(f"{path}{read_as} has no column {absent[0]!r}; it has {', '.join(table.columns)[:400]}")
-    return coding.features(table, features), [
-        str(value) for value in table.columns.get(coding.identity, ())
-    ] if coding.identity else []
+    identities = table.columns.get(coding.identity, ()) if coding.identity else ()
+    return coding.features(table, features, refused), [str(value) for value in identities]
 
 
 def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:
-    """Say what looks like a mistake; nothing is refused for it."""
-    start = 0
+    """Warn of what looks like a mistake, one sentence for each kind; nothing is refused for it."""
+    start, numbers = 0, 0
+    scaled, unscaled, unlike = dict[str, int](), dict[str, int](), []
     for name in columns:
         values, start = x[:, start], start + coding.width(name)
         if name in coding.categories:
             continue
+        numbers += 1
         far = int((np.abs(values) > FAR_OUTSIDE).sum())
         if far:
-            spread = "scaled " if name in coding.scales else ""
-            advice = "correct its constants in data.scale" if spread else f'set data.scale = "{name}=MIDDLE,SPREAD"'
-            _warn(
-                f"column {name!r}: {far} of {len(values)} {spread}values are beyond {FAR_OUTSIDE:g}, up to "
-                f"{np.abs(values).max():.6g}; such a column drowns the others: {advice}, from constants that no "
-                "client's data decided"
-            )
+            (scaled if name in coding.scales else unscaled)[name] = far
         shift, factor = coding.scales.get(name, (0.0, 1.0))
         raw = values * factor + shift
-        if len(raw) > 20 and np.unique(values).size == len(raw) and np.allclose(raw, np.round(raw), rtol=0, atol=1e-6):
+        if len(raw) > 20 and np.allclose(raw, np.round(raw), rtol=0, atol=1e-6) and np.unique(values).size == len(raw):
+            unlike.append(name)
+    for far_outside, what, advice in (
+        (scaled, "scaled values", "correct their constants in data.scale"),
+        (unscaled, "values", "set data.scale"),
+    ):
+        if far_outside:
+            counts = [f"{name!r} ({count} of {len(x)} rows)" for name, count in far_outside.items()]
             _warn(
-                f"column {name!r} has another whole number in every row, like an identity: if it is one, set "
-                f'data.id = "{name}" or data.ignore = "{name}"'
+                f"{len(far_outside)} of {numbers} columns of numbers have {what} beyond {FAR_OUTSIDE:g} and drown the "
+                f"others: {some(counts)}; {advice}, from constants that no client's data decided"
             )
-    if y.dtype.kind == "i" and y.size and y.ndim == 1:
-        counts = np.bincount(y)
-        if not coding.classes and (counts == 0).any():
+    if unlike:
+        _warn(
+            f"another whole number in every row, like an identity: {some([repr(name) for name in unlike])}; set "
+            "data.id, or leave the column out with data.ignore"
+        )
+    if y.dtype.kind == "i" and y.size and y.ndim == 1 and not coding.regression:
+        counts_of = np.bincount(y)
+        if not coding.classes and (counts_of == 0).any():
             _warn(
-                f"column {coding.label!r} has classes 0 to {len(counts) - 1}, and no row has class "
-                f"{int(np.argmin(counts > 0))}: if there is none, list the others in data.classes"
+                f"column {coding.label!r} has classes 0 to {len(counts_of) - 1}, and no row has class "
+                f"{int(np.argmin(counts_of > 0))}: if there is none, list the others in data.classes"
             )
-        share = counts.max() / y.size
+        share = counts_of.max() / y.size
         if share > 0.95:
             _warn(
                 f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is "
                 "as accurate; look at the AUC, not at the accuracy"
             )
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names in a sentence, the first few of many.
+
+    >>> some(["a", "b"]), len(some([str(number) for number in range(1000)]))
+    ('a, b', 49)
+    """
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _warn(sentence: str) -> None:

@@ -98,11 +98,16 @@ class TableCoding:
     """What stands for a missing number, None for a missing category."""
     header: tuple[str, ...] = ()
     """Names of the columns of files that have no header line."""
+    missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further texts that stand for a missing value, by column."""
+    regression: bool = False
+    """Whether labels are numbers to predict; whole numbers are not classes then."""
 
     @classmethod
-    def from_spec(cls, data: DataSpec) -> TableCoding:
-        """The coding that a spec declares."""
+    def from_spec(cls, data: DataSpec, *, regression: bool = False) -> TableCoding:
+        """Return the coding that a spec declares; `regression` says that its labels are numbers to predict."""
         classes = parse_classes(data.classes) if data.classes.strip() else {}
+        missing = {column: _split(text, "|", empty=True) for column, text in _entries(data.missing, "data.missing")}
         return cls(
             data.label,
             data.client,
@@ -112,13 +117,17 @@ class TableCoding:
             data.id,
             tuple(split_names(data.ignore, "data.ignore")),
             {column: _scale(column, text) for column, text in _entries(data.scale, "data.scale")},
-            {column: _fill(column, text) for column, text in _entries(data.missing, "data.missing")},
+            {column: _fill(column, parts[0]) for column, parts in missing.items()},
             tuple(split_names(data.header, "data.header")),
+            {column: tuple(map(_unquoted, words)) for column, (_, *words) in missing.items() if words},
+            regression,
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """The coding as plain values, for the description of an exported model."""
-        return asdict(self)
+        """Return the coding of features as plain values, for the description of an exported model."""
+        mapping = asdict(self)
+        del mapping["regression"]
+        return mapping if self.missing_words else {key: mapping[key] for key in mapping if key != "missing_words"}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> TableCoding:
@@ -134,6 +143,9 @@ class TableCoding:
             scales={str(name): (float(pair[0]), float(pair[1])) for name, pair in mapping["scales"].items()},
             missing={str(name): None if fill is None else float(fill) for name, fill in mapping["missing"].items()},
             header=tuple(map(str, mapping["header"])),
+            missing_words={
+                str(name): tuple(map(str, words)) for name, words in mapping.get("missing_words", {}).items()
+            },
         )
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
@@ -175,33 +187,58 @@ class TableCoding:
         """How many features a column becomes."""
         return len(self.categories.get(name, [name])) + (name in self.missing)
 
-    def features(self, table: TableFile, names: Sequence[str]) -> Array:
-        """The features of these columns, one row per row of the table."""
-        return np.concatenate([self._coded(name, table) for name in names], axis=1)
+    def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
+        """Return the features of these columns, one row per row of the table.
 
-    def _coded(self, name: str, table: TableFile) -> Array:
+        Args:
+            table: The table as it was read.
+            names: Its columns that are features.
+            refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
+
+        Returns:
+            The features; those of a refused row mean nothing.
+
+        Raises:
+            InputError: If a value cannot be coded and `refused` is None.
+        """
+        return np.concatenate([self._coded(name, table, refused) for name in names], axis=1)
+
+    def _coded(self, name: str, table: TableFile, refused: dict[int, str] | None) -> Array:
         words = self.categories.get(name)
         features = np.zeros((table.rows, self.width(name)))
         positions = {} if words is None else {word: position for position, word in enumerate(words)}
         middle, spread = self.scales.get(name, (0.0, 1.0))
         for row, (value, place) in enumerate(zip(table.columns[name], table.places, strict=True)):
-            if is_missing(value) and _text(value) not in positions:
-                if name not in self.missing:
-                    example = f"{name}=NUMBER" if words is None else f"{name}="
-                    raise InputError(
-                        f"{place}: column {name!r} holds {_text(value)[:40]!r}, which stands for a missing value: say "
-                        f'what to use instead with data.missing = "{example}" (an indicator is added), or leave the '
-                        "column out with data.ignore"
-                    )
-                fill = self.missing[name]
-                if words is None and fill is not None:
-                    features[row, 0] = (fill - middle) / spread
-                features[row, -1] = 1.0
-            elif words is None:
-                features[row, 0] = (_number(place, name, value, table.decimal_commas) - middle) / spread
-            else:
-                features[row, _position(place, name, value, positions, "data.categories")] = 1.0
+            try:
+                if self._is_missing(name, value, positions):
+                    fill = self._fill_of(name, value, place)
+                    if words is None and fill is not None:
+                        features[row, 0] = (fill - middle) / spread
+                    features[row, -1] = 1.0
+                elif words is None:
+                    features[row, 0] = (_number(place, name, value, table.decimal_commas) - middle) / spread
+                else:
+                    features[row, _position(place, name, value, positions, "data.categories")] = 1.0
+            except InputError as error:
+                if refused is None:
+                    raise
+                refused.setdefault(row, str(error))
         return features
+
+    def _is_missing(self, name: str, value: Any, positions: Mapping[str, int]) -> bool:
+        text = _text(value)
+        return text not in positions and (text.lower() in MISSING_WORDS or text in self.missing_words.get(name, ()))
+
+    def _fill_of(self, name: str, value: Any, place: Place) -> float | None:
+        """Return what stands for a missing value of a column: a number, or None for a category."""
+        if name not in self.missing:
+            example = f"{name}=" if name in self.categories else f"{name}=NUMBER"
+            raise InputError(
+                f"{place}: column {name!r} holds {_text(value)[:40]!r}, which stands for a missing value: say "
+                f'what to use instead with data.missing = "{example}" (an indicator is added), or leave the '
+                "column out with data.ignore"
+            )
+        return self.missing[name]
 
     def labels(self, table: TableFile) -> Array:
         """Class numbers; without declared classes whole numbers are classes, other numbers targets of a regression."""
@@ -220,6 +257,8 @@ class TableCoding:
         numbers = np.array([_number(place, self.label, value, commas, "data.classes") for value, place in pairs])
         whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
         if whole and numbers.max() >= MOST_WORDS:
+            if self.regression:
+                return numbers
             _, worst = pairs[int(numbers.argmax())]
             raise InputError(
                 f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "
@@ -334,8 +373,8 @@ def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
         yield column, rest
 
 
-def _split(text: str, separators: str) -> list[str]:
-    """Parts between separators that stand outside double quotes, without those that are empty."""
+def _split(text: str, separators: str, *, empty: bool = False) -> list[str]:
+    """Return the parts between separators outside double quotes, those that are empty only where asked for."""
     parts, quoted = [""], False
     for character in text:
         if character == '"':
@@ -344,7 +383,7 @@ def _split(text: str, separators: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in parts if empty or part.strip()]
 
 
 def _partition(part: str) -> tuple[str, str, str]:
@@ -372,7 +411,8 @@ def _scale(column: str, text: str) -> tuple[float, float]:
 def _fill(column: str, text: str) -> float | None:
     if text and not looks_like_a_number(text):
         raise InputError(
-            f"data.missing: write {column}=NUMBER, or {column}= for a column of categories, found {text[:80]!r}"
+            f"data.missing: write {column}=NUMBER, or {column}= for a column of categories, with |TEXT for each "
+            f"further text that means a missing value; found {text[:80]!r}"
         )
     return float(text) if text else None
 
@@ -420,7 +460,10 @@ def _why_no_number(text: str, words_key: str) -> str:
     if words_key == "data.classes":
         return 'which is not a number: list the words of the label in data.classes, for example classes = "no,yes"'
     if _WITH_A_SIGN.fullmatch(text):
-        return "a number with a sign or a unit: write the number alone, or leave the column out with data.ignore"
+        return (
+            "a number with a sign or a unit: write the number alone, name the text as missing with data.missing = "
+            '"COLUMN=NUMBER|TEXT", or leave the column out with data.ignore'
+        )
     return "which is not a number: list the words of this column in data.categories, or leave it out with data.ignore"
 
 

@@ -7,37 +7,50 @@ else that the operator must know from elsewhere is marked CHECK.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, table_files
+import numpy as np
+
+from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, some, table_files
 from sifu.data.table_coding import TableFile, is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
 from sifu.errors import InputError
 
 FEW_WORDS = 20
 """A column with more different words than this is not proposed as a category."""
 MOST_CODES = 8
-MOST_NAMED = 12
-"""Columns that a sentence names."""
-PUBLISHED = {
-    r"age(_?years)?": (50, 20),
-    r"trestbps|sbp|systolic.*|ap_?hi|restingbp|blood_?pressure": (130, 20),
-    r"dbp|diastolic.*|ap_?lo": (80, 10),
-    r"chol(esterol)?|total_chol.*": (200, 50),
-    r"thalach|max_?hr|heart_?rate|pulse": (140, 25),
-    r"bmi|body_mass_index": (27, 6),
-    r"glucose|blood_?sugar": (100, 30),
-    r"weight(_kg)?": (75, 15),
-    r"height(_cm)?": (170, 10),
-    r"oldpeak": (1, 1),
-    r"temperature|temp_c": (37, 1),
-    r"creatinine": (1, 0.5),
-    r"ha?emoglobin|hb": (14, 2),
+MOSTLY = 0.9
+"""A column of which this share are numbers is one of numbers; its other texts are proposed as missing."""
+MANY_ROWS = 20
+"""With more rows than this, a whole number that differs in every row is an identity."""
+PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
+    r"age": {"years": (50, 20)},
+    r"trestbps|sbp|systolic(_?(bp|blood_?pressure))?|ap_?hi|restingbp|blood_?pressure": {
+        "mmHg": (130, 20),
+        "kPa": (17.3, 2.7),
+    },
+    r"dbp|diastolic(_?(bp|blood_?pressure))?|ap_?lo": {"mmHg": (80, 10), "kPa": (10.7, 1.3)},
+    r"chol(esterol)?|total_chol(esterol)?": {"mg/dl": (200, 50), "mmol/l": (5.2, 1.3)},
+    r"thalach|max_?hr|max(imum)?_?heart_?rate": {"beats/min at peak exercise": (140, 25)},
+    r"heart_?rate|resting_?(hr|heart_?rate)|hr|pulse": {"beats/min at rest": (75, 12)},
+    r"bmi|body_mass_index": {"kg/m2": (27, 6)},
+    r"glucose|blood_?sugar": {"mg/dl": (100, 30), "mmol/l": (5.6, 1.7)},
+    r"weight": {"kg": (75, 15), "lb": (165, 33)},
+    r"height": {"cm": (170, 10), "m": (1.7, 0.1), "in": (67, 4)},
+    r"oldpeak": {"mm": (1, 1)},
+    r"temp(erature)?": {"C": (37, 1), "F": (98.6, 1.8)},
+    r"creatinine": {"mg/dl": (1, 0.5), "umol/l": (88, 44)},
+    r"ha?emoglobin|hb": {"g/dl": (14, 2), "g/l": (140, 20), "mmol/l": (8.7, 1.2)},
 }
-"""Middle and spread of familiar measurements in adults, as textbooks have them; no file was looked at."""
+"""Middle and spread of familiar measurements in adults by unit, the most usual first, as textbooks have them.
+
+No file was looked at.
+"""
 CLIENTS = re.compile(r"client|hospital|site|cent(re|er)|institution|bank|branch|clinic|facility|provider|device", re.I)
 IDENTITIES = re.compile(r"id|(.*[_ ])?(id|identifier|mrn)|patient([_ ]?(no|number))?|subject|record", re.I)
 LABELS = re.compile(r"label|target|y|class|outcome|diagnosis|disease|num|species|died|default|churn", re.I)
@@ -73,91 +86,195 @@ def propose_spec(
 
 
 @dataclass(frozen=True)
-class _Roles:
-    """Which column is what."""
+class _Column:
+    """The texts of a column that are not missing with the rows of each, and how many rows and files have it."""
 
+    words: Counter[str]
+    odd: Counter[str]
+    """Texts that are no numbers."""
+    rows: int
+    differs: bool
+    """Whether no two rows of a file have the same text, and none is missing."""
+
+    @classmethod
+    def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
+        """Return the column that files have `parts` of; each text is looked at once."""
+        counts = [Counter("" if value is None else str(value) for value in part) for part in parts]
+        words = Counter[str]()
+        for value, count in sum(counts[1:], counts[0]).items():
+            if not is_missing(value):
+                words[whole_number(value)] += count
+        odd = Counter({word: count for word, count in words.items() if not looks_like_a_number(word, commas)})
+        rows = sum(map(len, parts))
+        differs = words.total() == rows and all(
+            len(count) == len(part) for count, part in zip(counts, parts, strict=True)
+        )
+        return cls(words, odd, rows, differs)
+
+    @property
+    def numbers(self) -> int:
+        """The number of rows that hold a number."""
+        return self.words.total() - self.odd.total()
+
+    @property
+    def sorted_words(self) -> list[str]:
+        """The different texts, numbers by size."""
+        return sorted(self.words, key=lambda word: (float(word) if looks_like_a_number(word) else math.inf, word))
+
+    @property
+    def are_codes(self) -> bool:
+        """Whether the texts look like a code: a few small whole numbers, and more than 0 and 1."""
+        return 2 < len(self.words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in self.words)
+
+    @property
+    def is_mostly_numbers(self) -> bool:
+        """Whether a few texts stand among many different numbers."""
+        different = len(self.words) - len(self.odd)
+        return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every row has another whole number."""
+        return self.differs and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
+
+    def lies_outside(self, scale: tuple[float, float]) -> bool:
+        """Return whether most numbers are far from a range, as they are in another unit."""
+        values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.odd])
+        return bool(values.size) and bool(np.median(np.abs(values - scale[0])) > 4 * scale[1])
+
+
+@dataclass
+class _Roles:
+    """The role of each column."""
+
+    columns: dict[str, _Column]
     label: str
     client: str
     identity: str
-    classes: list[str]
-    numbers: list[str]
-    categories: dict[str, list[str]]
-    dates: list[str]
-    wordy: list[str]
-    gaps: list[str]
-    flags: list[str]
-    """Numbers that are 0 or 1, which need no constants."""
-    unlike: list[str]
-    """Free texts of which no two rows have the same, where no column is the identity yet."""
+    numbers: list[str] = field(default_factory=list)
+    categories: list[str] = field(default_factory=list)
+    dates: list[str] = field(default_factory=list)
+    wordy: list[str] = field(default_factory=list)
+    identities: list[str] = field(default_factory=list)
+    """Further columns of whole numbers that differ in every row."""
 
     @classmethod
     def guess(cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool) -> _Roles:
-        columns = {name: [value for table in tables for value in table.columns[name]] for name in tables[0].columns}
+        names = list(tables[0].columns)
         for name in filter(None, (label, client, identity)):
-            if name not in columns:
-                raise InputError(f"{tables[0].name} has no column {name!r}; it has {', '.join(columns)[:400]}")
+            if name not in names:
+                raise InputError(f"{tables[0].name} has no column {name!r}; it has {', '.join(names)[:400]}")
         if not client and not folder:
-            client = next((name for name in columns if CLIENTS.fullmatch(name) and name != label), "")
+            client = next((name for name in names if CLIENTS.fullmatch(name) and name != label), "")
             if not client:
                 raise InputError(
-                    f"which column of {tables[0].name} says whose a row is? Name it with --client; it has "
-                    f"{', '.join(columns)[:400]}"
+                    f"which column of {tables[0].name} names the client (hospital, site) of each row? Give it with "
+                    f"--client; it has {', '.join(names)[:400]}"
                 )
-        identity = identity or next((name for name in columns if IDENTITIES.fullmatch(name) and name != client), "")
-        rest = [name for name in columns if name not in (client, identity)]
-        label = label or next((name for name in rest if LABELS.fullmatch(name)), rest[-1])
         commas = tables[0].decimal_commas
-        numbers, categories, dates, wordy, gaps = [], dict[str, list[str]](), [], [], []
-        flags = [name for name in rest if set(_words(columns[name])) <= {"0", "1"}]
-        for name in (name for name in rest if name != label):
-            words = _words(columns[name])
-            if any(is_missing(value) for value in columns[name]):
-                gaps.append(name)
-            if _published(name) is None and _are_codes(words):
-                categories[name] = words
-            elif all(looks_like_a_number(word, commas) for word in words):
-                numbers.append(name)
-            elif words and all(looks_like_a_date(word) for word in words):
-                dates.append(name)
-            elif len(words) <= FEW_WORDS:
-                categories[name] = words
-            else:
-                wordy.append(name)
-        classes = _words(columns[label])
-        if len(classes) > FEW_WORDS or any("." in word for word in classes):
-            classes = []
-        unlike = [name for name in wordy if not identity and len(_words(columns[name])) == len(columns[name])]
-        return cls(label, client, identity, classes, numbers, categories, dates, wordy, gaps, flags, unlike)
+        columns = {name: _Column.read([table.columns[name] for table in tables], commas) for name in names}
+        named = identity or next((name for name in names if IDENTITIES.fullmatch(name) and name != client), "")
+        rest = [name for name in names if name not in (client, named)]
+        label = label or next((name for name in rest if LABELS.fullmatch(name)), rest[-1])
+        alike = [name for name in rest if name != label and not _published(name) and columns[name].is_identity]
+        roles = cls(columns, label, client, named or next(iter(alike), ""))
+        roles.identities = [name for name in alike if name != roles.identity]
+        for name in rest:
+            if name not in (label, roles.identity, *roles.identities):
+                roles._kind_of(name).append(name)
+        return roles
+
+    def _kind_of(self, name: str) -> list[str]:
+        """Return the list that a column belongs to."""
+        column = self.columns[name]
+        if column.are_codes and not _published(name):
+            return self.categories
+        if not column.odd:
+            return self.numbers
+        if all(map(looks_like_a_date, column.words)):
+            return self.dates
+        if column.is_mostly_numbers:
+            return self.numbers
+        return self.categories if len(column.words) <= FEW_WORDS else self.wordy
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes of the label; none where it is a number to predict."""
+        words = self.columns[self.label].words
+        few = len(words) <= FEW_WORDS and not any("." in word for word in words)
+        return self.columns[self.label].sorted_words if few else []
+
+    @property
+    def gaps(self) -> list[str]:
+        """Features of which values are missing, or have a text among numbers."""
+        return [
+            name
+            for name in (*self.numbers, *self.categories)
+            if self.columns[name].words.total() < self.columns[name].rows or self.odd_texts(name)
+        ]
+
+    def odd_texts(self, name: str) -> Counter[str]:
+        """Return the texts in a column of numbers."""
+        return self.columns[name].odd if name in self.numbers else Counter()
+
+    def checks(self) -> Iterator[str]:
+        """Yield what the operator has to check, a sentence each."""
+        yield f"label: column {self.label!r}" + (f", classes {', '.join(self.classes)}" if self.classes else "")
+        yield f"client: {f'column {self.client!r}' if self.client else 'one file per client'}"
+        if self.identity:
+            yield f"identity: column {self.identity!r}; it is never a feature"
+        for name in self.identities:
+            yield f"ignored: {name!r} has another whole number in every row, like an identity"
+        for name in self.wordy:
+            if not self.identity and self.columns[name].differs:
+                yield f"identity: {name!r} has another text in every row; if it identifies a row, say --id {name!r}"
+        for name in self.numbers:
+            if odd := self.odd_texts(name):
+                texts = [f"{text[:40]!r} ({count})" for text, count in odd.most_common()]
+                yield (
+                    f"missing: {name!r}: {self.columns[name].numbers} of {self.columns[name].rows} are numbers; the "
+                    f"others: {some(texts)}; they are proposed as missing"
+                )
+        scales = {name: scale for name in self.numbers if (scale := _published(name)) is not None}
+        if scales:
+            units = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
+            yield f"scale: published ranges by name; which units have they? Assumed: {', '.join(units)}"
+        for name, units in scales.items():
+            unit, scale = next(iter(units.items()))
+            if self.columns[name].lies_outside(scale):
+                yield f"scale: most values of {name} are far from the range in {unit}: {_in_units(name, units)}"
+        unscaled = [
+            name for name in self.numbers if name not in scales and not set(self.columns[name].words) <= {"0", "1"}
+        ]
+        if unscaled:
+            yield (
+                f"scale: no published range is known for {some(unscaled)}; add COLUMN=MIDDLE,SPREAD from a source "
+                "other than the clients' data, or leave them out with ignore"
+            )
+        if self.categories:
+            yield f"categories: list every word that {some(self.categories)} can have, seen or not"
+        if self.gaps:
+            yield f"missing: values are missing in {some(self.gaps)}; the fillers are constants of yours"
+        if self.dates or self.wordy:
+            yield f"ignored: {some([*self.dates, *self.wordy])} (dates or free text)"
 
 
 def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
-    scales = {name: scale for name in roles.numbers if (scale := _published(name)) is not None}
-    unscaled = [name for name in roles.numbers if name not in scales]
-    ignored = [*roles.dates, *roles.wordy]
-    checks = [f"label: column {roles.label!r}" + (f", classes {', '.join(roles.classes)}" if roles.classes else "")]
-    checks.append(f"client: {f'column {roles.client!r}' if roles.client else 'one file per client'}")
-    if roles.identity:
-        checks.append(f"identity: column {roles.identity!r}; it is never a feature")
-    for name in roles.unlike:
-        checks.append(f"identity: {name!r} has another text in every row; if it identifies a row, say --id {name!r}")
-    if scales:
-        checks.append(f"scale: published ranges by the names of {', '.join(scales)}")
-    unscaled = [name for name in unscaled if name not in roles.flags]
-    if unscaled:
-        checks.append(
-            f"scale: no published range is known for {_some(unscaled)}; add COLUMN=MIDDLE,SPREAD from a source "
-            "other than the clients' data, or leave them out with ignore"
+    scales = {name: units for name in roles.numbers if (units := _published(name)) is not None}
+    ignored = [*roles.identities, *roles.dates, *roles.wordy]
+    constants = {name: next(iter(units.values())) for name, units in scales.items()}
+    scaled = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in constants.items()]
+    units_to_check = [f"# CHECK the unit: {_in_units(name, units)}" for name, units in scales.items()]
+    filled = [
+        "|".join(
+            (
+                f"{quoted(name)}=" + (f"{constants.get(name, (0, 1))[0]:g}" if name in roles.numbers else ""),
+                *map(quoted, sorted(roles.odd_texts(name))),
+            )
         )
-    if roles.categories:
-        checks.append(f"categories: list every word that {_some(tuple(roles.categories))} can have, seen or not")
-    if roles.gaps:
-        checks.append(f"missing: values are missing in {_some(roles.gaps)}; the fillers are constants of yours")
-    if ignored:
-        checks.append(f"ignored: {_some(ignored)} (dates or free text)")
-    filled = [f"{quoted(name)}={scales.get(name, (0, 1))[0]:g}" for name in roles.gaps if name in roles.numbers]
-    filled += [f"{quoted(name)}=" for name in roles.gaps if name in roles.categories]
-    constants = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in scales.items()]
-    words = [f"{quoted(name)}={_word_list(listed)}" for name, listed in roles.categories.items()]
+        for name in roles.gaps
+    ]
+    words = [f"{quoted(name)}={_word_list(roles.columns[name].sorted_words)}" for name in roles.categories]
     regression = ["", "[ridge]", 'task = "regression"', "shift = 0.0  # CHECK: middle of the target"]
     regression += ["scale = 1.0  # CHECK: spread of the target"]
     lines = [
@@ -174,7 +291,8 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         *([f"id = {_toml(roles.identity)}  # CHECK"] if roles.identity else []),
         *([f"header = {_toml(', '.join(map(quoted, header)))}"] if header else []),
         *([f"classes = {_toml(_word_list(roles.classes))}  # CHECK, in their order"] if roles.classes else []),
-        f"scale = {_lines(constants)}  # CHECK",
+        *units_to_check,
+        f"scale = {_lines(scaled)}  # CHECK",
         f"categories = {_lines(words)}  # CHECK",
         f"missing = {_lines(filled)}  # CHECK",
         f"ignore = {_toml(', '.join(map(quoted, ignored)))}  # CHECK",
@@ -185,29 +303,35 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         'kind = "ridge"  # in closed form: a client is forgotten exactly, in no round',
         *(regression if not roles.classes else []),
     ]  # fmt: skip
-    return Proposal("\n".join(lines) + "\n", tuple(checks))
+    return Proposal("\n".join(lines) + "\n", tuple(roles.checks()))
 
 
-def _some(names: Sequence[str]) -> str:
-    """Names in a sentence, of many the first few."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _published(name: str) -> dict[str, tuple[float, float]] | None:
+    """Return the published ranges of a column by unit: of the unit in its name alone, where it has one.
+
+    >>> _published("creatinine"), _published("creatinine (\u00b5mol/L)"), _published("creatinine_stones")
+    ({'mg/dl': (1, 0.5), 'umol/l': (88, 44)}, {'umol/l': (88, 44)}, None)
+    """
+    plain = re.sub(r"[%?]", "", name).strip()
+    for pattern, units in PUBLISHED.items():
+        named = re.fullmatch(rf"(?:{pattern})[\s_]*[(\[]?\s*(.*?)\s*[)\]]?", plain, re.I)
+        if re.fullmatch(pattern, plain, re.I):
+            return units
+        if named:
+            unit = _plain_unit(named[named.lastindex or 0])
+            return {key: scale for key, scale in units.items() if _plain_unit(key) == unit} or None
+    return None
 
 
-def _published(name: str) -> tuple[float, float] | None:
-    plain = re.sub(r"\([^)]*\)|[%?]", "", name).strip()  # without a unit
-    return next((scale for pattern, scale in PUBLISHED.items() if re.fullmatch(pattern, plain, re.I)), None)
+def _plain_unit(text: str) -> str:
+    """Return a unit in one spelling: umol_L, \u00b5mol/l and umol/l are one."""
+    return re.sub(r"[\s_/]", "", text.replace("\u00b5", "u").replace("\u03bc", "u").replace("\u00b0", "")).lower()
 
 
-def _words(values: Sequence[Any]) -> list[str]:
-    """The different texts that are not missing, numbers by size."""
-    words = {whole_number(value) for value in values if not is_missing(value)}
-    return sorted(words, key=lambda word: (float(word) if looks_like_a_number(word) else float("inf"), word))
-
-
-def _are_codes(words: Sequence[str]) -> bool:
-    """Whether a column of numbers looks like a code: a few small whole numbers, and more than 0 and 1."""
-    return 2 < len(words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in words)
+def _in_units(name: str, units: dict[str, tuple[float, float]]) -> str:
+    """Return the constants of a column in each unit."""
+    first, *others = [f"{middle:g},{spread:g} in {unit}" for unit, (middle, spread) in units.items()]
+    return f"{name} is {first}" + (f"; use {' or '.join(others)}" if others else "")
 
 
 def _word_list(words: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sifu.core.spec.sections import recorded_features
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import tuned_map
+from sifu.data.feature_maps.feature_map import LARGEST_INPUT
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.sources import scale_of
 from sifu.data.table import read_features
@@ -43,15 +44,19 @@ class PredictedRow:
 
     `id` is the row's identity (`data.id`) or its number, counted from 0. `prediction` is a class (its name where the
     spec names the classes), a number of a regression, or a list of 0 and 1 or of numbers where there are several
-    outputs; `scores` are those of the outputs, by class.
+    outputs; `scores` are those of the outputs, by class. A row with a value that cannot be coded has the `reason`
+    instead: its prediction is None, and it has no scores.
     """
 
     id: str | int
     prediction: Any
     scores: dict[str, float]
+    reason: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON; what is predicted is called `class`, `value`, `labels` or `values`."""
+        if self.reason:
+            return {"id": self.id, "reason": self.reason}
         several = isinstance(self.prediction, list)
         real = isinstance(self.prediction[0] if several else self.prediction, float)
         called = ("values" if real else "labels") if several else ("value" if real else "class")
@@ -131,28 +136,52 @@ class LoadedModel(nn.Module):
         return self._decided(self.scores(x))
 
     def predict_file(self, path: str | Path) -> list[Any]:
-        """What it says of rows of the npz, CSV or Parquet file at `path`: words where the spec named the classes."""
-        return self._named(self.predict(self.inputs_of(path)[0]))
+        """Return what it says of rows of the npz, CSV or Parquet file at `path`, None for a row that it cannot read.
+
+        Where the spec named the classes, predictions are their names.
+        """
+        return [row.prediction for row in self.predict_rows(path)]
 
     def predict_rows(self, path: str | Path) -> list[PredictedRow]:
-        """What it says of the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
-        x, identities = self.inputs_of(path)
-        scores = self.scores(x)
+        """Return what it says of the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
+        refused: dict[int, str] = {}
+        x, identities = self.inputs_of(path, refused)
+        scores = self.scores(x[[row not in refused for row in range(len(x))]])
         names = self._score_names(scores.shape[1])
-        ids: Sequence[str | int] = identities or range(len(scores))
-        return [
-            PredictedRow(identity, prediction, dict(zip(names, row.tolist(), strict=True)))
-            for identity, prediction, row in zip(ids, self._named(self._decided(scores)), scores, strict=True)
-        ]
+        predicted = iter(zip(self._named(self._decided(scores)), scores, strict=True))
+        rows = []
+        for number, identity in enumerate(identities or range(len(x))):
+            if number in refused:
+                rows.append(PredictedRow(identity, None, {}, refused[number]))
+            else:
+                prediction, row = next(predicted)
+                rows.append(PredictedRow(identity, prediction, dict(zip(names, row.tolist(), strict=True))))
+        return rows
 
-    def inputs_of(self, path: str | Path) -> tuple[Array, list[str]]:
-        """The samples of the file at `path` as `forward` takes them, and their identities where its table has them."""
+    def inputs_of(self, path: str | Path, refused: dict[int, str] | None = None) -> tuple[Array, list[str]]:
+        """Return the samples of the file at `path` as `forward` takes them, and their identities.
+
+        Args:
+            path: An npz, CSV or Parquet file.
+            refused: Receives the reason for each row of a table with a value that cannot be coded, instead of an
+                exception.
+
+        Returns:
+            The samples, and the identities where its table has them.
+
+        Raises:
+            InputError: If the file cannot be read, or a row cannot and `refused` is None.
+        """
         path = Path(path)
         if path.suffix.lower() != ".npz":
             if self.description["table"] is None:
                 raise InputError(f"{path}: this model was not trained on a table, give an npz file with x")
             coding = TableCoding.from_mapping(self.description["table"])
-            return read_features(path, coding, self.description["columns"])
+            x, identities = read_features(path, coding, self.description["columns"], refused)
+            if refused is not None:
+                for row in np.flatnonzero(np.abs(x).max(axis=1, initial=0.0) > self._largest_input):
+                    refused.setdefault(int(row), f"{path}, row {row}: a number is too large for the model: correct it")
+            return x, identities
         arrays = read_arrays(path)
         if "x" not in arrays:
             raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
@@ -202,6 +231,12 @@ class LoadedModel(nn.Module):
         if not bool(torch.isfinite(samples).all()):
             raise InputError("samples hold NaN or infinity: nothing was predicted from them")
         return samples
+
+    @property
+    def _largest_input(self) -> float:
+        """The largest number in a row that the features, or else the model's type, can take."""
+        mapped = self.description["features"].get("kind") != "none" or self.kind == RIDGE
+        return LARGEST_INPUT if mapped else float(np.finfo(self.description["dtype"]).max)
 
     def _row_shape(self) -> list[int] | None:
         """The length of a row, where the parameters tell it."""

@@ -177,7 +177,8 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
     from onnx import TensorProto
 
     words = coding.categories[name]
-    positions = dict(_spellings(words, len(words) if name in coding.missing else -1))
+    absent = len(words) if name in coding.missing else -1
+    positions = dict(_spellings(words, absent, coding.missing_words.get(name, ())))
     position = graph.add(
         "LabelEncoder",
         graph.input(name, TensorProto.STRING, [1]),
@@ -192,7 +193,7 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
     return graph.add("Where", unlisted, graph.constant(math.nan), features)
 
 
-def _spellings(words: tuple[str, ...], missing: int) -> Iterator[tuple[str, int]]:
+def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     """Texts and the position of their word, later ones before earlier ones: as `TableCoding.coded` reads them."""
     position = {word: number for number, word in enumerate(words)}
     for word, number in position.items():
@@ -202,6 +203,7 @@ def _spellings(words: tuple[str, ...], missing: int) -> Iterator[tuple[str, int]
         if digit in position:
             yield from ((text, position[digit]) for text in _cases(truth))
     yield from ((text, missing) for word in sorted(MISSING_WORDS) for text in _cases(word))
+    yield from ((text, missing) for text in also_missing)
     yield from position.items()
 
 

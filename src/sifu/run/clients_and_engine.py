@@ -106,7 +106,7 @@ def clients_from_spec(
     if dataset is not None:
         pass
     elif data.name in OWN_FILES:
-        dataset = _own_dataset(data, spec.seed)
+        dataset = _own_dataset(spec)
     else:
         dataset = load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
     given = dataset.client_train
@@ -134,12 +134,13 @@ def clients_from_spec(
     return with_features(spec, clients, device)
 
 
-def _own_dataset(data: DataSpec, seed: int) -> Any:
-    """A data set from the user's own files."""
+def _own_dataset(spec: Spec) -> Any:
+    """Return the data set in the user's own files."""
     from sifu.data import load
     from sifu.data.table import read_table
     from sifu.data.table_coding import TableCoding
 
+    data = spec.data
     if not data.file:
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
     if data.name == NPZ:
@@ -148,7 +149,8 @@ def _own_dataset(data: DataSpec, seed: int) -> Any:
         raise InputError(
             f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
         )
-    return read_table(Path(data.file).expanduser(), TableCoding.from_spec(data), **_testing(data, seed))
+    coding = TableCoding.from_spec(data, regression=not spec.has_accuracy)
+    return read_table(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
 
 
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
@@ -166,7 +168,8 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
     from sifu.data.table_coding import TableCoding
 
     data = replace(spec.data, name=TABLE, partition="given")
-    dataset = read_frame(frame, TableCoding.from_spec(data), **_testing(data, spec.seed))
+    coding = TableCoding.from_spec(data, regression=not spec.has_accuracy)
+    dataset = read_frame(frame, coding, **_testing(data, spec.seed))
     return {"spec": replace(spec, data=data), "dataset": dataset}
 
 
@@ -236,7 +239,7 @@ def held_out_rows_from_spec(
         return None
     if dataset is None:
         folder, own = data_folder or data.folder or None, data.name in OWN_FILES
-        dataset = _own_dataset(data, spec.seed) if own else load(data.name, folder, held_out_by=data.held_out_by)
+        dataset = _own_dataset(spec) if own else load(data.name, folder, held_out_by=data.held_out_by)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)

@@ -69,7 +69,9 @@ class DataSpec:
     )
     categories: str = key("", "table: the words of columns of words, COLUMN=A,B; COLUMN=C,D, one feature per word")
     scale: str = key("", "table: constants of columns of numbers, COLUMN=MIDDLE,SPREAD; ...: (value - MIDDLE) / SPREAD")
-    missing: str = key("", "table: what stands for a missing value, COLUMN=NUMBER; CATEGORY=; adds an indicator")
+    missing: str = key(
+        "", "table: fillers of missing values, COLUMN=NUMBER; CATEGORY=; |TEXT after one is missing, too"
+    )
     ignore: str = key("", "table: columns to leave out, A,B")
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
     columns: str = key("", "table: filled in by training, the columns that are features in their order")
