@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sifu.audit.before_after import BeforeAfterAttack
 from sifu.audit.membership import ForgettingAudit, MembershipAudit
 from sifu.audit.releases import ExactAudit, ReleaseAudit, Replays
 from sifu.audit.replay_evidence import NodeDistance, NoiseDrawn
@@ -46,6 +48,8 @@ class AuditOptions:
     none), `shadow_rounds` and `relearn_rounds` bound their length. `attacks` turns membership inference, Scratch and
     relearning on; they need retraining. `request` names the request they look at (the last one). `seed` makes the
     audit's own draws repeatable; without it they come from the operating system, as certified noise does.
+    `public` is a file of public samples for the comparison of two releases (the run's held-out rows without it), and
+    `trials` how many deletions of its own the audit compares; with `only_before_after` nothing else is tried.
     `as_if_certified` treats requests of level `none` as if they had claimed their budget: for controls that must be
     caught.
     """
@@ -59,6 +63,9 @@ class AuditOptions:
     request: str | None = None
     seed: int | None = None
     as_if_certified: bool = False
+    public: str | Path | None = None
+    trials: int = 50
+    only_before_after: bool = False
 
     def claims(self, level: str | None) -> bool:
         """Whether a request of this level is held to its budget."""
@@ -106,7 +113,8 @@ class AttackAudit:
 class AuditReport:
     """Everything that was tried.
 
-    `exact` compares digests of exact releases. `contradictions` are claims that turned out false; `observations` would
+    `exact` compares digests of exact releases. `before_after` is what an observer finds who kept an earlier release; no
+    certificate covers that one. `contradictions` are claims that turned out false; `observations` would
     be, had they been claimed; `notes` say what could not be tried.
     """
 
@@ -116,6 +124,7 @@ class AuditReport:
     nodes_replayed: int
     nodes_missed: int
     attacks: AttackAudit | None
+    before_after: tuple[BeforeAfterAttack, ...]
     exact: tuple[ExactAudit, ...]
     contradictions: tuple[str, ...]
     observations: tuple[str, ...]

@@ -11,6 +11,7 @@ from typing import Any
 from sifu.api.run import Run
 from sifu.audit.attack_release import Audited, ReleaseAttack
 from sifu.audit.audit_report import AuditOptions, AuditProgress, AuditReport, SubjectAudit
+from sifu.audit.compare_releases import RunComparison
 from sifu.audit.releases import ExactAudit, audit_releases, exact_audits
 from sifu.audit.replay_evidence import (
     REPLAY_TOLERANCE,
@@ -27,6 +28,7 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
+from sifu.core.spec import RIDGE
 from sifu.run.coupled_replay import NoisedModel
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
@@ -53,7 +55,8 @@ def audit_run(
     engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
         progress = progress or (lambda *_: None)
-        return _Audit(Audited(run, reader, engine, options, clients, data_folder, noised, progress)).carry_out()
+        audit = _Audit(Audited(run, reader, engine, options, clients, data_folder, noised, progress))
+        return audit.compare() if options.only_before_after else audit.carry_out()
 
 
 class _Audit:
@@ -66,6 +69,15 @@ class _Audit:
         self.attack = ReleaseAttack(audited)
         self.contradictions: list[str] = []
         self.observations: list[str] = []
+
+    def compare(self) -> AuditReport:
+        """Compare two releases and try nothing else."""
+        row = None if self.spec.is_tuned else self.attack.request()
+        wanted = self.attack.models_wanted(row)
+        needed = wanted and self.spec.model.kind != RIDGE  # heads in closed form are solved again
+        evidence = gather(self.engine, self.reader, [], wanted, self._audited.noised) if needed else Evidence()
+        found = tuple(RunComparison(self._audited).carry_out(row, evidence))
+        return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
 
     def carry_out(self) -> AuditReport:
         attacked = None if self.spec.is_tuned else self.attack.request()
@@ -101,6 +113,7 @@ class _Audit:
             self.progress("replaying releases", number + 1, len(watched))
         exact = tuple(self._exact(watched, evidence))
         attacks = self.attack.carry_out(attacked, watched, evidence) if attacked is not None else None
+        compared = tuple(RunComparison(self._audited).carry_out(attacked, evidence)) if self.options.attacks else ()
         return AuditReport(
             self.reader.value("run"),
             tuple(subjects),
@@ -108,6 +121,7 @@ class _Audit:
             len(evidence.lengths),
             evidence.missed,
             attacks,
+            compared,
             exact,
             tuple(self.contradictions),
             tuple(self.observations),

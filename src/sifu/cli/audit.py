@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from sifu.audit import AuditReport, ClientAudit, Control
+from sifu.audit import AuditReport, BeforeAfterAttack, ClientAudit, Control, FileComparison
 from sifu.cli.output import Answer, ShownBar, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import plain_values
 
@@ -31,10 +31,13 @@ class AuditProgress(ShownBar):
         self.update(done, total)
 
 
-def show_audit(report: AuditReport | None, controls: Sequence[Control], output: Path | None) -> Answer:
+def show_audit(
+    report: AuditReport | None, controls: Sequence[Control], output: Path | None, *, compared_only: bool = False
+) -> Answer:
     """`sifu audit DIR`: exit code 3 if a certified claim is contradicted, or a control came to the wrong verdict."""
     values: dict[str, Any] = {"holds": True} if report is None else report.values()
-    shown: list[Callable[[], None]] = [] if report is None else [partial(print_report, report)]
+    printed = print_compared if compared_only else print_report
+    shown: list[Callable[[], None]] = [] if report is None else [partial(printed, report)]
     if controls:
         values["controls"] = [asdict(control) | {"passed": control.passed} for control in controls]
         values["holds"] = values["holds"] and all(control.passed for control in controls)
@@ -58,6 +61,49 @@ def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> li
     for path, data in content.items():
         write_atomically(path, data)
     return list(content)
+
+
+def show_comparison(compared: Sequence[FileComparison]) -> Answer:
+    """Show two exported releases compared, `sifu audit --before FILE --after FILE`."""
+    return Answer({"compared": [asdict(each) for each in compared]}, partial(_print_comparison, compared))
+
+
+def _print_comparison(compared: Sequence[FileComparison]) -> None:
+    for each in compared:
+        shown = table(each.what, "-score", "-cosine", title=f"\nMost likely deleted of {each.candidates} {each.what}s")
+        for named in each.named:
+            shown.add_row(escape(named.candidate), number(named.score, 3), number(named.cosine, 3))
+        out.print(shown)
+        out.print(f"The first stands {number(each.stands_out, 3)} standard deviations above the others' mean.")
+
+
+def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:
+    shown = table("deleted", "where", "-named", "-of", "-cosine", "-public", "-control", title="\nBefore and after")
+    for each in found:
+        where = each.source if each.attempts == 1 else f"{each.attempts} {each.source}"
+        shown.add_row(
+            each.what,
+            escape(where),
+            percent(each.identified),
+            str(each.candidates),
+            number(each.cosine, 3),
+            number(each.nearest_public, 3),
+            percent(each.control_identified),
+        )
+    out.print(shown)
+    out.print(
+        "An observer who kept the earlier release names what was deleted in this share of cases; no certificate "
+        "covers it. cosine: of the reconstruction; public: of the nearest public record; control: how often another "
+        "one is named, which was not deleted."
+    )
+
+
+def print_compared(report: AuditReport) -> None:
+    """Print only the comparison of two releases."""
+    if report.before_after:
+        _print_before_after(report.before_after)
+    for note in report.notes:
+        out.print(f"Note: {escape(note)}")
 
 
 def print_report(report: AuditReport) -> None:
@@ -92,6 +138,8 @@ def print_report(report: AuditReport) -> None:
         out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {told}")
     if report.attacks is not None:
         _print_attacks(report)
+    if report.before_after:
+        _print_before_after(report.before_after)
     for note in report.notes:
         out.print(f"Note: {escape(note)}")
 

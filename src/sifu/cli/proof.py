@@ -105,6 +105,16 @@ def audit(
     controls: Annotated[
         bool, option("Also run the negative controls: operators who cheat, each must be caught.", "--controls")
     ] = False,
+    before_after: Annotated[
+        bool, option("Only compare two releases, as an observer who kept the earlier one can.", "--before-after")
+    ] = False,
+    before: Annotated[Path | None, option("Earlier release to compare, an exported safetensors file.")] = None,
+    after: Annotated[Path | None, option("Later release to compare.")] = None,
+    public: Annotated[
+        Path | None, option("Public samples to compare releases with.", show_default="the run's held-out rows")
+    ] = None,
+    candidates: Annotated[Path | None, option("With --before and --after: what may have been deleted.")] = None,
+    trials: Annotated[int, option("Deletions that the audit tries and compares, 0 for none.", min=0)] = 50,
     output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
     data: DataOption = None,
 ) -> Answer:
@@ -112,22 +122,37 @@ def audit(
 
     Replays the run with and without the forgotten clients (all data must be available), compares true distances
     with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
-    model. A leaving client, who does not have the run, uses sifu client-audit.
+    model. It also compares releases before and after a deletion, which no certificate covers; two exported files are
+    compared without the run. A leaving client, who does not have the run, uses sifu client-audit.
     """
+    from sifu.audit import AuditOptions, Replays, compare_files, run_controls
+    from sifu.cli.audit import AuditProgress, show_audit, show_comparison
+
+    if before is not None or after is not None:
+        if before is None or after is None or public is None or candidates is None or folder is not None:
+            raise InputError("two files are compared without a run: give --before, --after, --public and --candidates")
+        return show_comparison(compare_files(before, after, public, candidates))
     if folder is None and not controls:
         raise InputError("name the run folder to audit, or give --controls")
-    from sifu.audit import AuditOptions, Replays, run_controls
-    from sifu.cli.audit import AuditProgress, show_audit
-
-    options = AuditOptions(subjects, Replays(replays=replays), attacks, shadows, request=request, seed=seed)
+    options = AuditOptions(
+        subjects,
+        Replays(replays=replays),
+        attacks,
+        shadows,
+        request=request,
+        seed=seed,
+        public=public,
+        trials=trials,
+        only_before_after=before_after,
+    )
     report = None
     with AuditProgress() as progress:
         if folder is not None:
             opened = sifu.open_run(folder, data_folder=data)
             report = sifu.audit_run(opened, options, data_folder=data, progress=progress)
         checked = run_controls(seed=seed, progress=progress) if controls else []
-    place = output if output is not None or folder is None else folder / "audit"
-    return show_audit(report, checked, place)
+    place = output if output is not None or folder is None or before_after else folder / "audit"
+    return show_audit(report, checked, place, compared_only=before_after)
 
 
 def client_audit(

@@ -104,12 +104,7 @@ class LoadedModel(nn.Module):
         Bytes are scaled as the clients' were, other numbers are taken as they are. Images may have their channels
         first, or where the data file has them. Rows of a table are those that `inputs_of` reads from a file.
         """
-        samples = self._samples(x)
-        mapping = self._map(tuple(samples.shape[1:]))
-        if mapping is not None:
-            rows = [features for _, features in mapping.chunks(samples.detach().cpu().numpy())]
-            features = np.concatenate(rows) if rows else np.zeros((0, mapping.features))
-            samples = torch.from_numpy(features).to(samples)
+        samples = self._mapped(self._samples(x))
         try:
             scores: Tensor = self.network(samples)
         except RuntimeError as error:
@@ -120,6 +115,11 @@ class LoadedModel(nn.Module):
         except ValueError as error:
             raise InputError(f"the model cannot take {len(samples)} of such samples at once: {error}") from error
         return scores.flatten(1)
+
+    def features(self, x: Any) -> Array:
+        """Return what the model after the feature map is applied to for raw samples `x`, see `forward`."""
+        samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        return np.asarray(self._mapped(self._samples(samples)).numpy())
 
     def scores(self, x: Any) -> Array:
         """The scores of raw samples `x` as an array; see `forward`."""
@@ -211,6 +211,14 @@ class LoadedModel(nn.Module):
         classes = list(self.description["classes"] or ())
         classes += [str(number) for number in range(len(classes), max(outputs, 2))]
         return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
+
+    def _mapped(self, samples: Tensor) -> Tensor:
+        """Return the features of prepared samples; the samples themselves where there is no feature map."""
+        mapping = self._map(tuple(samples.shape[1:]))
+        if mapping is None:
+            return samples
+        rows = [features for _, features in mapping.chunks(samples.detach().cpu().numpy())]
+        return torch.from_numpy(np.concatenate(rows) if rows else np.zeros((0, mapping.features))).to(samples)
 
     def _samples(self, x: Tensor) -> Tensor:
         """Samples of the type and shape that the model was made for, as far as that is known."""

@@ -156,6 +156,11 @@ class ClosedFormFederation(LacksData, ShowsSamples):
         """There are none."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
+    def features(self, x: Array) -> Floats:
+        """Return the features of samples, without the constant."""
+        blocks = [phi for _, phi in self._map.chunks(np.asarray(x))]
+        return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.features))
+
     def predict(self, model: Vector, x: Array) -> Floats:
         """Predicted targets of samples, before any of them is decided."""
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)

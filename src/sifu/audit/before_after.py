@@ -1,0 +1,296 @@
+"""The attack of an observer who kept an earlier release: compare two linear heads, reconstruct what was deleted.
+
+Let W be the head before a deletion and V the head after it, phi_i the features of a deleted record with the constant
+appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head. Both heads minimise a penalised loss, so
+
+    A (W - V) = sum_i phi_i e_i',        A the curvature of the loss on the records that stay,
+
+exactly for ridge heads up to a change of the penalty, which is a multiple of W, and to first order in the influence of
+the deleted records for softmax and logistic heads (Bertran et al. 2024, arXiv 2405.20272). For one record the right
+side has rank one: its left singular vector is phi_i up to scale, and the constant gives the scale. The observer has
+both heads and estimates A, up to a factor, from public samples of the same kind; no label of theirs is needed.
+
+Candidates are ranked by a matched filter: the inner product of sum_i phi_i e_i' with that of each candidate, in the
+metric A^-1, over the candidate's own length. In this metric the inner product is that of W - V itself, so the ranking
+depends on the estimate of A only through the lengths. Features that one of the heads lacks, as a dropped block, are
+left out of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Integers
+
+HeadKind = Literal["ridge", "least_squares", "softmax", "logistic"]
+"""Linear heads whose releases can be compared, as a spec names them."""
+HEAD_KINDS: tuple[str, ...] = get_args(HeadKind)
+ASSUMED_PENALTY = 0.01
+"""The relative penalty r of a ridge head that the observer assumes where it is not known."""
+ASSUMED_DECAY = 1e-3
+"""The same for other heads, whose training is stopped rather than penalised."""
+MOST_PARAMETERS = 4000
+"""Of a softmax head whose curvature is inverted whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Records that may have been deleted: features with the constant, encoded targets, and the candidate of each.
+
+    `owners` numbers the candidates from 0. Records that share a number are one candidate: a client.
+    """
+
+    phi: Floats
+    targets: Floats
+    owners: Integers
+
+    @property
+    def count(self) -> int:
+        """Number of candidates."""
+        return int(self.owners.max()) + 1
+
+    @property
+    def are_records(self) -> bool:
+        """Whether every candidate is one record."""
+        return self.count == len(self.owners)
+
+    @staticmethod
+    def of_records(phi: Floats, targets: Floats) -> Candidates:
+        """Return candidates of which each is one record."""
+        return Candidates(phi, targets, np.arange(len(phi)))
+
+
+class TwoHeads:
+    """Two heads of one run, (features + 1) x outputs each, and public samples as features with the constant."""
+
+    def __init__(self, before: Floats, after: Floats, public: Floats, kind: str, relative: float | None = None) -> None:
+        if kind not in HEAD_KINDS:
+            raise InputError(f"releases of a {kind} model cannot be compared: there are {', '.join(HEAD_KINDS)}")
+        if before.shape != after.shape or before.shape[0] != public.shape[1]:
+            raise InputError(
+                f"the heads before and after have shapes {before.shape} and {after.shape}, the public samples "
+                f"{public.shape[1] - 1} features: give two releases of one run, and samples of its kind"
+            )
+        if len(public) < 2:
+            raise InputError(f"the attack needs public samples, found {len(public)}: give a file with --public")
+        self.before, self.after, self.public, self.kind = before, after, public, kind
+        self.moved = before - after
+        if not np.any(self.moved):
+            raise InputError("the two releases have the same head: nothing was deleted between them")
+        constant = np.arange(len(before)) == len(before) - 1
+        self.live = np.flatnonzero((before.any(axis=1) & after.any(axis=1)) | constant)
+        assumed = ASSUMED_PENALTY if kind == "ridge" else ASSUMED_DECAY
+        scale = float(np.mean(public * public))
+        self._damping = (assumed if relative is None else relative) * scale
+        self._mean = public[:, self.live].mean(axis=0)
+
+    @cached_property
+    def deleted_sum(self) -> Floats:
+        """The estimate of sum_i phi_i e_i' over the deleted records, up to a positive factor."""
+        scores, shares = self.public @ self.moved, self._shares
+        if self.kind == "softmax":
+            scores = shares * (scores - np.sum(shares * scores, axis=1, keepdims=True))
+        elif self.kind == "logistic":
+            scores = shares * (1.0 - shares) * scores
+        summed = self.public.T @ scores / len(self.public) + self._damping * self.moved
+        return np.asarray(summed[self.live])
+
+    @cached_property
+    def _shares(self) -> Floats:
+        """What the earlier head predicts of the public samples."""
+        return self._predicted(self.public)
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        """A^-1 as (outputs, features, outputs, features), or as (features, features) where outputs do not interact.
+
+        A softmax head with more parameters than `MOST_PARAMETERS` is taken to be of the second kind.
+        """
+        rows, outputs = self.public[:, self.live], self.before.shape[1]
+        width = len(self.live)
+        if self.kind != "softmax" or width * outputs > MOST_PARAMETERS:
+            weights = self._shares * (1.0 - self._shares) if self.kind == "logistic" else 1.0
+            curvature = (weights * rows).T @ rows / len(rows)
+            return np.asarray(np.linalg.inv(curvature + self._damping * np.eye(width)))
+        joint = np.empty((outputs, width, outputs, width))
+        for first in range(outputs):
+            for second in range(outputs):
+                weights = self._shares[:, [first]] * ((first == second) - self._shares[:, [second]])
+                joint[first, :, second] = (weights * rows).T @ rows / len(rows)
+        flat = joint.reshape(outputs * width, -1)
+        return np.asarray(np.linalg.inv(flat + self._damping * np.eye(len(flat))).reshape(joint.shape))
+
+    def _solved(self, summed: Floats) -> Floats:
+        """Return A^-1 times a matrix of the shape of `deleted_sum`."""
+        if self._inverse.ndim == 2:
+            return np.asarray(self._inverse @ summed)
+        return np.asarray(np.einsum("afbg,gb->fa", self._inverse, summed))
+
+    def _square_lengths(self, phi: Floats, errors: Floats) -> Floats:
+        """Return the squared length of phi_i e_i' in the metric A^-1, for each record."""
+        if self._inverse.ndim == 2:
+            return np.asarray(np.sum((phi @ self._inverse) * phi, axis=1) * np.sum(errors * errors, axis=1))
+        lengths, outputs = np.zeros(len(phi)), range(errors.shape[1])
+        for first in outputs:
+            for second in outputs:
+                inner = np.sum((phi @ self._inverse[first, :, second]) * phi, axis=1)
+                lengths += errors[:, first] * errors[:, second] * inner
+        return lengths
+
+    @cached_property
+    def reconstruction(self) -> Floats:
+        """The features of one deleted record as far as both heads have them, with the constant last."""
+        direction = np.linalg.svd(self.deleted_sum, full_matrices=False)[0][:, 0]
+        # Features have a constant of 1. Where it is lost in the estimate, only the sign of the scale is known.
+        constant = direction[-1]
+        least = 1e-3 / np.sqrt(len(direction))
+        scale = constant if abs(constant) > least else np.copysign(least, constant)
+        return np.asarray(direction / scale)
+
+    def template(self, phi: Floats, targets: Floats) -> Floats:
+        """Return what `deleted_sum` is for these records."""
+        return np.asarray(phi[:, self.live].T @ (targets - self._predicted(phi)))
+
+    def ranking(self, candidates: Candidates) -> Floats:
+        """Return the score of each candidate; the largest is the one that the observer names."""
+        filtered = self._filter
+        if candidates.are_records:
+            phi, errors = candidates.phi[:, self.live], candidates.targets - self._predicted(candidates.phi)
+            agreement = np.sum((phi @ filtered) * errors, axis=1)
+            lengths = np.sqrt(np.maximum(self._square_lengths(phi, errors), 0.0))
+        else:
+            agreement, lengths = np.empty(candidates.count), np.empty(candidates.count)
+            for number in range(candidates.count):
+                rows = candidates.owners == number
+                theirs = self.template(candidates.phi[rows], candidates.targets[rows])
+                agreement[number] = np.sum(filtered * theirs)
+                lengths[number] = np.sqrt(max(float(np.sum(theirs * self._solved(theirs))), 0.0))
+        return np.asarray(agreement / np.maximum(lengths, 1e-300))
+
+    def centred_cosines(self, phi: Floats, rows: Floats) -> Floats:
+        """Return the cosine between `phi` and each row, both minus the mean of the public samples."""
+        own, others = phi - self._mean, rows - self._mean
+        lengths = np.linalg.norm(others, axis=1) * np.linalg.norm(own)
+        return np.asarray(others @ own / np.maximum(lengths, 1e-300))
+
+    @cached_property
+    def _filter(self) -> Floats:
+        """A^-1 times `deleted_sum`, without what a changed penalty adds: a multiple of A^-1 W."""
+        whole = len(self.live) == len(self.before)
+        filtered = self.moved if whole else self._solved(self.deleted_sum)
+        if self.kind != "ridge":
+            return np.asarray(filtered)
+        weights = self.before[self.live]
+        shrunk = self._solved(weights)
+        return np.asarray(filtered - shrunk * (np.sum(filtered * weights) / np.sum(shrunk * weights)))
+
+    def _predicted(self, phi: Floats) -> Floats:
+        """Return what the earlier head predicts, in the unit of the targets."""
+        scores = phi @ self.before
+        if self.kind == "softmax":
+            powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+            return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+        return np.asarray(1.0 / (1.0 + np.exp(-scores)) if self.kind == "logistic" else scores)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One comparison of two releases, where what was deleted between them is known.
+
+    `reconstructed` says whether the deleted record is the candidate nearest to the reconstruction, and
+    `nearest_public` is the cosine of the public record nearest to it; both are None for clients. `cosine` is that of
+    the reconstruction with the deleted record, centred, or of `deleted_sum` with the client's. The control is another
+    candidate, which was not deleted.
+    """
+
+    identified: bool
+    reconstructed: bool | None
+    cosine: float
+    nearest_public: float | None
+    control_identified: bool
+    control_cosine: float
+
+
+def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], control: int) -> Attempt:
+    """Attack two releases and compare with the truth.
+
+    Args:
+        heads: The two releases.
+        candidates: Everything that may have been deleted.
+        deleted: The candidates that were deleted.
+        control: A candidate that was not deleted.
+    """
+    named = int(np.argmax(heads.ranking(candidates)))
+    if not candidates.are_records:
+        cosines = []
+        for number in (deleted[0], control):
+            rows = candidates.owners == number
+            theirs = heads.template(candidates.phi[rows], candidates.targets[rows])
+            lengths = np.linalg.norm(theirs) * np.linalg.norm(heads.deleted_sum)
+            cosines.append(float(np.sum(theirs * heads.deleted_sum) / max(float(lengths), 1e-300)))
+        return Attempt(named in deleted, None, cosines[0], None, named == control, cosines[1])
+    rows = candidates.phi[:, heads.live]
+    cosines_of_all = heads.centred_cosines(heads.reconstruction, rows)
+    best = max(deleted, key=lambda number: float(cosines_of_all[number]))
+    nearest = heads.centred_cosines(rows[best], heads.public[:, heads.live]).max()
+    return Attempt(
+        named in deleted,
+        int(np.argmax(cosines_of_all)) in deleted,
+        float(cosines_of_all[best]),
+        float(nearest),
+        named == control,
+        float(cosines_of_all[control]),
+    )
+
+
+@dataclass(frozen=True)
+class BeforeAfterAttack:
+    """How often an observer of two releases found what was deleted between them.
+
+    `what` is "record" or "client"; `source` a request of the run, or "trials" where the audit deleted on its own.
+    `identified` is the share of attempts in which the matched filter named the right one of `candidates`;
+    `reconstructed` the share in which the reconstruction alone was nearest to the right record. Cosines are medians.
+    """
+
+    what: Literal["record", "client"]
+    source: str
+    attempts: int
+    candidates: int
+    public: int
+    identified: float
+    reconstructed: float | None
+    cosine: float
+    nearest_public: float | None
+    control_identified: float
+    control_cosine: float
+
+    @staticmethod
+    def of(attempts: Sequence[Attempt], source: str, candidates: Candidates, public: int) -> BeforeAfterAttack:
+        """Return the summary of these attempts."""
+
+        def median(name: str) -> float:
+            return float(np.median([getattr(each, name) for each in attempts]))
+
+        def share(name: str) -> float:
+            return float(np.mean([getattr(each, name) for each in attempts]))
+
+        records = candidates.are_records
+        return BeforeAfterAttack(
+            "record" if records else "client",
+            source,
+            len(attempts),
+            candidates.count,
+            public,
+            share("identified"),
+            share("reconstructed") if records else None,
+            median("cosine"),
+            median("nearest_public") if records else None,
+            share("control_identified"),
+            median("control_cosine"),
+        )

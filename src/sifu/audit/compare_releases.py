@@ -1,0 +1,315 @@
+"""Releases to compare, and where they come from: deletions that the audit tries, a request of a run, exported files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sifu.api.exported_models import describe, load_model, released_bytes
+from sifu.api.loaded_model import LoadedModel
+from sifu.audit.attack_release import Audited
+from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
+from sifu.audit.replay_evidence import Evidence
+from sifu.core.engine import Position
+from sifu.core.layout import Vector
+from sifu.core.round import keyed_generator
+from sifu.core.spec import RIDGE
+from sifu.data.npz import read_arrays
+from sifu.data.table import read_table
+from sifu.data.table_coding import TableCoding
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.errors import InputError
+from sifu.requests.certification import RecordedRequest
+from sifu.requests.outcome import Measured
+from sifu.run.clients_and_engine import PYTHON, clients_from_spec, held_out_from_spec
+from sifu.run.recorded_data import arranged_clients
+from sifu.store.projection import RequestRow
+from sifu.store.reader import joined_remainders
+from sifu.theory.arrays import Array, Floats
+from sifu.theory.closed_form import Targets, fit_head, statistics_of, total
+
+MOST_NAMED = 5
+FEWEST_CLIENTS = 3
+WIDE_HEAD, TRIALS_OF_WIDE = 1000, 10
+"""A head of more features is solved for at most this many trials."""
+
+
+def with_constant(features: Array) -> Floats:
+    """Return rows of features with the constant 1 appended."""
+    rows = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+
+
+def encoded(kind: str, labels: Array, outputs: int) -> Floats:
+    """Return the targets of a head trained in rounds: one-hot for softmax, the labels themselves otherwise."""
+    if kind != "softmax":
+        return np.asarray(labels, dtype=np.float64).reshape(len(labels), outputs)
+    return np.eye(outputs)[np.asarray(labels, dtype=np.int64)]
+
+
+class RunComparison:
+    """The attack on releases of one run, by an observer who kept the earlier one.
+
+    Earlier heads in closed form are solved again from the clients' data, as the observer would have kept them.
+    """
+
+    def __init__(self, audited: Audited) -> None:
+        self._audited, self._engine, self._spec = audited, audited.engine, audited.spec
+        self._kind = self._spec.model.kind
+        self._generator = keyed_generator(audited.options.seed or self._spec.seed, "audit before and after")
+
+    def carry_out(self, row: RequestRow | None, evidence: Evidence) -> Iterator[BeforeAfterAttack]:
+        """Yield the attack on a request's releases, and on deletions that the audit tries itself."""
+        missing = self._missing()
+        public = None if missing else self._public()
+        data = None if missing or public is None else self._data()
+        if missing or public is None or data is None:
+            reason = missing or ("public samples" if public is None else "the clients' data")
+            self._audited.notes.append(f"two releases were not compared: the audit has no {reason}")
+            return
+        if row is not None:
+            yield from self._request(row, data, public, evidence)
+        if isinstance(self._engine, ClosedFormFederation):
+            yield from self._trials(self._engine, data, public)
+
+    def _missing(self) -> str:
+        if self._kind not in HEAD_KINDS:
+            return f"linear head (the model is a {self._kind})"
+        return "features that all releases share (groups tune networks; export two)" if self._spec.is_tuned else ""
+
+    def _public(self) -> Floats | None:
+        """Public samples as features: those of the file that was given, or the run's held-out rows."""
+        audited, given = self._audited, self._audited.options.public
+        if given is not None:
+            content = released_bytes(audited.reader)
+            from safetensors.numpy import load
+
+            return _public_features(LoadedModel(load(content), describe(audited.reader, content)), given)
+        held = held_out_from_spec(self._spec, audited.data_folder)
+        return None if held is None else self._features(held[0])
+
+    def _data(self) -> Sequence[Any] | None:
+        audited = self._audited
+        if audited.clients is None and self._spec.data.name != PYTHON:
+            return arranged_clients(audited.reader, clients_from_spec(self._spec, audited.data_folder)).complete()
+        return audited.clients  # type: ignore[no-any-return]
+
+    def _features(self, x: Any) -> Floats:
+        engine, samples = self._engine, np.asarray(x)
+        return with_constant(engine.features(samples) if isinstance(engine, ClosedFormFederation) else samples)
+
+    def _targets(self, labels: Any) -> Floats:
+        engine = self._engine
+        if isinstance(engine, ClosedFormFederation):
+            return engine.targets.encode(np.asarray(labels))
+        return encoded(self._kind, np.asarray(labels), engine.layout.shapes[-1][-1])
+
+    def _candidates(self, data: Sequence[Any], clients: Sequence[int], records: bool) -> Candidates:
+        phi = [self._features(data[client].x) for client in clients]
+        targets = np.concatenate([self._targets(data[client].y) for client in clients])
+        owners = np.repeat(np.arange(len(clients)), [len(rows) for rows in phi])
+        return Candidates(np.concatenate(phi), targets, np.arange(len(owners)) if records else owners)
+
+    def _another(self, count: int, deleted: Sequence[int]) -> int:
+        """Return a candidate that was not deleted."""
+        others = np.setdiff1d(np.arange(count), deleted)
+        return int(others[self._generator.integers(len(others))])
+
+    # -- a request of the run ------------------------------------------------------------------------------
+
+    def _request(
+        self, row: RequestRow, data: Sequence[Any], public: Floats, evidence: Evidence
+    ) -> Iterator[BeforeAfterAttack]:
+        reader, recorded = self._audited.reader, RecordedRequest(self._audited.reader, row)
+        joined = next((item for item in joined_remainders(reader) if item.request == row.request), None)
+        index_of = self._audited.view.index_of
+        leaving = [index_of[name] for name in row.clients] if joined is None else [joined.first]
+        stay = [client for client in range(len(recorded.view.clients)) if client not in recorded.gone]
+        clients = sorted({*stay, *leaving})
+        after = stay if joined is None else [*stay, joined.client]
+        pair = self._pair(row, clients, after, evidence)
+        if pair is None:
+            note = f"request {row.request}: a release before or after it is gone, so the two were not compared"
+            self._audited.notes.append(note)
+            return
+        candidates = self._candidates(data, clients, records=bool(row.records))
+        if row.records:
+            start = sum(len(data[client].x) for client in clients if client < leaving[0])
+            deleted = [start + record for record in row.records]
+        else:
+            deleted = [clients.index(client) for client in leaving]
+        if candidates.count <= len(deleted):
+            return
+        heads = TwoHeads(*pair, public, self._kind, self._relative())
+        found = attempt(heads, candidates, deleted, self._another(candidates.count, deleted))
+        yield BeforeAfterAttack.of([found], f"request {row.request}", candidates, len(public))
+
+    def _pair(
+        self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
+    ) -> tuple[Floats, Floats] | None:
+        """Return the heads of `clients` and of those who `stay`; None where one of them cannot be had."""
+        reader, engine = self._audited.reader, self._engine
+        on_disk = reader.models()
+
+        def model_of(node: int | None) -> Vector | None:
+            if node in evidence.models:
+                return evidence.models[node]
+            return reader.load_model(node) if node is not None and node in on_disk else None
+
+        after = model_of(row.final_node)
+        before: Vector | None
+        if isinstance(engine, ClosedFormFederation):
+            fresh, start = engine.initial_model(0), Position(0, 0)
+            before = engine.run_round(fresh, start, np.array(clients)).model
+            after = engine.run_round(fresh, start, np.array(stay)).model if after is None else after
+        else:
+            measured = Measured.of(reader, row).forgotten_before
+            before = None if measured is None else model_of(measured.node)
+        if before is None or after is None:
+            return None
+        shape = (-1, engine.layout.shapes[-1][-1])
+        return before.astype(np.float64).reshape(shape), after.astype(np.float64).reshape(shape)
+
+    def _relative(self) -> float | None:
+        """The relative penalty where the spec fixes it; the observer knows the spec."""
+        relative = self._spec.ridge.regularisation
+        return relative if self._kind == RIDGE and isinstance(relative, float) else None
+
+    # -- deletions that the audit tries --------------------------------------------------------------------
+
+    def _trials(self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats) -> Iterator[BeforeAfterAttack]:
+        members = self._audited.view.active.tolist()
+        statistics = [engine.sent_by(client) for client in members]
+        whole = total(engine.fixed, statistics)
+        before = fit_head(whole, engine.relative_penalty)
+        most = self._audited.options.trials
+        most = min(most, TRIALS_OF_WIDE) if engine.fixed.features > WIDE_HEAD else most
+        for records in (True, False):
+            candidates = self._candidates(data, members, records)
+            if candidates.count < FEWEST_CLIENTS or most < 1:
+                continue
+            attempts = []
+            for number in self._generator.permutation(candidates.count)[:most].tolist():
+                if records:
+                    phi, targets = candidates.phi[number, :-1], candidates.targets[number]
+                    gone = statistics_of(engine.fixed, phi[None], targets[None])
+                else:
+                    gone = statistics[number]
+                after = fit_head(whole - gone, engine.relative_penalty)
+                heads = TwoHeads(before.weights, after.weights, public, RIDGE, before.relative_penalty)
+                attempts.append(attempt(heads, candidates, [number], self._another(candidates.count, [number])))
+                self._audited.progress("comparing two releases", len(attempts), most)
+            yield BeforeAfterAttack.of(attempts, "trials", candidates, len(public))
+
+
+# -- exported files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NamedCandidate:
+    """A candidate that may have been deleted: its row or client in the file, its score, and its centred cosine."""
+
+    candidate: str
+    score: float
+    cosine: float | None
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """Two exported releases compared; `named` has the likeliest candidates, best first.
+
+    `stands_out` is how many standard deviations of the other candidates' scores the best one lies above their mean.
+    `nearest_public` is the centred cosine of the best candidate with the public record nearest to it.
+    """
+
+    what: Literal["record", "client"]
+    public: int
+    candidates: int
+    named: tuple[NamedCandidate, ...]
+    stands_out: float
+    nearest_public: float | None
+
+
+def compare_files(
+    before: str | Path, after: str | Path, public: str | Path, candidates: str | Path, module: str | None = None
+) -> list[FileComparison]:
+    """Compare two releases that `sifu export` wrote, and rank what may have been deleted between them.
+
+    Args:
+        before: The earlier release, a safetensors file with its description.
+        after: The later release.
+        public: Samples of the same kind, an npz file with x or a table; labels are not read.
+        candidates: Records that may have been deleted, an npz file with x and y (and client) or a table.
+        module: The function that makes the features, where the release names one.
+
+    Returns:
+        The ranking of records and, where the candidates name their clients, that of clients.
+    """
+    earlier, later = (load_model(path, module=module) for path in (before, after))
+    if earlier.description["released"]["run"] != later.description["released"]["run"]:
+        raise InputError(f"{before} and {after} are releases of two runs: give two of one run")
+    if earlier.description["released"]["event"] >= later.description["released"]["event"]:
+        raise InputError(f"{before} was not released before {after}: exchange --before and --after")
+    heads = TwoHeads(_head_of(earlier), _head_of(later), _public_features(earlier, public), earlier.kind)
+    x, labels, clients = _samples_in(earlier, Path(candidates))
+    phi, targets = with_constant(earlier.features(x)), _targets_of(earlier, labels)
+    ranked = [_ranked(heads, Candidates.of_records(phi, targets), [str(row) for row in range(len(phi))])]
+    if clients is not None and len(set(clients)) >= FEWEST_CLIENTS:
+        names, owners = np.unique(clients, return_inverse=True)
+        ranked.append(_ranked(heads, Candidates(phi, targets, owners), names.tolist()))
+    return ranked
+
+
+def _ranked(heads: TwoHeads, candidates: Candidates, names: Sequence[str]) -> FileComparison:
+    scores = heads.ranking(candidates)
+    order, cosines, nearest = np.argsort(-scores), None, None
+    others = np.delete(scores, order[0])
+    if candidates.are_records:
+        rows = candidates.phi[:, heads.live]
+        cosines = heads.centred_cosines(heads.reconstruction, rows)
+        nearest = float(heads.centred_cosines(rows[order[0]], heads.public[:, heads.live]).max())
+    named = tuple(
+        NamedCandidate(names[place], float(scores[place]), None if cosines is None else float(cosines[place]))
+        for place in order[:MOST_NAMED].tolist()
+    )
+    spread = float((scores[order[0]] - others.mean()) / max(float(others.std()), 1e-300))
+    what: Literal["record", "client"] = "record" if candidates.are_records else "client"
+    return FileComparison(what, len(heads.public), candidates.count, named, spread, nearest)
+
+
+def _head_of(model: LoadedModel) -> Floats:
+    """Return the head of a release, (features + 1) x outputs."""
+    if model.kind not in HEAD_KINDS:
+        raise InputError(f"releases of a {model.kind} model cannot be compared: there are {', '.join(HEAD_KINDS)}")
+    weight, bias = (model.network.get_parameter(name).detach().double().numpy() for name in ("weight", "bias"))
+    return np.concatenate([weight, bias[None]])
+
+
+def _public_features(model: LoadedModel, path: str | Path) -> Floats:
+    return with_constant(model.features(model.inputs_of(path)[0]))
+
+
+def _samples_in(model: LoadedModel, path: Path) -> tuple[Array, Array, list[str] | None]:
+    """Return inputs, labels and, where the file has them, the clients of the candidates in a file."""
+    if path.suffix.lower() != ".npz":
+        if model.description["table"] is None:
+            raise InputError(f"{path}: this model was not trained on a table, give an npz file with x and y")
+        dataset = read_table(path, TableCoding.from_mapping(model.description["table"]))
+        clients = None if dataset.client_train is None else [str(name) for name in dataset.client_train]
+        return dataset.x_train, dataset.y_train, clients
+    arrays = read_arrays(path)
+    if "y" not in arrays or "x" not in arrays:
+        raise InputError(f"{path} needs arrays x and y, found {', '.join(sorted(arrays)) or 'none'}")
+    clients = [str(name) for name in arrays["client"]] if "client" in arrays else None
+    return model.inputs_of(path)[0], arrays["y"], clients
+
+
+def _targets_of(model: LoadedModel, labels: Array) -> Floats:
+    outputs, task = int(model.description["outputs"]), model.description["task"]
+    if model.kind != RIDGE:
+        return encoded(model.kind, labels, outputs)
+    return Targets(task["task"], outputs, (task["shift"],), (task["scale"],)).encode(np.asarray(labels))
