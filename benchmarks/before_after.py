@@ -1,0 +1,167 @@
+"""Before and after: what an observer of two releases finds, through `sifu` commands from training to the audit.
+
+    python benchmarks/before_after.py --work FOLDER --hospitals FOLDER --out benchmarks/results/before_after.csv
+
+Three tasks: the four hospitals (a folder with the files processed.*.data of UCI), digits as they are, and digits with
+256 Fourier features. The observer has 100 public samples, all of them, or the records that were trained on, which give
+it the Gram matrix of the others up to the deleted one. Each row is `sifu audit RUN --before-after`. In the rows of
+source "files", records are forgotten by `sifu forget`, and exports from before and after are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.data.digits import stored_digits
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+ATTRIBUTES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")  # fmt: skip  # noqa: E501
+FEW = 100
+COLUMNS = ("task", "public", "what", "source", "attempts", "candidates", "identified", "reconstructed", "cosine",
+           "nearest_public", "control_identified", "control_cosine")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to attack: its spec, the file of its records, files of public samples by name, and names of its rows."""
+
+    name: str
+    spec: Path
+    records: Path
+    public: dict[str, Path]
+    rows: list[tuple[str, int]]
+
+
+def sifu(*arguments: Any) -> dict[str, Any]:
+    """Run a command and return its answer."""
+    command = [sys.executable, "-m", "sifu.cli.main", *map(str, arguments), "--format", "json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def numbered(clients: list[str]) -> list[tuple[str, int]]:
+    """Return the client of each row, and the number of the row among that client's."""
+    seen: dict[str, int] = {}
+    result = []
+    for client in clients:
+        result.append((client, seen.get(client, 0)))
+        seen[client] = seen.get(client, 0) + 1
+    return result
+
+
+def hospitals_task(source: Path, folder: Path) -> Task:
+    """Return the four hospitals as a table, a fifth of whose patients are public."""
+    header, rows = ["hospital", *ATTRIBUTES, "ill"], []
+    for name in HOSPITALS:
+        for line in (source / f"processed.{name}.data").read_text(encoding="utf-8").splitlines():
+            *values, diagnosis = [part.strip() for part in line.split(",")]
+            if diagnosis.replace(".", "").isdigit():
+                coded = ["" if value == "?" else repr(float(value)) for value in values]
+                rows.append([name, *coded, "yes" if float(diagnosis) > 0 else "no"])
+    order = np.random.default_rng(0).permutation(len(rows))
+    cut = len(rows) // 5
+    chosen = {"all": order[:cut], "100": order[:FEW], "trained on": np.sort(order[cut:])}
+    files = {name: folder / f"hospitals-{name.replace(' ', '-')}.csv" for name in chosen}
+    for name, numbers in chosen.items():
+        with files[name].open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *(rows[number] for number in numbers)])
+    records, spec = files["trained on"], folder / "hospitals.toml"
+    sifu("init", spec, "--from", records, "--label", "ill", "--client", "hospital")
+    text = spec.read_text(encoding="utf-8").replace('preprocessing = "unknown"', 'preprocessing = "fixed"')
+    spec.write_text(text.replace("held_out = 0.2", "held_out = 0.0"), encoding="utf-8")
+    return Task("hospitals", spec, records, files, numbered([rows[number][0] for number in chosen["trained on"]]))
+
+
+def digits_task(name: str, features: str, folder: Path) -> Task:
+    """Return 100 clients of ten digits each; the other 797 digits are public."""
+    images, labels = stored_digits()
+    x = np.asarray(images, dtype=np.float64).reshape(len(images), -1) / 16.0
+    order = np.random.default_rng(0).permutation(len(x))
+    clients = [f"client-{number:03d}" for number in np.repeat(np.arange(100), 10)]
+    chosen = {"all": order[1000:], "100": order[1000 : 1000 + FEW], "trained on": order[:1000]}
+    files = {kind: folder / f"{name}-{kind.replace(' ', '-')}.npz" for kind in chosen}
+    for kind, numbers in chosen.items():
+        owners = {"client": np.array(clients)} if kind == "trained on" else {}
+        np.savez(files[kind], x=x[numbers], y=labels[numbers], **owners)
+    records, spec = files["trained on"], folder / f"{name}.toml"
+    spec.write_text(
+        f'[data]\nname = "npz"\nfile = "{records}"\npartition = "given"\npreprocessing = "fixed"\n'
+        f'[model]\nkind = "ridge"\noutputs = 10\n{features}',
+        encoding="utf-8",
+    )
+    return Task(name, spec, records, files, numbered(clients))
+
+
+def attacked(task: Task, folder: Path, trials: int, requests: int) -> Iterator[dict[str, Any]]:
+    """Yield one row for each attack on a run of the task."""
+    run, generator = folder / f"run-{task.name}", np.random.default_rng(1)
+    sifu("train", task.spec, "--run", run)
+    for public, file in task.public.items():
+        answer = sifu("audit", run, "--before-after", "--public", file, "--trials", trials)
+        yield from ({"task": task.name, "public": public, **found} for found in answer["before_after"])
+    found = []
+    before = folder / f"{task.name}-0.safetensors"
+    sifu("export", run, "--model", before)
+    for number, row in enumerate(generator.permutation(len(task.rows))[:requests].tolist(), start=1):
+        client, record = task.rows[row]
+        rows, after = folder / "rows.txt", folder / f"{task.name}-{number}.safetensors"
+        rows.write_text(f"{record}\n", encoding="utf-8")
+        sifu("forget", run, "--client", client, "--records", rows)
+        sifu("export", run, "--model", after)
+        files = ("--before", before, "--after", after, "--public", task.public["all"], "--candidates", task.records)
+        records = sifu("audit", *files)["compared"][0]
+        found.append((records["named"][0], str(row), records))
+        before = after
+    if found:
+        named = [best for best, _, _ in found]
+        yield {
+            "task": task.name,
+            "public": "all",
+            "what": "record",
+            "source": "files",
+            "attempts": len(found),
+            "candidates": found[0][2]["candidates"],
+            "identified": float(np.mean([best["candidate"] == row for best, row, _ in found])),
+            "cosine": float(np.median([best["cosine"] for best in named])),
+            "nearest_public": float(np.median([each["nearest_public"] for _, _, each in found])),
+        }
+
+
+def main() -> None:
+    """Attack every task and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="an empty folder for runs and files")
+    parser.add_argument("--hospitals", type=Path, help="folder with the files processed.*.data")
+    parser.add_argument("--trials", type=int, default=100, help="deletions that each audit tries")
+    parser.add_argument("--requests", type=int, default=3, help="records that are really forgotten, in each task")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    chosen = parser.parse_args()
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    fourier = '[features]\nkind = "random_fourier"\ncount = 256\nbandwidth = 3.0\n'
+    tasks = [hospitals_task(chosen.hospitals, chosen.work)] if chosen.hospitals else []
+    tasks += [digits_task("digits", "", chosen.work), digits_task("digits-fourier", fourier, chosen.work)]
+    rows = []
+    for task in tasks:
+        for row in attacked(task, chosen.work, chosen.trials, chosen.requests):
+            values = {name: row.get(name) for name in COLUMNS}
+            rows.append({name: f"{value:.3f}" if isinstance(value, float) else value for name, value in values.items()})
+            print(rows[-1], flush=True)
+    if chosen.out:
+        with chosen.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
