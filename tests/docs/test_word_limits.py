@@ -15,7 +15,7 @@ LIMITS = {
     "CONTRIBUTING.md": 1000,
     "paper/README.md": 1500,
     "paper/results/README.md": 1250,
-    "docs/audit.md": 1000,
+    "docs/audit.md": 1250,
     "docs/closed-form.md": 1200,
     "docs/console.md": 1400,
     "docs/flower-app.md": 600,

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sifu.api.exported_models import describe, load_model, released_bytes
-from sifu.api.loaded_model import LoadedModel
 from sifu.audit.attack_release import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.audit.replay_evidence import Evidence
@@ -23,6 +21,8 @@ from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
+from sifu.export.exported_models import describe, load_model, released_bytes
+from sifu.export.loaded_model import LoadedModel
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, held_out_from_spec
