@@ -24,7 +24,7 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.store.files import stored_path
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
-from sifu.theory.closed_form import Statistics, fit_head
+from sifu.theory.closed_form import Statistics, fit_head, total
 
 TABLE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
@@ -209,7 +209,7 @@ def test_statistics_of_the_forgotten_are_gone(trained: Path, tmp_path: Path) -> 
     sifu.open_run(folder).forget(["client-003"], retention="strict")
     now = {path.name: path.read_bytes() for path in (folder / "statistics").iterdir()}
     gone = held.keys() - now.keys()
-    assert gone == {"1.3.statistics", "1.sum.statistics"}
+    assert gone == {"1.3.rows.statistics", "1.sum.statistics"}
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     for name in gone:
         assert held[name] not in everything
@@ -234,7 +234,7 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
     honest = ClosedFormFederation.sent_by
 
     def hostile(self: ClosedFormFederation, client: int) -> Statistics:
-        sent = honest(self, client)
+        sent = total(self.fixed, [honest(self, client)])
         if client != 2:
             return sent
         gram = sent.gram.copy()
@@ -270,8 +270,8 @@ def test_another_feature_map_is_refused(trained: Path, tmp_path: Path) -> None:
 
 DAMAGE = {
     "a byte of the sum": lambda folder: _flip(stored_path(folder, "statistics", "1.sum.statistics")),
-    "a byte of a client's": lambda folder: _flip(stored_path(folder, "statistics", "1.4.statistics")),
-    "a file that is gone": lambda folder: stored_path(folder, "statistics", "1.4.statistics").unlink(),
+    "a byte of a client's": lambda folder: _flip(stored_path(folder, "statistics", "1.4.rows.statistics")),
+    "a file that is gone": lambda folder: stored_path(folder, "statistics", "1.4.rows.statistics").unlink(),
     "a file more": lambda folder: stored_path(folder, "statistics", "1.99.statistics").write_bytes(b"sifu"),
 }
 
@@ -327,7 +327,7 @@ def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
 
     certificate = folder / "certificates" / "r1.auditor.json"
     restore(tmp_path / "backup.zip", tmp_path / "again", anchor, [certificate], accept_older=True)
-    assert not [name for name in (tmp_path / "again" / "statistics").iterdir() if name.name in ("1.3.statistics",)]
+    assert not [name for name in (tmp_path / "again" / "statistics").iterdir() if name.name in ("1.3.rows.statistics",)]
     back = sifu.open_run(tmp_path / "again")
     back.forget()
     assert back.verify().problems == []

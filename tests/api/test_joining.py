@@ -19,7 +19,7 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
-from sifu.theory.closed_form import FixedPoint, Statistics
+from sifu.theory.closed_form import FixedPoint, Statistics, total
 
 TABLE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
@@ -155,7 +155,7 @@ def test_a_newcomer_that_sends_what_no_data_can_have_is_refused_and_named(
     monkeypatch.setattr(
         ClosedFormFederation,
         "sent_by",
-        lambda self, client: change(honest(self, client)) if client == 3 else honest(self, client),
+        lambda self, client: change(total(self.fixed, [honest(self, client)])) if client == 3 else honest(self, client),
     )
     before = kept_sum(tmp_path / "run")
     with pytest.raises(RoundRejectedError) as refusal:

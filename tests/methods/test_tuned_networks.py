@@ -30,6 +30,7 @@ from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
+from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError, RoundRejectedError
 from sifu.methods import closed_form
 from sifu.requests import certification
@@ -37,8 +38,9 @@ from sifu.requests import erasure as statistics_erasure
 from sifu.run import group_training
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.group_state import available_trunks, use_trunks
+from sifu.store.files import SALT_BYTES
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import OwnStatistics, read_part, read_statistics
+from sifu.store.statistics_files import OwnStatistics, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
 from sifu.theory.closed_form.blocks import Blocks, Part, head_at, is_struck, parts_through, strike, words_of_part
@@ -187,9 +189,18 @@ def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own:
     assert all(rows[file] == before[file] for file in clean)
 
 
-def test_a_part_holds_no_number_that_went_through_another_network(trained: Path, tmp_path: Path) -> None:
-    """Two federations whose group 0 has other data: every part that does not name it has the same words."""
-    clients, key = clients_of(), RunReader(trained).value("group_key")
+@pytest.fixture(params=["rows", "statistics"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The form that statistics of clients are sent and kept in."""
+    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: request.param == "rows")
+    return str(request.param)
+
+
+def test_a_part_holds_no_number_that_went_through_another_network(form: str, tmp_path: Path) -> None:
+    """Two federations whose group 0 has other data: every part that does not name it has the same numbers."""
+    clients, trained = clients_of(), tmp_path / "run"
+    sifu.train(spec_of(), run=trained, clients=clients)
+    key = RunReader(trained).value("group_key")
     other = [
         replace(client, y=np.zeros_like(client.y)) if group_of(bytes.fromhex(key), client.name, GROUPS) == 0 else client
         for client in clients
@@ -200,14 +211,54 @@ def test_a_part_holds_no_number_that_went_through_another_network(trained: Path,
     for folder in (trained, tmp_path / "other"):
         with RunReader(folder) as reader:
             rows = [row for row in reader.statistics().values() if row.clients == (stays,) and not row.is_sum]
-            fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
-        words.append({row.part: read_part(folder, row, fixed).tobytes() for row in rows})
-    assert words[0].keys() == set(parts_through(range(GROUPS)))
-    assert {part for part in words[0] if words[0][part] != words[1][part]} == {(0,), (0, 1), (0, 2)}
+        words.append({row.part: (folder / "statistics" / row.file).read_bytes()[:-SALT_BYTES] for row in rows})
+    pairs = form == "statistics"
+    assert words[0].keys() == {part for part in parts_through(range(GROUPS)) if pairs or len(part) < 2}
+    different = {part for part in words[0] if words[0][part] != words[1][part]}
+    assert different == ({(0,), (0, 1), (0, 2)} if pairs else {(0,)})
 
 
-def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_path: Path) -> None:
-    run = open_own(own)
+def test_rows_and_statistics_give_the_same_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through training, a request, a rebuilt network and another request, in blocks and whole."""
+    for tune in ("blocks", "merge"):
+        sums: dict[bool, list[str]] = {}
+        for rows in (True, False):
+            folder = tmp_path / f"{tune} {rows}"
+            monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples, rows=rows: rows)
+            run = sifu.train(spec_of(features={"tune": tune}), run=folder, clients=clients_of())
+            sums[rows] = [whole_sum(folder).digest()]
+            for step in (
+                lambda run: run.forget(["client-003"], "gone"),
+                lambda run: run.rebuild(),
+                lambda run: run.forget(["client-004"], "next"),
+            ):
+                step(run)
+                sums[rows].append(whole_sum(folder).digest())
+            check(folder)
+            with RunReader(folder) as reader:
+                assert {row.is_rows for row in reader.statistics().values() if not row.is_sum} == {rows}
+        assert sums[True] == sums[False]
+
+
+def test_a_client_with_kept_statistics_goes_on_sending_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run from before rows: a rebuilt network adds parts of the form that is there."""
+    folder = tmp_path / "old"
+    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
+    sifu.train(spec_of(), run=folder, clients=clients_of())
+    monkeypatch.undo()
+    run = open_own(folder)
+    run.forget(["client-003"], "gone")
+    assert run.rebuild() == 1
+    check(folder)
+    never = sifu.train(spec_of(), run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
+    assert whole_sum(folder) == whole_sum(never.folder)
+    with RunReader(folder) as reader:
+        assert not any(row.is_rows for row in reader.statistics().values())
+
+
+def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(form: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    run = sifu.train(spec_of(), run=own, clients=clients_of())
     run.forget(["client-003"], "gone")
     with RunReader(own) as reader:
         before = {file: row for file, row in reader.statistics().items() if not row.is_sum}
@@ -224,7 +275,9 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_
     assert came
     assert all(hit in (row.part or ()) for row in came.values())
     sent = sum(words_of_part(fixed, blocks_of(own), part) for part in parts_through(range(GROUPS)) if hit in part)
-    assert (solve["asked"], solve["bytes_sent"]) == (CLIENTS - 1, 8 * sent * (CLIENTS - 1))
+    samples = sum(len(client.y) for client in without(clients_of(), ["client-003"]))
+    expected = 4 * blocks_of(own).block * samples if form == "rows" else 8 * sent * (CLIENTS - 1)
+    assert (solve["asked"], solve["bytes_sent"]) == (CLIENTS - 1, expected)
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), ["client-003"]))
     # Nothing but the place of its rounds tells a rebuilt network from one that never held the client.

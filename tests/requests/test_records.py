@@ -75,7 +75,7 @@ def test_records_leave_no_bit_in_a_closed_form(tmp_path: Path, keep: str) -> Non
     sifu.train(spec, run=tmp_path / "never", clients=[without(c, [0, 2]) if c.name == "c3" else c for c in clients])
     assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never")
     now = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
-    gone = {"1.sum.statistics"} | ({"1.3.statistics"} if keep == "clients" else set())
+    gone = {"1.sum.statistics"} | ({"1.3.rows.statistics"} if keep == "clients" else set())
     assert all(before[name] not in now for name in gone)
     assert fine(run)
     # The rows keep their numbers; the client keeps the name that its operator knows it by.

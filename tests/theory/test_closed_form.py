@@ -27,6 +27,7 @@ from sifu.theory.closed_form import (
     total,
 )
 from sifu.theory.closed_form.ridge import GRID, gcv_scores, relative_penalty_by_gcv
+from sifu.theory.closed_form.rows import exact_blocks
 from sifu.theory.closed_form.statistics_check import (
     Flaw,
     HostileStatisticsError,
@@ -34,7 +35,7 @@ from sifu.theory.closed_form.statistics_check import (
     find_flaw,
     is_semi_definite,
 )
-from sifu.theory.closed_form.sums import exact_blocks, statistics_of_chunks
+from sifu.theory.closed_form.sums import statistics_of_chunks
 from suite_setup import examples
 
 Floats = NDArray[np.float64]

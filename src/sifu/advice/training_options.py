@@ -42,7 +42,7 @@ from sifu.run.clients_and_engine import (
 from sifu.run.given import as_clients
 from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
-from sifu.theory.closed_form.sums import words_at
+from sifu.theory.closed_form.rows import kept_bytes
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 
@@ -210,7 +210,8 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     figures = held_out_figures(spec, engine, model, flat)
     if figures is None or figures.accuracy is None:
         raise InputError("its accuracy cannot be measured on held-out rows")
-    return _Solved(spec.features.kind, figures, seconds, 8.0 * words_at(engine.fixed) * len(rows), request_seconds)
+    size = float(sum(kept_bytes(engine.fixed, len(client.x)) for client in data))
+    return _Solved(spec.features.kind, figures, seconds, size, request_seconds)
 
 
 def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:

@@ -14,7 +14,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.arrays import Integers
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets
 from sifu.theory.closed_form.blocks import Blocks
 from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
@@ -118,8 +118,11 @@ class StatisticsEngine(Protocol):
 
     def collect(
         self, clients: Sequence[int], position: Position
-    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
-        """The statistics of each of `clients` in their order, checked; or why they were refused; None: no answer."""
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
+        """The statistics of each of `clients` in their order, or its rows; or why they were refused; None: no answer.
+
+        They are checked.
+        """
         ...
 
 

@@ -26,7 +26,8 @@ from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
-from sifu.theory.closed_form.blocks import parts_through, strike
+from sifu.theory.closed_form import total
+from sifu.theory.closed_form.blocks import parts_of_rows, parts_through, strike
 from sifu.theory.rollback import Exposure, Subject
 
 
@@ -63,9 +64,16 @@ def sum_left(
     unchanged, merged = not leaving and trunks == whole.trunks, features.tune == "merge" and trunks != whole.trunks
     if unchanged or merged or not clients:
         return None
-    needed = len(parts_through(range(len(whole.trunks)))) if features.tune == "blocks" else 1
-    available = Counter(row.clients[0] for row in rows if not row.is_sum and can_be_used(row, whole.trunks))
-    return SumLeft(whole, clients, trunks) if all(available[client] == needed for client in leaving) else None
+    networks_used, in_parts = range(len(whole.trunks)), features.tune == "blocks"
+    needed = {
+        False: len(parts_through(networks_used)) if in_parts else 1,
+        True: len(parts_of_rows(parts_through(networks_used))) if in_parts else 1,
+    }
+    available = Counter(
+        (row.clients[0], row.is_rows) for row in rows if not row.is_sum and can_be_used(row, whole.trunks)
+    )
+    subtracted = all(any(available[client, form] == needed[form] for form in needed) for client in leaving)
+    return SumLeft(whole, clients, trunks) if subtracted else None
 
 
 def write_sum_left(
@@ -80,8 +88,9 @@ def write_sum_left(
     blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
     own = OwnStatistics.among(rows, fixed, blocks, {groups[trunk].grp: trunk for trunk in left.made_of.trunks})
     statistics = read_statistics(writer.folder, left.made_of, fixed)
-    for client in sorted(set(left.made_of.clients) & set(gone)):
-        statistics = statistics - own.read(writer.folder, client, own.parts())
+    leaving = sorted(set(left.made_of.clients) & set(gone))
+    if leaving:
+        statistics = statistics - total(fixed, (own.read(writer.folder, client, own.parts()) for client in leaving))
     struck = [groups[trunk].grp for trunk in left.made_of.trunks if trunk not in left.trunks]
     if blocks is not None and struck:
         statistics = strike(statistics, blocks, struck)

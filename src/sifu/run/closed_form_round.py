@@ -35,9 +35,9 @@ from sifu.store.projection import GroupModelRow, NewEvent
 from sifu.store.reader import JOINED, plain_name
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.writer import RunWriter
-from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form import Rows, Statistics, total
 from sifu.theory.closed_form.blocks import Blocks, Part, head_at
-from sifu.theory.closed_form.sums import words_at
+from sifu.theory.closed_form.sums import RunningSum
 from sifu.theory.facts import ClientProfile
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class _Gathered:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     clients_asked: int = 0
-    words_sent: int = 0
+    bytes_sent: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     absent: set[int] = field(default_factory=set)
     stored: Statistics | None = None
@@ -67,22 +67,23 @@ class RecordedSolve(RecordedTraining):
     """Solves for the head of the active clients, if the current model is not theirs already."""
 
     _progress: ProgressCallback | None = None
-    held: dict[int, Statistics] | None = None
+    held: dict[int, Statistics | Rows] | None = None
     """Statistics of newcomers that `check_newcomers` asked for."""
 
-    def check_newcomers(self) -> dict[int, Statistics]:
+    def check_newcomers(self) -> dict[int, Statistics | Rows]:
         """Refuse clients of the engine that are not recorded yet and whose statistics cannot be used or added.
 
         Once recorded, such a client would be in the way of every later solve. Returns statistics to be `held`.
         """
-        engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics]()
+        engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics | Rows]()
         use_trunks(self.engine, self.writer, self._trunk_rows)
         new = range(len(self.view.clients), len(self.engine.clients))
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
         whole = next((row for row in self.writer.statistics().values() if row.is_sum and self._is_through(row)), None)
-        result = None if whole is None else read_statistics(self.writer.folder, whole, engine.fixed)
-        size = 8 * words_at(engine.fixed)
+        result, size = RunningSum(engine.fixed), 0
+        if whole is not None:
+            result.add(read_statistics(self.writer.folder, whole, engine.fixed))
         for client, sent in engine.collect(new, self._position):
             if isinstance(sent, Rejection) and sent.reason == UNUSABLE:
                 raise InputError(f"{sent.client} cannot join, and nothing was recorded: {sent.detail}")
@@ -90,8 +91,9 @@ class RecordedSolve(RecordedTraining):
                 raise _refusal(sent)
             if sent is None:
                 continue
-            result = sent if result is None else result + sent
-            if size * (len(held) + 1) <= HELD_BYTES:
+            result.add(sent)  # refused where there is no room for it
+            size += sent.nbytes
+            if size <= HELD_BYTES:
                 held[client] = sent
         return held
 
@@ -199,7 +201,7 @@ class RecordedSolve(RecordedTraining):
             "samples": statistics.samples,
             "relative_penalty": head.relative_penalty,
             "asked": gathered.clients_asked,
-            "bytes_sent": 8 * gathered.words_sent,
+            "bytes_sent": gathered.bytes_sent,
             "left_out": sorted(self.view.left_out),
         }
         if self.view.spec.is_tuned:
@@ -236,7 +238,8 @@ class RecordedSolve(RecordedTraining):
         gathered.stored = result = read_statistics(self.writer.folder, whole, engine.fixed)
         came_back = tuple(part for part in own.parts() if part not in kept)
         if came_back:
-            result = result + total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
+            sent = total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
+            result = result + own.only(sent, came_back)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         leaving = there - wanted | there & (gathered.absent | refused)
         if any(own.lacking(client, kept) for client in leaving):
@@ -245,10 +248,13 @@ class RecordedSolve(RecordedTraining):
             gathered.rejections.clear()
             gathered.absent.clear()
             return self._sum(own, None, gathered)
-        for client in sorted(leaving):
-            result = result - own.read(self.writer.folder, client, kept)
-        for part in self._parts(sorted(wanted - there), own, own.parts(), gathered):
-            result = result + part
+        if leaving:
+            result = result - total(
+                engine.fixed, (own.read(self.writer.folder, client, kept) for client in sorted(leaving))
+            )
+        joining = sorted(wanted - there)
+        if joining:
+            result = total(engine.fixed, itertools.chain([result], self._parts(joining, own, own.parts(), gathered)))
         return result
 
     def _masked_sum(
@@ -264,7 +270,7 @@ class RecordedSolve(RecordedTraining):
                 return gathered.stored
         result = engine.collect_sum(sorted(wanted), self._position)
         gathered.clients_asked = result.sent
-        gathered.words_sent = result.sent * words_at(statistics.fixed)
+        gathered.bytes_sent = result.sent * result.statistics.nbytes
         for rejection in result.rejections:
             self._refuse(rejection, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in result.rejections}
@@ -291,7 +297,7 @@ class RecordedSolve(RecordedTraining):
 
     def _parts(
         self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
-    ) -> Iterator[Statistics]:
+    ) -> Iterator[Statistics | Rows]:
         """Parts of clients' statistics one by one, from disk where they are kept, or asked for and written."""
         engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
         keeps = self.view.spec.keep.statistics == "clients"
@@ -308,18 +314,18 @@ class RecordedSolve(RecordedTraining):
                 gathered.absent.add(client)
                 continue
             gathered.clients_asked += 1
-            gathered.words_sent += own.words(lacking[client])
             if self._progress:
                 told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client")
                 self._progress(told)
             if isinstance(sent, Rejection):
                 self._refuse(sent, gathered)
                 continue
+            sent = own.in_kept_form(client, sent) if keeps else sent
+            new = own.parts_to_write(client, sent, lacking[client])
+            gathered.bytes_sent += own.bytes_of(sent, new)
             if keeps:
-                gathered.rows += own.write(self.writer.folder, self._next, client, sent, lacking[client], seed)
-            result = own.only(sent, lacking[client])
-            at_disk = tuple(part for part in parts if part not in lacking[client])
-            yield result + own.read(self.writer.folder, client, at_disk) if at_disk else result
+                gathered.rows += own.write(self.writer.folder, self._next, client, sent, new, seed)
+            yield own.completed(self.writer.folder, client, sent, parts, lacking[client])
 
 
 def _refusal(rejection: Rejection) -> RoundRejectedError:

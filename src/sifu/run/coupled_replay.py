@@ -20,7 +20,7 @@ from sifu.errors import RunDamagedError
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.reader import RunReader
-from sifu.theory.closed_form import FixedPoint, Statistics, total
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
 from sifu.theory.closed_form.blocks import head_at
 from sifu.theory.history import PathNode
 from sifu.theory.merging import merge, move_on
@@ -80,7 +80,7 @@ class EngineWithout:
     def sum_of(self, clients: ClientIndices) -> Statistics:
         """The sum of the statistics of those of `clients` that are there."""
 
-        def parts() -> Iterator[Statistics]:
+        def parts() -> Iterator[Statistics | Rows]:
             for _, sent in cast("StatisticsEngine", self._engine).collect(
                 self._places(clients).tolist(), Position(0, 0)
             ):

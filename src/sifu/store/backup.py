@@ -42,6 +42,7 @@ NAME = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}|{re.escape(SALTS_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|updates/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
     rf"|statistics/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
+    rf"|statistics/\d{{1,12}}\.\d{{1,12}}(?:\.(?:public|\d{{1,6}}))?\.rows\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
 )
 MOST_FILES = 1_000_000

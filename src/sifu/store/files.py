@@ -114,7 +114,9 @@ def append_line(path: Path, line: bytes) -> None:
 STORED: dict[str, re.Pattern[str]] = {
     "models": re.compile(r"(\d+)\.safetensors"),
     "updates": re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors"),
-    "statistics": re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?))?\.statistics"),
+    "statistics": re.compile(
+        r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?|(?:(?:public|\d+)\.)?rows))?\.statistics"
+    ),
 }
 """The kinds of files that rows name, with what their names look like: each has a table and a folder of this name.
 

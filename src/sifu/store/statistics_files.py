@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
+from sifu.store.row_files import WHOLE, bytes_of_parts, part_of_rows, rows_heading, rows_of_parts
 from sifu.theory.arrays import Integers
-from sifu.theory.closed_form import FixedPoint, Statistics
-from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_through, words_of_part
-from sifu.theory.closed_form.sums import words_at
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
+from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_of_rows, parts_through, words_of_part
+from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
 
 SALTS = "salts"
@@ -130,15 +131,12 @@ def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdat
     return NewUpdates(row.node, row.part, order, np.array(stay), np.stack(values), np.stack(salts))
 
 
-WHOLE: tuple[Part, ...] = ((-1,),)
-"""The only part of statistics that are not cut."""
-
-
 @dataclass(frozen=True)
 class OwnStatistics:
     """Clients' own statistics of features through these networks (nodes by group, in the order of the groups).
 
-    `rows` are files by client and part. `blocks` is None where statistics are not cut.
+    `rows` are files by client and part. `blocks` is None where statistics are not cut. A client's files are all of
+    one form, statistics or rows of its samples; those of rows have no part for two groups.
     """
 
     fixed: FixedPoint
@@ -154,17 +152,24 @@ class OwnStatistics:
         rows: dict[int, dict[Part, StatisticsRow]] = {}
         for row in stored:
             if not row.is_sum and can_be_used(row, networks.values()):
-                rows.setdefault(row.clients[0], {})[WHOLE[0] if row.part is None else row.part] = row
+                rows.setdefault(row.clients[0], {})[WHOLE if row.part is None else row.part] = row
         return OwnStatistics(fixed, blocks, networks, rows)
 
     def parts(self, groups: Iterable[int] | None = None) -> tuple[Part, ...]:
         """What a client's statistics consist of, through the networks of all groups or of some."""
-        return WHOLE if self.blocks is None else parts_through(self.networks if groups is None else groups)
+        return (WHOLE,) if self.blocks is None else parts_through(self.networks if groups is None else groups)
+
+    def _in_form(self, parts: Iterable[Part], *, of_rows: bool) -> tuple[Part, ...]:
+        """Return the parts of rows, or of statistics, that these parts need."""
+        return parts_of_rows(parts) if of_rows and self.blocks is not None else tuple(parts)
+
+    def _keeps_rows(self, client: int) -> bool:
+        return any(row.is_rows for row in self.rows.get(client, {}).values())
 
     def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
         """Those of `parts` that are not kept."""
         own = self.rows.get(client, {})
-        return tuple(part for part in parts if part not in own)
+        return tuple(part for part in self._in_form(parts, of_rows=self._keeps_rows(client)) if part not in own)
 
     @property
     def complete(self) -> set[int]:
@@ -172,19 +177,34 @@ class OwnStatistics:
         parts = self.parts()
         return {client for client in self.rows if not self.lacking(client, parts)}
 
-    def words(self, parts: Iterable[Part]) -> int:
-        """How many words these parts have."""
-        if self.blocks is None:
-            return words_at(self.fixed)
-        return sum(words_of_part(self.fixed, self.blocks, part) for part in parts)
+    def parts_to_write(self, client: int, sent: Statistics | Rows, lacking: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts of what a client sent that are lacking, in the form that it sent."""
+        new = isinstance(sent, Rows) and not self._keeps_rows(client)
+        return self._in_form(lacking, of_rows=True) if new else lacking
 
-    def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics:
-        """These parts of a client's statistics, everything else zero; each file is checked against its digest."""
-        own = self.rows[client]
+    def bytes_of(self, sent: Statistics | Rows, parts: Iterable[Part]) -> int:
+        """Return the size of these parts of what a client sent."""
+        if isinstance(sent, Rows):
+            return bytes_of_parts(self.fixed, self.blocks, sent.samples, parts)
         if self.blocks is None:
-            return read_statistics(folder, own[WHOLE[0]], self.fixed)
-        words = {part: read_part(folder, own[part], self.fixed) for part in parts}
+            return sent.nbytes
+        return 8 * sum(words_of_part(self.fixed, self.blocks, part) for part in parts)
+
+    def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics | Rows:
+        """These parts of a client's statistics, everything else zero; each file is checked against its digest.
+
+        Rows have all features through the networks of these parts: use `only` on a sum where `parts` has a pair of
+        groups without the parts of each.
+        """
+        own = self.rows[client]
         try:
+            if self._keeps_rows(client):
+                files_of = {part: own[part] for part in self._in_form(parts, of_rows=True)}
+                contents = {part: self._row_content(folder, row) for part, row in files_of.items()}
+                return rows_of_parts(self.fixed, self.blocks, next(iter(files_of.values())).samples, contents)
+            if self.blocks is None:
+                return read_statistics(folder, own[WHOLE], self.fixed)
+            words = {part: read_part(folder, own[part], self.fixed) for part in parts}
             statistics = joined(self.fixed, self.blocks, words)
         except InputError as error:
             raise RunDamagedError(f"statistics of client {client} cannot be read: {error}") from error
@@ -193,20 +213,64 @@ class OwnStatistics:
             raise RunDamagedError(f"the statistics file {own[()].file} {counted}")
         return statistics
 
+    def _row_content(self, folder: Path, row: StatisticsRow) -> memoryview:
+        name = None if row.part is None else part_name(row.part)
+        return _content(folder, row, rows_heading(self.fixed, name), self.fixed)
+
     def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
         """These parts of what a client sent, everything else zero."""
         if self.blocks is None:
             return statistics
         return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})
 
+    def in_kept_form(self, client: int, sent: Statistics | Rows) -> Statistics | Rows:
+        """Return what a client sent in the form of the parts that are kept of it."""
+        if isinstance(sent, Rows) and client in self.rows and not self._keeps_rows(client):
+            return total(self.fixed, [sent])
+        if not isinstance(sent, Rows) and self._keeps_rows(client):
+            raise InputError(f"client {client} sent statistics where rows of its samples are kept: let it send rows")
+        return sent
+
+    def completed(
+        self, folder: Path, client: int, sent: Statistics | Rows, parts: Iterable[Part], lacking: Sequence[Part]
+    ) -> Statistics | Rows:
+        """Return `parts` of a client's statistics: those that are `lacking` as sent, the others as they are kept."""
+        if self.blocks is None:
+            return sent
+        if not isinstance(sent, Rows):
+            on_disk = [part for part in parts if part not in lacking]
+            result = self.only(sent, lacking)
+            return result + self.read(folder, client, on_disk) if on_disk else result
+        wanted, kept = self._in_form(parts, of_rows=True), self.rows.get(client, {})
+        contents: dict[Part, bytes | memoryview] = {
+            part: part_of_rows(sent, self.blocks, part)
+            if part in lacking or part not in kept
+            else self._row_content(folder, kept[part])
+            for part in wanted
+        }
+        return rows_of_parts(self.fixed, self.blocks, sent.samples, contents)
+
     def write(
-        self, folder: Path, node: int, client: int, statistics: Statistics, parts: Sequence[Part], seed: int | None
+        self,
+        folder: Path,
+        node: int,
+        client: int,
+        statistics: Statistics | Rows,
+        parts: Sequence[Part],
+        seed: int | None,
     ) -> list[dict[str, Any]]:
         """Write these parts of a client's statistics before the event that names them; returns the files' rows."""
+        contents: dict[str, tuple[bytes, Sequence[int]]] = {}
+        if isinstance(statistics, Rows):
+            for part in parts:
+                name = None if part == WHOLE else part_name(part)
+                content = rows_heading(self.fixed, name) + part_of_rows(statistics, self.blocks, part)
+                trunks = tuple(self.networks.values()) if part == WHOLE else tuple(self.networks[g] for g in part)
+                contents[f"{client}{'' if name is None else f'.{name}'}.rows"] = (content, trunks)
+            return _write(folder, node, [client], statistics.samples, contents, seed)
         if self.blocks is None:
             trunks = tuple(self.networks.values())
             return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, trunks=trunks)]
-        contents = {}
         for part in parts:
             words = cut(statistics, self.blocks, part).astype("<i8", copy=False).tobytes()
             trunks = tuple(self.networks[group] for group in part)
@@ -246,14 +310,20 @@ class StatisticsRow:
         return self.file.endswith(".sum.statistics")
 
     @property
+    def is_rows(self) -> bool:
+        """Whether it has a client's samples as rows."""
+        return self.file.endswith(".rows.statistics")
+
+    @property
     def part(self) -> Part | None:
         """Which part of a client's statistics the file has; None where it has all of them.
 
-        >>> [StatisticsRow(f"7.3{part}.statistics", 7, (3,), 5, 99, "").part for part in ("", ".public", ".0-2")]
-        [None, (), (0, 2)]
+        >>> names = ("", ".rows", ".public", ".0-2", ".4.rows")
+        >>> [StatisticsRow(f"7.3{name}.statistics", 7, (3,), 5, 99, "").part for name in names]
+        [None, None, (), (0, 2), (4,)]
         """
-        names = self.file.split(".")
-        if len(names) < 4:
+        names = self.file.removesuffix(".statistics").removesuffix(".rows").split(".")
+        if len(names) < 3:
             return None
         return () if names[2] == PUBLIC else tuple(int(group) for group in names[2].split("-"))
 
@@ -330,15 +400,21 @@ def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
 
 
 def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> Integers:
+    content = _content(folder, row, heading, fixed)
+    return np.frombuffer(content, "<i8", len(content) // 8).astype(np.int64, copy=False)
+
+
+def _content(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> memoryview:
+    """Return what a file has between its heading and its salt, checked against its digest."""
     content = files.read_content(
         stored_path(folder, "statistics", row.file), f"the statistics file {row.file}", row.digest
     )
     if len(content) != row.bytes:
         raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
-    if not content.startswith(heading) or (len(content) - len(heading)) % 8:
+    numbers = len(content) - len(heading) - files.SALT_BYTES
+    if not content.startswith(heading) or numbers % (ROW_TYPE.itemsize if row.is_rows else 8):
         raise RunDamagedError(
             f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
             "earlier version trained it, use that version: features of tuned networks had another length"
         )
-    count = (len(content) - len(heading) - files.SALT_BYTES) // 8
-    return np.frombuffer(content, "<i8", count, len(heading)).astype(np.int64, copy=False)
+    return memoryview(content)[len(heading) : len(heading) + numbers]

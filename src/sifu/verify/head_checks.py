@@ -20,7 +20,7 @@ from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
-from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form import Rows, Statistics, total
 from sifu.theory.closed_form.blocks import Blocks, at_places, is_struck
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
@@ -65,7 +65,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
 
 def _summed(
     reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
-) -> Iterator[Statistics]:
+) -> Iterator[Statistics | Rows]:
     """The statistics of every client that has some, read and checked; those of `clients` are handed on to be added."""
     parts = own.parts()
     for client, rows in own.rows.items():
@@ -102,6 +102,8 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
+    if len({(row.clients, row.is_rows) for row in rows}) != len({row.clients for row in rows}):
+        yield "statistics: files of one client are of two forms, rows and statistics"
     if own and view.spec.keep.statistics != "clients":
         yield "statistics: those of single clients are kept, where the spec says that only their sum is"
 

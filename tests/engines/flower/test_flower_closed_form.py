@@ -28,16 +28,18 @@ from sifu.engines.flower.wire import (
     FEATURES,
     MASKED,
     PREPARE_STATISTICS,
+    ROW_FEATURES,
     SEND_MASKED_STATISTICS,
     STATISTICS,
     WORDS,
 )
+from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
-from sifu.theory.closed_form import Statistics, total
+from sifu.theory.closed_form import Rows, Statistics, total
 from sifu.theory.facts import MASKED_STATISTICS
 
 PLACE = Position(0, 0)
@@ -132,7 +134,7 @@ def test_the_server_of_masked_statistics_never_holds_anybodys_own(tmp_path: Path
     fed = Federation(tmp_path, spec)
     fed.serve()
     engine, _ = engine_from_spec(spec, fed.data)
-    own = [sent.words() for _, sent in engine.collect(range(8), PLACE)]  # type: ignore[union-attr]
+    own = [total(engine.fixed, [sent]).words() for _, sent in engine.collect(range(8), PLACE)]  # type: ignore[union-attr]
     masked = [
         message.content[ARRAYS][MASKED].numpy()
         for message in fed.grid.received
@@ -237,6 +239,26 @@ def words_changed(change: Callable[[np.ndarray], np.ndarray], name: str = WORDS)
     return edit
 
 
+@pytest.fixture
+def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send statistics where rows would be smaller, as those of earlier versions do."""
+    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
+
+
+def rows_changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], None]:
+    def edit(reply: Message) -> None:
+        arrays = {name: array.numpy().copy() for name, array in reply.content[ARRAYS].items()}
+        arrays[ROW_FEATURES] = change(arrays[ROW_FEATURES])
+        reply.content[ARRAYS] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+    return edit
+
+
+def longer(features: np.ndarray) -> np.ndarray:
+    features[0] = 1 << 24
+    return features
+
+
 def another_map(reply: Message) -> None:
     reply.content[CONFIG] = ConfigRecord({**reply.content[CONFIG], FEATURES: "0" * 64})
 
@@ -260,7 +282,37 @@ def one_sample_more(words: np.ndarray) -> np.ndarray:
         ("another feature map", another_map),
     ],
 )
+@pytest.mark.usefixtures("in_words")
 def test_statistics_that_cannot_be_are_refused_and_named(tmp_path: Path, reason: str, change: Any) -> None:
+    check_refused(tmp_path, reason, change)
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("impossible statistics", rows_changed(longer)),
+        ("wrong shape", rows_changed(lambda features: features[:, :-1])),
+        ("wrong shape", rows_changed(lambda features: features[:-1])),
+        ("wrong shape", rows_changed(lambda features: features.astype(np.float64))),
+        ("another feature map", another_map),
+    ],
+)
+def test_rows_that_cannot_be_are_refused_and_named(tmp_path: Path, reason: str, change: Any) -> None:
+    check_refused(tmp_path, reason, change)
+
+
+def test_rows_and_words_from_different_nodes_give_the_sum_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, flower, _ = flower_engine(masked=False)
+    rows = dict(flower.collect(range(8), PLACE))
+    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
+    words = dict(flower.collect(range(8), PLACE))
+    assert all(isinstance(sent, Rows) for sent in rows.values())
+    assert all(isinstance(sent, Statistics) for sent in words.values())
+    mixed = [(rows if client % 2 else words)[client] for client in range(8)]
+    assert total(flower.fixed, mixed).digest() == total(flower.fixed, words.values()).digest()
+
+
+def check_refused(tmp_path: Path, reason: str, change: Any) -> None:
     fed = Federation(tmp_path, head_spec(), masked_statistics=False)
     fed.grid.trouble[NODE[4]] = changed(fed.grid, change, STATISTICS)
     fed.serve()
@@ -271,6 +323,7 @@ def test_statistics_that_cannot_be_are_refused_and_named(tmp_path: Path, reason:
     sound(fed.run_folder)
 
 
+@pytest.mark.usefixtures("in_words")
 def test_a_reply_without_whole_numbers_is_no_answer(tmp_path: Path) -> None:
     _, flower, grid = flower_engine(masked=False)
     grid.trouble[NODE[4]] = changed(grid, words_changed(lambda words: words.astype(np.float64)), STATISTICS)
@@ -288,6 +341,7 @@ def test_a_masked_client_with_another_map_is_refused_before_it_sends(tmp_path: P
     sound(fed.run_folder)
 
 
+@pytest.mark.usefixtures("in_words")
 def test_a_masked_sum_that_no_data_can_have_is_refused_whole(tmp_path: Path) -> None:
     fed = Federation(tmp_path, head_spec())
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from sifu_verifier.canonical import sha256
+from sifu_verifier.rows import ClientRows, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
 
@@ -37,6 +38,7 @@ def check_statistics(run: RunFolder) -> None:
     bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
     heading = f"sifu statistics 1 {bits} {norms}\n".encode()
     words, whole, samples_of = {}, None, {}
+    rows_of: dict[int, ClientRows] = {}
     nodes = {trunk for row in listed.values() for trunk in json.loads(row["trunks"]) if trunk in run.groups}
     of_groups = {run.groups[node]["grp"] for node in nodes}
     lists = {row["trunks"] for row in listed.values()} if tuned != "blocks" else {""}
@@ -55,11 +57,27 @@ def check_statistics(run: RunFolder) -> None:
         counted = sum(run.clients[c]["samples"] for c in clients)
         through = [run.groups[trunk]["grp"] for trunk in trunks if trunk in run.groups]
         is_sum = file.endswith(".sum.statistics")
-        part = "-".join(map(str, through)) or "public"
-        named = f"{row['node']}.{clients[0]}{f'.{part}' if tuned == 'blocks' else ''}.statistics"
+        part, in_rows = "-".join(map(str, through)) or "public", file.endswith(".rows.statistics")
+        ending = "rows.statistics" if in_rows else "statistics"
+        named = f"{row['node']}.{clients[0]}{f'.{part}' if tuned == 'blocks' else ''}.{ending}"
         run.check(is_sum or file == named, f"statistics/{file} is not named as its part is")
-        start = heading[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else heading
+        start = heading.replace(b"sifu statistics", b"sifu rows") if in_rows else heading
+        start = start[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else start
         run.check(data.startswith(start), f"statistics/{file}: it is written otherwise than the spec says")
+        if in_rows:
+            run.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
+            columns = list(range(k))
+            if tuned == "blocks":
+                columns = [*places[through[0]]] if through else public[:-1]
+            has_targets = tuned != "blocks" or not through
+            numbers = np.frombuffer(data[len(start) : -32], "<i4")
+            wanted = row["samples"] * (len(columns) + outputs * has_targets)
+            run.agree(f"statistics/{file}: numbers", len(numbers), wanted)
+            own_rows = rows_of.setdefault(clients[0], ClientRows())
+            fresh = len(clients) == 1 and part not in own_rows.parts and (tuned == "blocks" or not own_rows.parts)
+            run.check(fresh and (tuned != "blocks" or len(through) < 2), f"statistics/{file} is not of one client")
+            own_rows.add(part, columns, numbers, row["samples"])
+            continue
         numbers = np.frombuffer(data[len(start) : -32], "<i8")  # the last 32 bytes are the salt
         square, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
         if is_sum or tuned != "blocks":
@@ -100,12 +118,22 @@ def check_statistics(run: RunFolder) -> None:
             incomplete = whole is not None and client in whole[1]
             run.check(not incomplete, f"parts of the statistics of client {client} are not there")
             words.pop(client)
+    for client, own_rows in list(rows_of.items()):
+        run.check(client not in samples_of, f"client {client} has both rows and statistics")
+        if tuned == "blocks" and {"public", *map(str, of_groups)} - own_rows.parts.keys():
+            incomplete = whole is not None and client in whole[1]
+            run.check(not incomplete, f"rows of client {client} are not there")
+            rows_of.pop(client)
     tip = run.nodes[int(run.entries["tip"])]
     if whole is None or tip["kind"] != "round":
         return
     row, clients, numbers = whole
-    if set(clients) <= words.keys():  # integers: any order of summation gives the same bits
-        run.check(np.array_equal(sum(words[c] for c in clients), numbers), "the sum is not that of its clients")
+    if set(clients) <= words.keys() | rows_of.keys():  # integers: any order of summation gives the same bits
+        added = words_of_rows((rows_of[c] for c in clients if c in rows_of), k, outputs, 2**a)
+        run.check(added is not None, "rows have numbers that are beyond the norm")
+        if added is not None:
+            added = sum((words[c] for c in clients if c not in rows_of), added)
+            run.check(np.array_equal(added, numbers), "the sum is not that of its clients")
     solve = run.solves[tip["node"]]
     run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
     gram = np.zeros((k + 1, k + 1))

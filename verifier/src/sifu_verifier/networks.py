@@ -58,8 +58,10 @@ def check_struck_statistics(
             if of[0] in files and through and not part.endswith(".sum.statistics"):
                 files[of[0]] += 1
         count = len(trunks[file])
-        needed = 1 if merge else 1 + count + count * (count - 1) // 2
-        possible = all(number == needed for number in files.values()) and not (merge and left != trunks[file])
+        rows = {of[0] for part, of in stored.items() if part.endswith(".rows.statistics")}
+        pairs = {client: 0 if client in rows else count * (count - 1) // 2 for client in files}
+        needed = {client: 1 if merge else 1 + count + pairs[client] for client in files}
+        possible = files == needed and not (merge and left != trunks[file])
         if (leaving or left != trunks[file]) and possible and set(clients) - own:
             wanted.append([True, sorted(set(clients) - own), left])
     written = run.rolled[request["request"]]["payload"].get("statistics", [])

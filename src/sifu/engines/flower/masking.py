@@ -58,9 +58,11 @@ from sifu.engines.flower.wire import (
     arrays_of,
     in_order,
     origin_records,
+    statistics_arrays,
 )
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats, Integers, Words
+from sifu.theory.arrays import Floats, Words
+from sifu.theory.closed_form import Rows, Statistics, total
 from sifu.theory.facts import LEAST_MASKED
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
@@ -255,12 +257,12 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, masked_only: bool) -> ClientApp:
     """Let an app take part in heads in closed form, if its clients compute statistics."""
 
-    def computed(message: Message, context: Context) -> tuple[Integers, Origin]:
+    def computed(message: Message, context: Context) -> tuple[Statistics | Rows, Origin]:
         client: Any = make_client(context)
         if not hasattr(client, "statistics"):
             raise InputError("this client computes no statistics: a head in closed form needs a ReadyClient")
         statistics, features = client.statistics(Instruction.of(message))
-        return statistics.words(), Origin(statistics.samples, features, statistics.fixed.describe())
+        return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
 
     @app.train(STATISTICS.partition(".")[2])
     def in_the_clear(message: Message, context: Context) -> Message:
@@ -268,8 +270,8 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
             raise InputError(
                 "this client sends masked statistics only: the server must run with masked-statistics = true"
             )
-        words, origin = computed(message, context)
-        content = RecordDict({ARRAYS: ArrayRecord({WORDS: Array(words)}), **origin_records(origin)})
+        statistics, origin = computed(message, context)
+        content = RecordDict({ARRAYS: statistics_arrays(statistics), **origin_records(origin)})
         return Message(content, reply_to=message)
 
     @app.train(PREPARE_STATISTICS.partition(".")[2])
@@ -281,7 +283,8 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
             counted = arrays[WORDS].numpy()
             origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
         else:
-            words, origin = computed(message, context)
+            statistics, origin = computed(message, context)
+            words = total(statistics.fixed, [statistics]).words()  # masks are added to statistics, never to rows
             # A one at the end counts who is in a sum.
             counted = np.append(words.view(np.uint64), np.uint64(1))
         key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))

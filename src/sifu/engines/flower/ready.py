@@ -32,7 +32,7 @@ from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.simulator import training_facts
 from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
-from sifu.theory.closed_form import Statistics
+from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, ClientProfile, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
@@ -232,8 +232,8 @@ class ReadyClient:
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
 
-    def statistics(self, instruction: Instruction) -> tuple[Statistics, str]:
-        """(G, H, n, q) of its data for a head in closed form, and the digest of the feature map."""
+    def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
+        """(G, H, n, q) of its data, or its rows, for a head in closed form, and the digest of the feature map."""
         plan = WirePlan.of_text(instruction.plan)
         if plan.model != RIDGE:
             raise InputError(f"statistics are for model.kind = {RIDGE!r}, this plan has {plan.model!r}")

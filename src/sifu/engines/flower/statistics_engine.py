@@ -27,16 +27,17 @@ from sifu.engines.flower.wire import (
     SEND_MASKED_STATISTICS,
     STATISTICS,
     Origin,
+    Sent,
     read_masked,
     read_prepared,
-    read_statistics_words,
+    read_statistics_sent,
 )
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.theory.closed_form import Statistics
+from sifu.theory.closed_form import Rows, Statistics
+from sifu.theory.closed_form.rows import kept_bytes, words_at
 from sifu.theory.closed_form.statistics_check import find_flaw
-from sifu.theory.closed_form.sums import words_at
 from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
 
 if TYPE_CHECKING:
@@ -78,28 +79,29 @@ class FlowerStatistics(FlowerFederation):
 
     def collect(
         self, clients: Sequence[int], position: Position
-    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
-        """Statistics of each client, checked; None for a client that does not answer in time."""
-        at_once = max(1, BYTES_AT_ONCE // (8 * words_at(self.fixed)))
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
+        """Statistics of each client, or its rows, checked; None for a client that does not answer in time."""
+        largest = max((kept_bytes(self.fixed, self.clients[client].samples) for client in clients), default=1)
+        at_once = max(1, BYTES_AT_ONCE // largest)
         for first in range(0, len(clients), at_once):
             some = clients[first : first + at_once]
             answers = self._messenger.ask(
-                self._messages(some, position, STATISTICS), read_statistics_words, position, "statistics: "
+                self._messages(some, position, STATISTICS), read_statistics_sent, position, "statistics: "
             )
             for client in some:
                 answer = answers.pop(client, None)
                 yield client, None if answer is None else self._checked(client, position, *answer)
 
-    def _checked(
-        self, client: int, position: Position, origin: Origin, words: NDArray[np.int64]
-    ) -> Statistics | Rejection:
+    def _checked(self, client: int, position: Position, origin: Origin, sent: Sent) -> Statistics | Rows | Rejection:
         profile = self.clients[client]
         reason = self._refusal(client, origin)
-        if reason is None and words.shape != (words_at(self.fixed),):
-            reason = "wrong shape"
-        if reason is not None:
-            return Rejection(position, profile.name, reason, left_out=True)
-        return checked(Statistics.from_words(self.fixed, words), self.fixed, profile, position)
+        if reason is None:
+            try:
+                read = Rows(self.fixed, *sent) if isinstance(sent, tuple) else Statistics.from_words(self.fixed, sent)
+                return checked(read, self.fixed, profile, position)
+            except InputError:
+                reason = "wrong shape"
+        return Rejection(position, profile.name, reason, left_out=True)
 
     def _refusal(self, client: int, origin: Origin) -> Reason | None:
         """Why statistics of this origin do not belong here; None if they do."""
@@ -135,7 +137,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
 
     def collect(
         self, clients: Sequence[int], position: Position
-    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
         """Refused: statistics of a single client are never visible here."""
         raise InputError("masked statistics are seen as a sum only (collect_sum)")
 

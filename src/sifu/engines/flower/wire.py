@@ -33,6 +33,8 @@ from sifu.core.layout import ModelLayout, ModelPieces, Vector, model_pieces
 from sifu.engines.remote import USUAL_METRICS, MetricNames, Score
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers, Words
+from sifu.theory.closed_form import Rows, Statistics
+from sifu.theory.closed_form.rows import RowNumbers
 from sifu.theory.facts import ClientProfile
 
 Arrays = dict[str, NDArray[np.floating]]
@@ -403,6 +405,9 @@ def read_scores(reply: Message, count: int) -> list[Score]:
 STATISTICS = "train.sifu_statistics"
 PREPARE_STATISTICS, SEND_MASKED_STATISTICS = "train.sifu_prepare_statistics", "train.sifu_masked_statistics"
 WORDS, FEATURES, NUMBERS = "statistics", "features", "numbers"
+ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
+Sent = Integers | tuple[RowNumbers, RowNumbers]
+"""The words of statistics, or the features and targets of rows."""
 
 
 @dataclass(frozen=True)
@@ -429,8 +434,18 @@ def read_origin(reply: Message) -> Origin:
     return Origin(samples, _value(config, FEATURES, str), _value(config, NUMBERS, str))
 
 
-def read_statistics_words(reply: Message) -> tuple[Origin, Integers]:
-    """The answer to `STATISTICS`, its words not yet checked."""
+def statistics_arrays(sent: Statistics | Rows) -> ArrayRecord:
+    """Return statistics, or rows, as Flower carries them."""
+    if isinstance(sent, Rows):
+        return ArrayRecord({ROW_FEATURES: Array(sent.features), ROW_TARGETS: Array(sent.targets)})
+    return ArrayRecord({WORDS: Array(sent.words())})
+
+
+def read_statistics_sent(reply: Message) -> tuple[Origin, Sent]:
+    """The answer to `STATISTICS`, its numbers not yet checked."""
+    if set(_only(reply, ArrayRecord)) == {ROW_FEATURES, ROW_TARGETS}:
+        arrays = _decoded(reply)
+        return read_origin(reply), (arrays[ROW_FEATURES], arrays[ROW_TARGETS])
     words = _decoded(reply, only=WORDS)[WORDS]
     if words.dtype != np.int64 or words.ndim != 1:
         raise InputError(f"the statistics are {words.dtype} of shape {words.shape}, not whole numbers")

@@ -21,7 +21,8 @@ from sifu.data.dataset import sample_digest
 from sifu.engines.sim.embedded_clients import ClientData
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets, check_statistics, fit_head, total
+from sifu.theory.closed_form.rows import rows_are_smaller, rows_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
 from sifu.theory.closed_form.sums import statistics_of_chunks
 from sifu.theory.facts import IN_PROCESS, ClientProfile, TrainingFacts
@@ -99,7 +100,9 @@ class ClosedFormFederation(LacksData, ShowsSamples):
         """All of them: their data are available."""
         return list(clients)
 
-    def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics | Rejection]]:
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection]]:
         """Statistics of each client, checked as if they came from a stranger; or why its samples give none."""
         for client in clients:
             profile = self.clients[client]
@@ -110,11 +113,14 @@ class ClosedFormFederation(LacksData, ShowsSamples):
                 continue
             yield client, checked(sent, self.fixed, profile, position)
 
-    def sent_by(self, client: int) -> Statistics:
-        """What a client sends; an engine of less honest clients says something else."""
+    def sent_by(self, client: int) -> Statistics | Rows:
+        """What a client sends, in the smaller form; an engine of less honest clients says something else."""
         data = self._data[client]
         targets = self.targets.encode(np.asarray(data.y))
-        return statistics_of_chunks(self.fixed, ((phi, targets[rows]) for rows, phi in self._blocks(client)))
+        chunks = ((phi, targets[rows]) for rows, phi in self._blocks(client))
+        if rows_are_smaller(self.fixed, len(data.x)):
+            return rows_of_chunks(self.fixed, chunks)
+        return statistics_of_chunks(self.fixed, chunks)
 
     def _blocks(self, client: int) -> Iterator[tuple[slice, Floats]]:
         """The client's features a block at a time; those of clients that fit are kept, in float32, for evaluations."""
@@ -207,15 +213,22 @@ class ClosedFormFederation(LacksData, ShowsSamples):
                 yield rows, phi.astype(np.float32).astype(np.float64)
 
 
-def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position: Position) -> Statistics | Rejection:
+def checked(
+    sent: Statistics | Rows, fixed: FixedPoint, client: ClientProfile, position: Position
+) -> Statistics | Rows | Rejection:
     """What a client sent, or why no one with its samples can have sent it."""
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)
     try:
-        check_statistics(sent, client.name)
+        if isinstance(sent, Rows):
+            sent.check(client.name)
+        else:
+            check_statistics(sent, client.name)
     except HostileStatisticsError as error:
         return Rejection(position, client.name, "impossible statistics", left_out=True, detail=error.flaw.value)
+    except InputError as error:
+        return Rejection(position, client.name, "impossible statistics", left_out=True, detail=str(error))
     return sent
 
 

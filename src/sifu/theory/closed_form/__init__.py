@@ -8,18 +8,21 @@ and the head of the clients that stay is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+
 (docs/theory.md, section 14). Everything before W is an integer, so what is left after a client is subtracted is,
 bit for bit, what the others would have sent without it.
 
-`fixed_point` has the numbers a, b, c, k; `sums` turns labels into t and forms, adds, subtracts and
-digests (G, H, n, q); `statistics_check` refuses what no data can have given; `ridge` chooses lambda and solves for W.
+`fixed_point` has the numbers a, b, c, k; `rows` keeps samples as they are where that is smaller; `sums` turns labels
+into t and forms, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses what no data can have given;
+`ridge` chooses lambda and solves for W.
 """
 
 from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.ridge import Head, fit_head, penalty, relative_penalty_by_gcv
+from sifu.theory.closed_form.rows import Rows
 from sifu.theory.closed_form.statistics_check import check_statistics
 from sifu.theory.closed_form.sums import Statistics, Targets, statistics_of, total
 
 __all__ = [
     "FixedPoint",
     "Head",
+    "Rows",
     "Statistics",
     "Targets",
     "check_statistics",

@@ -159,6 +159,26 @@ def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
     return ((), *((group,) for group in ordered), *itertools.combinations(ordered, 2))
 
 
+def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return the parts that rows have for these parts of statistics: the public one, and one for each group.
+
+    Products of two groups' blocks follow from the rows of both.
+
+    >>> parts_of_rows([(2,), (0, 2)])
+    ((), (0,), (2,))
+    """
+    return ((), *((group,) for group in sorted({group for part in parts for group in part})))
+
+
+def places_of_rows(blocks: Blocks, part: Part) -> Integers:
+    """Return the places of the features that a part of rows has; none of them is the constant.
+
+    >>> places_of_rows(Blocks(4, 2, 3), ()), places_of_rows(Blocks(4, 2, 3), (1,))
+    (array([0, 1, 2, 3]), array([6, 7]))
+    """
+    return np.arange(blocks.features)[slice(0, blocks.frozen) if not part else blocks.columns(part[0])]
+
+
 def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
     """How many words a part has; all of them together have as many as the statistics.
 

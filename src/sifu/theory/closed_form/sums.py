@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,11 +23,10 @@ import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
-from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint
+from sifu.theory.closed_form.fixed_point import LARGEST_SUM, FixedPoint
+from sifu.theory.closed_form.rows import BLOCK_ROWS, Rows, exact_blocks, exact_product, stacked, words_at
 
 TILE = 128
-BLOCK_ROWS = 4096
-"""This many samples are multiplied at once at most, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +52,15 @@ class Statistics:
         gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
         return Statistics(fixed, gram, np.zeros((fixed.width, fixed.outputs), dtype=np.int64), 0, 0)
 
-    def __add__(self, other: Statistics) -> Statistics:
+    def __add__(self, other: Statistics | Rows) -> Statistics:
         """Both together; refused before any entry could leave int64."""
         return total(self.fixed, (self, other))
 
-    def __sub__(self, other: Statistics) -> Statistics:
+    def __sub__(self, other: Statistics | Rows) -> Statistics:
         """What is left without `other`, which must be part of this."""
         _check_same(self.fixed, other)
+        if isinstance(other, Rows):
+            other = total(self.fixed, [other])
         left, energy = self.samples - other.samples, self.target_energy - other.target_energy
         short = np.diagonal(self.gram) < np.diagonal(other.gram)
         if left < 0 or energy < 0 or bool(np.any(short)):
@@ -67,7 +68,7 @@ class Statistics:
                 f"statistics of {other.samples} samples are not part of a sum of {self.samples}: it would be left with "
                 f"{left} samples, target energy {energy} and {int(np.count_nonzero(short))} negative squares"
             )
-        _check_room(_largest(self) + _largest(other))
+        _check_room(self.largest() + other.largest())
         return Statistics(self.fixed, self.gram - other.gram, self.cross - other.cross, left, energy)
 
     def __eq__(self, other: object) -> bool:
@@ -82,6 +83,16 @@ class Statistics:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def largest(self) -> int:
+        """Return the largest absolute value; as a Python integer, so that -2^63 has one."""
+        extremes = [int(bound) for array in (self.gram, self.cross) for bound in (array.min(), array.max())]
+        return max(abs(value) for value in (*extremes, self.samples, self.target_energy))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the canonical form in bytes, without its heading."""
+        return 8 * words_at(self.fixed)
 
     def words(self) -> Integers:
         """The canonical form: lower triangle of G row by row, H row by row, n, q. Also what masks are added to.
@@ -131,15 +142,6 @@ class Statistics:
         return self.heading(self.fixed) + self.words().astype("<i8", copy=False).tobytes()
 
 
-def words_at(fixed: FixedPoint) -> int:
-    """How many words statistics have in this fixed point.
-
-    >>> words_at(FixedPoint(features=2048, outputs=10)) * 8
-    16965736
-    """
-    return fixed.width * (fixed.width + 1) // 2 + fixed.width * fixed.outputs + 2
-
-
 def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
     """(G, H, n, q) of samples with features `phi` (no constant yet) and `targets`, exactly.
 
@@ -153,9 +155,7 @@ def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
 
 def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]]) -> Statistics:
     """The same of many samples that come in pieces; the pieces leave no trace in the result."""
-    gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
-    cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
-    samples = energy = 0
+    result, samples = RunningSum(fixed), 0
     for phi, targets in chunks:
         if len(phi) != len(targets):
             raise InputError(f"{len(phi)} samples have {len(targets)} targets")
@@ -168,57 +168,63 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
         for start in range(0, len(phi), BLOCK_ROWS):
             features = fixed.quantised_features(phi[start : start + BLOCK_ROWS])
             wanted = fixed.quantised_targets(targets[start : start + BLOCK_ROWS])
-            for rows in exact_blocks(features, wanted):
-                gram += _exact_product(features[rows], features[rows])
-                cross += _exact_product(features[rows], wanted[rows])
-                energy += int(np.einsum("ij,ij->", wanted[rows], wanted[rows]))
-    return Statistics(fixed, gram, cross, samples, energy)
+            result.multiply(features, wanted)
+    return result.statistics()
 
 
-def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
-    """Consecutive rows whose squared lengths sum to at most 2^53, of features and of targets each.
+class RunningSum:
+    """A sum of statistics and of rows: rows wait until there are enough of them for a large product."""
 
-    >>> [(rows.start, rows.stop) for rows in exact_blocks(np.full((5, 1), 2.0**26), np.zeros((5, 1)))]
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    lengths = [np.einsum("ij,ij->i", rows, rows).astype(np.int64) for rows in (features, targets)]
-    first, sums = 0, [0, 0]
-    for row, pair in enumerate(zip(*(squares.tolist() for squares in lengths), strict=True)):
-        sums = [before + square for before, square in zip(sums, pair, strict=True)]
-        if max(sums) > EXACT:
-            if row == first:
-                raise InputError(f"sample {row} alone has a squared length of {max(pair)}, beyond 2^53")
-            yield slice(first, row)
-            first, sums = row, list(pair)
-    if first < len(features):
-        yield slice(first, len(features))
+    def __init__(self, fixed: FixedPoint) -> None:
+        self._fixed = fixed
+        self._gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
+        self._cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
+        self._samples = self._energy = self._largest = 0
+        self._waiting: list[Rows] = []
+
+    def add(self, part: Statistics | Rows) -> None:
+        """Add one part; refused before any entry could leave int64."""
+        _check_same(self._fixed, part)
+        self._largest += part.largest()
+        _check_room(self._largest)
+        if isinstance(part, Rows):
+            self._waiting.append(part)
+            if sum(rows.samples for rows in self._waiting) >= BLOCK_ROWS:
+                self._multiply()
+            return
+        self._gram += part.gram
+        self._cross += part.cross
+        self._samples += part.samples
+        self._energy += part.target_energy
+
+    def _multiply(self) -> None:
+        """Add the products of the rows that wait."""
+        if self._waiting:
+            features, targets = stacked(self._fixed, self._waiting)
+            self._waiting = []
+            for start in range(0, len(features), BLOCK_ROWS):
+                self.multiply(features[start : start + BLOCK_ROWS], targets[start : start + BLOCK_ROWS])
+
+    def multiply(self, features: Floats, targets: Floats) -> None:
+        """Add the products of samples in fixed point, as whole numbers in float64."""
+        for rows in exact_blocks(features, targets):
+            self._gram += exact_product(features[rows], features[rows])
+            self._cross += exact_product(features[rows], targets[rows])
+            self._energy += int(np.einsum("ij,ij->", targets[rows], targets[rows]))
+        self._samples += len(features)
+
+    def statistics(self) -> Statistics:
+        """Return the sum; nothing can be added to it any more."""
+        self._multiply()
+        return Statistics(self._fixed, self._gram, self._cross, self._samples, self._energy)
 
 
-def _exact_product(left: Floats, right: Floats) -> Integers:
-    """left' right as int64; no partial sum is beyond 2^53, so any order of summation gives these integers."""
-    return (left.T @ right).astype(np.int64)
-
-
-def total(fixed: FixedPoint, parts: Iterable[Statistics]) -> Statistics:
-    """The sum of all parts, one at a time; refused before any entry could leave int64."""
-    gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
-    cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
-    samples = energy = largest = 0
+def total(fixed: FixedPoint, parts: Iterable[Statistics | Rows]) -> Statistics:
+    """Return the sum of all parts; refused before any entry could leave int64."""
+    result = RunningSum(fixed)
     for part in parts:
-        _check_same(fixed, part)
-        largest += _largest(part)
-        _check_room(largest)
-        gram += part.gram
-        cross += part.cross
-        samples += part.samples
-        energy += part.target_energy
-    return Statistics(fixed, gram, cross, samples, energy)
-
-
-def _largest(part: Statistics) -> int:
-    """The largest absolute value in the statistics; as a Python integer, so that -2^63 has one."""
-    extremes = [int(bound) for array in (part.gram, part.cross) for bound in (array.min(), array.max())]
-    return max(abs(value) for value in (*extremes, part.samples, part.target_energy))
+        result.add(part)
+    return result.statistics()
 
 
 def _check_room(largest: int) -> None:
@@ -229,7 +235,7 @@ def _check_room(largest: int) -> None:
         )
 
 
-def _check_same(fixed: FixedPoint, part: Statistics) -> None:
+def _check_same(fixed: FixedPoint, part: Statistics | Rows) -> None:
     if part.fixed != fixed:
         raise InputError(f"statistics in [{part.fixed.describe()}] do not belong to [{fixed.describe()}]")
 

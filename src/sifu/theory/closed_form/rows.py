@@ -1,0 +1,162 @@
+"""A client's samples in fixed point, kept as rows where they are smaller than the triangle of their Gram matrix.
+
+n samples have n (k + O) numbers of 4 bytes, their statistics (k + 1)(k + 2) / 2 + (k + 1) O + 2 of 8. Rows and
+statistics add the same integers to a sum (docs/theory.md, section 14.3). A product of float64 matrices is exact as long
+as no partial sum is beyond 2^53, so rows of many clients are multiplied at once, in blocks of any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats, Integers
+from sifu.theory.closed_form.fixed_point import EXACT, FixedPoint
+
+RowNumbers = NDArray[np.int32]
+ROW_TYPE = np.dtype("<i4")
+"""Every number of a row fits: no squared length is beyond 2^53."""
+BLOCK_ROWS = 4096
+"""This many samples are multiplied at once at most, so that memory stays bounded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples in fixed point: `features` (n, k) without the constant, and `targets` (n, outputs)."""
+
+    fixed: FixedPoint
+    features: RowNumbers
+    targets: RowNumbers
+
+    def __post_init__(self) -> None:
+        count = len(self.features)
+        expected = ((count, self.fixed.features), (count, self.fixed.outputs))
+        for name, array, shape in zip(("features", "targets"), (self.features, self.targets), expected, strict=True):
+            if array.dtype != ROW_TYPE or array.shape != shape:
+                raise InputError(f"{name} are {array.dtype} {array.shape}; {ROW_TYPE} {shape} was expected")
+
+    @property
+    def samples(self) -> int:
+        """n."""
+        return len(self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.features.nbytes + self.targets.nbytes
+
+    def only(self, places: Integers) -> Rows:
+        """Return the rows with zeros in place of all features but those at `places`."""
+        features = np.zeros_like(self.features)
+        features[:, places] = self.features[:, places]
+        return replace(self, features=features)
+
+    def largest(self) -> int:
+        """Return an upper bound on the entries of the statistics: the sum of squared lengths, rounded up."""
+        squares = [float(squared_lengths(array).sum()) for array in (self.features, self.targets)]
+        return math.ceil(max(squares[0] + self.samples * self.fixed.unit**2, squares[1]) * (1.0 + 1e-9))
+
+    def check(self, owner: str) -> None:
+        """Refuse rows that no samples of the agreed norm can have.
+
+        Raises:
+            InputError: If a sample or a target is longer than the fixed point allows.
+        """
+        features = float(squared_lengths(self.features).max(initial=0.0)) + self.fixed.unit**2
+        targets = float(squared_lengths(self.targets).max(initial=0.0))
+        if features > self.fixed.row_limit or targets > self.fixed.target_limit:
+            raise InputError(
+                f"the rows of {owner} are refused: a sample has a squared length of {features:.6g} and a target of "
+                f"{targets:.6g}, where {self.fixed.row_limit} and {self.fixed.target_limit} are the limits"
+            )
+
+
+def rows_are_smaller(fixed: FixedPoint, samples: int) -> bool:
+    """Return whether rows of this many samples take less space than their statistics.
+
+    >>> fixed = FixedPoint(features=5280, outputs=10)
+    >>> rows_are_smaller(fixed, 100), rows_are_smaller(fixed, 6000)
+    (True, False)
+    """
+    return _bytes_of_rows(fixed, samples) < _bytes_of_statistics(fixed)
+
+
+def kept_bytes(fixed: FixedPoint, samples: int) -> int:
+    """Return the size of what is kept of a client with this many samples, in the smaller form.
+
+    >>> kept_bytes(FixedPoint(features=5280, outputs=10), 100)
+    2116000
+    """
+    return min(_bytes_of_rows(fixed, samples), _bytes_of_statistics(fixed))
+
+
+def _bytes_of_rows(fixed: FixedPoint, samples: int) -> int:
+    return samples * (fixed.features + fixed.outputs) * ROW_TYPE.itemsize
+
+
+def _bytes_of_statistics(fixed: FixedPoint) -> int:
+    return 8 * words_at(fixed)
+
+
+def words_at(fixed: FixedPoint) -> int:
+    """Return how many words statistics have in this fixed point.
+
+    >>> words_at(FixedPoint(features=2048, outputs=10)) * 8
+    16965736
+    """
+    return fixed.width * (fixed.width + 1) // 2 + fixed.width * fixed.outputs + 2
+
+
+def rows_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]]) -> Rows:
+    """Return the rows of samples that come in pieces of features (no constant yet) and targets."""
+    features = [np.zeros((0, fixed.features), dtype=ROW_TYPE)]
+    targets = [np.zeros((0, fixed.outputs), dtype=ROW_TYPE)]
+    for phi, wanted in chunks:
+        if len(phi) != len(wanted):
+            raise InputError(f"{len(phi)} samples have {len(wanted)} targets")
+        features.append(fixed.quantised_features(phi)[:, :-1].astype(ROW_TYPE))
+        targets.append(fixed.quantised_targets(wanted).astype(ROW_TYPE))
+    return Rows(fixed, np.concatenate(features), np.concatenate(targets))
+
+
+def stacked(fixed: FixedPoint, parts: Sequence[Rows]) -> tuple[Floats, Floats]:
+    """Return the features of all parts with the constant, and their targets, as whole numbers in float64."""
+    features = np.empty((sum(part.samples for part in parts), fixed.width))
+    np.concatenate([part.features for part in parts], out=features[:, :-1], casting="safe")
+    features[:, -1] = fixed.unit
+    return features, np.concatenate([part.targets for part in parts], dtype=np.float64)
+
+
+def squared_lengths(rows: RowNumbers) -> Floats:
+    """Return the squared length of each row, exact up to 2^53."""
+    values = rows.astype(np.float64)
+    return np.asarray(np.einsum("ij,ij->i", values, values))
+
+
+def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
+    """Yield consecutive rows whose squared lengths sum to at most 2^53, of features and of targets each.
+
+    >>> [(rows.start, rows.stop) for rows in exact_blocks(np.full((5, 1), 2.0**26), np.zeros((5, 1)))]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    lengths = [np.einsum("ij,ij->i", rows, rows).astype(np.int64) for rows in (features, targets)]
+    first, sums = 0, [0, 0]
+    for row, pair in enumerate(zip(*(squares.tolist() for squares in lengths), strict=True)):
+        sums = [before + square for before, square in zip(sums, pair, strict=True)]
+        if max(sums) > EXACT:
+            if row == first:
+                raise InputError(f"sample {row} alone has a squared length of {max(pair)}, beyond 2^53")
+            yield slice(first, row)
+            first, sums = row, list(pair)
+    if first < len(features):
+        yield slice(first, len(features))
+
+
+def exact_product(left: Floats, right: Floats) -> Integers:
+    """Return left' right as int64; no partial sum is beyond 2^53, so any order of summation gives these integers."""
+    return (left.T @ right).astype(np.int64)

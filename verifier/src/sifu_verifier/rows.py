@@ -1,0 +1,57 @@
+"""Clients' samples as rows (docs/store.md, sections 5a and 5b): the statistics they give, in exact integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class ClientRows:
+    """What is stored of one client: by part its columns of features and their values, and the targets."""
+
+    parts: dict[str, tuple[list[int], np.ndarray]] = field(default_factory=dict)
+    targets: np.ndarray | None = None
+
+    def add(self, part: str, columns: Sequence[int], numbers: np.ndarray, samples: int) -> None:
+        """Add the numbers of a file; those behind the features are targets."""
+        split = samples * len(columns)
+        self.parts[part] = (list(columns), numbers[:split].reshape(samples, len(columns)))
+        if len(numbers) > split:
+            self.targets = numbers[split:].reshape(samples, -1)
+
+    def features(self, k: int, unit: int) -> np.ndarray:
+        """Return the features of all parts with the constant; those of other parts are zero."""
+        values = next(iter(self.parts.values()))[1]
+        features = np.zeros((len(values), k + 1))
+        features[:, k] = unit
+        for columns, numbers in self.parts.values():
+            features[:, columns] = numbers
+        return features
+
+
+def words_of_rows(clients: Iterable[ClientRows], k: int, outputs: int, unit: int) -> np.ndarray | None:
+    """Return the lower triangle of G, H, n and Q of all these clients together; None where a sample is too long.
+
+    A product of float64 numbers is exact while no sum of squares is beyond 2^53, so samples are multiplied in pieces.
+    """
+    gram, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
+    count = energy = 0
+    for client in clients:
+        features, targets = client.features(k, unit), client.targets
+        if targets is None:
+            return None
+        wanted = targets.astype(float)
+        longest = max(float(np.max((each * each).sum(axis=1), initial=1.0)) for each in (features, wanted))
+        if longest > 2**53:
+            return None
+        step = int(2**53 // longest)
+        for first in range(0, len(features), step):
+            some, of_some = features[first : first + step], wanted[first : first + step]
+            gram += (some.T @ some).astype(np.int64)
+            cross += (some.T @ of_some).astype(np.int64)
+            energy += int((of_some * of_some).sum())
+        count += len(features)
+    return np.concatenate([gram[np.tril_indices(k + 1)], cross.ravel(), np.array([count, energy], dtype=np.int64)])
