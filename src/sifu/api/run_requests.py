@@ -10,7 +10,6 @@ from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
@@ -26,9 +25,8 @@ from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import RequestStep, history_of
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import TABLE
-from sifu.run.closed_form_round import RecordedSolve
-from sifu.run.owed_rounds import owed_rounds
 from sifu.run.recorded_data import rows_of_identities
+from sifu.run.regimes import behaviour_of
 from sifu.run.run_engines import RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
@@ -177,8 +175,7 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
     worker = worker_of(writer, engines, engines.current(), progress)
     executed = worker.execute_records()
     view = RunView(writer)
-    solved = view.spec.model.kind == RIDGE
-    back = RecordedSolve(worker.engine, writer, view).missing() if solved else owed_rounds(view)[1]
+    back = behaviour_of(view).returning(worker.engine, writer)
     rounds = worker.bring_up_to_date()
     engines.measure_held_out(writer)
     view = RunView(writer)

@@ -24,6 +24,7 @@ from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.erasure import forgetting_models, statistics_to_erase
+from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
 from sifu.store import keys
 from sifu.store.actors import actor_name
@@ -197,7 +198,7 @@ def _record_restoration(
         view.indices(names)  # refuses those that are unknown or forgotten
         gone = view.leaving(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
-        networks = set(dropped) & writer.group_models().keys() if view.spec.is_tuned else ()
+        networks = behaviour_of(view).networks_among(dropped)
         statistics = statistics_to_erase(writer.statistics().values(), gone, networks)
         touched = [row for row in writer.updates().values() if set(row.clients) & set(gone)]
         staying = [(row, sorted(set(row.clients) - set(gone))) for row in touched]

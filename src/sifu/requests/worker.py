@@ -11,19 +11,18 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from sifu.choices import Level
-from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import LOCAL_RATES, finite_or_text
 from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import noise_rounding
 from sifu.core.round_stream import should_stop
-from sifu.core.spec import RIDGE, StopSpec
+from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Start
 from sifu.methods.registry import left_alone, method_for, plan_request
@@ -37,11 +36,10 @@ from sifu.requests.certification import (
 )
 from sifu.requests.erasure import statistics_to_erase, write_sum_left
 from sifu.requests.letters import WatchedInbox, check_level
-from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.coupled_replay import retrain_unrecorded
-from sifu.run.group_state import are_apart, groups_to_build, has_groups, merge_rows, use_trunks_of_head
-from sifu.run.group_training import LARGEST_PSI, GroupTraining, record_first_merge
-from sifu.run.owed_rounds import owed_rounds
+from sifu.run.group_state import groups_to_build, has_groups, merge_rows, use_trunks_of_head
+from sifu.run.group_training import LARGEST_PSI, GroupTraining
+from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.run.training import ProgressCallback, RecordedTraining, track_everyone
 from sifu.store.actors import actor_name
@@ -88,7 +86,7 @@ class RollBack:
         """Write the event."""
         rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
         gone = {client for subject in self.plan.subjects for client in subject.clients}
-        networks = self.erased_models & set(self.writer.group_models()) if self.view.spec.is_tuned else set()
+        networks = behaviour_of(self.view).networks_among(self.erased_models)
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
         statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
         rolled_back = NewEvent(
@@ -263,14 +261,11 @@ class Worker:
         """Solve a closed-form head again with clients it lacks and that are there now; each gets one try until it
         goes away and comes back."""
         view = RunView(self.writer)
-        if view.spec.model.kind != RIDGE or self.writer.phase != "ready":
+        if self.writer.phase != "ready":
             return False
-        solve = RecordedSolve(self.engine, self.writer, view)
-        there = set(cast("StatisticsEngine", self.engine).reachable(sorted(solve.missing())))
-        self._tried &= there
-        if there <= self._tried and not solve.lacks_networks():
+        solve = behaviour_of(view).completion(self.engine, self.writer, self._tried)
+        if solve is None:
             return False
-        self._tried |= there
         solve.run("joining", self.progress)
         solve.note_standing()
         return True
@@ -285,10 +280,9 @@ class Worker:
 
     def _merge_groups(self, until_letter: bool = False) -> bool:
         """Let the groups of the first training finish their rounds apart, and merge them; False if a letter came."""
-        while are_apart(view := RunView(self.writer)):
+        while behaviour_of(view := RunView(self.writer)).are_apart():
             if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
-                if not view.spec.is_tuned:  # networks that groups tune stay apart; a head joins them
-                    record_first_merge(self.writer, RunView(self.writer))
+                behaviour_of(view).after_groups(self.writer)
                 continue
             self.inbox.take_in()
             if until_letter:
@@ -386,28 +380,22 @@ class Worker:
         Returns:
             The rounds or solves that were recorded; 0 if the model was up to date.
         """
-        view = RunView(self.writer)
-        if view.spec.model.kind != RIDGE:
-            return self.run_owed_rounds()
-        before = self.writer.tip
-        solve = self._run_rounds("release")
-        if solve is not None and self.writer.tip != before:
-            solve.note_standing()
-        return int(self.writer.tip != before)
+        return self._run_release(behaviour_of(RunView(self.writer)).release_stop())
 
     def run_owed_rounds(self, until_letter: bool = False) -> int:
         """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`); return how many.
 
         They are as many as the current branch ran without these clients.
         """
-        view = RunView(self.writer)
-        owed = owed_rounds(view)[0] if self.writer.phase == "ready" and view.spec.model.kind != RIDGE else 0
-        if not owed:
+        return self._run_release(behaviour_of(RunView(self.writer)).owed_stop(), until_letter)
+
+    def _run_release(self, stop: StopSpec | None, until_letter: bool = False) -> int:
+        """Run the rounds, or the solve, that a release needs; return how many were recorded."""
+        if stop is None:
             return 0
-        before = view.path.nodes[-1].position
-        stop = replace(view.spec.stop, target=0.0, min_rounds=0, max_rounds=before + owed)
+        before, tip = RunView(self.writer).path.nodes[-1].position, self.writer.tip
         training = self._run_rounds("release", stop, until_letter)
-        if training is not None:
+        if training is not None and self.writer.tip != tip:
             training.note_standing()
         return RunView(self.writer).path.nodes[-1].position - before
 
@@ -498,7 +486,7 @@ class Worker:
         except RoundRejectedError as error:
             # Clients in this process would send the same again: the request ends with the last good model.
             view = RunView(self.writer)
-            if view.facts.identity != IN_PROCESS or view.spec.model.kind == RIDGE:
+            if view.facts.identity != IN_PROCESS or view.regime.solves:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
         else:
@@ -514,8 +502,7 @@ class Worker:
         """Recorded rounds until the stop rule holds; letters are taken in between two, and end it if wanted (None)."""
         while True:
             view = RunView(self.writer)
-            recorded = RecordedSolve if view.spec.model.kind == RIDGE else RecordedTraining
-            training = recorded(self.engine, self.writer, view, stop)
+            training = behaviour_of(view).training(self.engine, self.writer, stop)
             if training.run(phase, self.progress, self.inbox.waiting):
                 return training
             self.inbox.take_in()
@@ -529,8 +516,8 @@ class Worker:
             return
         row = self._row(request)
         recorded = RecordedRequest(self.writer, row)
-        if recorded.view.spec.is_tuned:
-            log.warning("request %s: groups would tune the network again, which is not done for a comparison", request)
+        if why := recorded.view.regime.why_not_compared:
+            log.warning("request %s: %s, which is not done for a comparison", request, why)
             return
         active = np.setdiff1d(np.arange(len(recorded.view.clients)), sorted(recorded.gone))
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)

@@ -27,7 +27,7 @@ from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import available_trunks, use_trunks
+from sifu.run.group_state import current_networks, use_trunks
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
@@ -138,7 +138,7 @@ class RecordedSolve(RecordedTraining):
     @cached_property
     def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
         """The networks of groups that features go through now."""
-        return available_trunks(self.writer) if self.view.spec.is_tuned else ()
+        return current_networks(self.view)
 
     def _is_through(self, row: StatisticsRow) -> bool:
         """Whether statistics are of features through exactly the current networks."""
@@ -159,7 +159,7 @@ class RecordedSolve(RecordedTraining):
     def lacks_networks(self) -> bool:
         """Whether the current head was solved on other networks than the current ones."""
         rows = self.writer.statistics().values()
-        return self.view.spec.is_tuned and not any(row.is_sum and self._is_through(row) for row in rows)
+        return self.view.regime.tunes and not any(row.is_sum and self._is_through(row) for row in rows)
 
     def _solve(self) -> None:
         engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
@@ -204,7 +204,7 @@ class RecordedSolve(RecordedTraining):
             "bytes_sent": gathered.bytes_sent,
             "left_out": sorted(self.view.left_out),
         }
-        if self.view.spec.is_tuned:
+        if self.view.regime.tunes:
             self._pending.solve["trunks"] = list(trunks)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)

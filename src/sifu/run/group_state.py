@@ -57,16 +57,18 @@ def has_groups(view: RunView) -> bool:
 
 
 def are_apart(view: RunView) -> bool:
-    """Whether the groups of the first training were not merged yet, or tune a network that no head stands on yet."""
-    if view.spec.is_tuned:
-        solved = any(row.node.kind == "round" for row in view.reader.nodes_by_number().values())
-        return not solved and bool(groups_to_build(view))
+    """Return whether the groups of the first training are not merged yet."""
     return has_groups(view) and not view.reader.merges()
 
 
 def available_trunks(reader: RunReader) -> tuple[GroupModelRow, ...]:
     """The networks that groups have finished tuning and that are on disk, in the order of the groups."""
     return parts_without(available_group_models(reader), int(reader.spec["groups"]["rounds"]), ())
+
+
+def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
+    """Return the networks that features go through now; none where groups tune none."""
+    return available_trunks(view.reader) if view.regime.tunes else ()
 
 
 def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
@@ -87,7 +89,7 @@ def own_statistics(view: RunView) -> OwnStatistics:
     """The clients' own statistics of features through the networks that are there."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
-    networks = {row.grp: row.node for row in available_trunks(view.reader)} if spec.is_tuned else {}
+    networks = {row.grp: row.node for row in current_networks(view)}
     rows = view.reader.statistics().values()
     return OwnStatistics.among(rows, recorded_fixed_point(spec, layout), blocks, networks)
 

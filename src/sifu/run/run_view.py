@@ -20,7 +20,8 @@ from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
 from sifu.core.premises import MeasuredRegularity, RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
+from sifu.core.spec.regime import Regime
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.store.erased_figures import last_erased
@@ -204,8 +205,8 @@ class RunView:
 
         Only the embedded engine can be built again at another rate, and models of groups were trained at the first.
         """
-        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT) and self.spec.model.kind != RIDGE
-        if not built_here or self.reader.asked["local"]["rate"] != "auto" or self.spec.groups.count > 0:
+        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT) and self.regime.finds_rate
+        if not built_here or self.reader.asked["local"]["rate"] != "auto":
             return False
         rates = self.regularities.certified_rates
         if rates is None or self.facts.local_rate == 0.0:  # a purge erased it: an exact request had found another
@@ -270,6 +271,11 @@ class RunView:
             return False
         left = self.founders - sum(1 for client in set(gone) if client < self.founders)
         return number_of_groups(left, Participation.parse(self.spec.server.participation).rate) != count
+
+    @cached_property
+    def regime(self) -> Regime:
+        """The kind of training of the run."""
+        return self.spec.regime
 
     @cached_property
     def parameters(self) -> int:

@@ -78,6 +78,14 @@ class Regime(ABC):
     """Whether groups tune the network that features go through (docs/theory.md, section 15.5)."""
     draws_noise: ClassVar[bool] = True
     """Whether the record may hold noise, so that seeded noise makes the run an experiment."""
+    needs_data: ClassVar[bool] = True
+    """Whether clients' data are needed to go on, even where their statistics are kept."""
+    device_bound: ClassVar[bool] = True
+    """Whether a run stays on the kind of device that it was begun on, since its bits depend on it."""
+    records_figures: ClassVar[bool] = True
+    """Whether the record holds figures of rounds, such as drifts and Psi."""
+    why_not_compared: ClassVar[str] = ""
+    """What a comparison with Scratch would need to do, where that is too much."""
     trusted: ClassVar[tuple[str, ...]] = ()
     """Premises that groups add to a certificate and that the operator is trusted with."""
 
@@ -211,6 +219,9 @@ class ClosedForm(Regime):
     exact_method = "closed_form"
     solves = True
     draws_noise = False
+    needs_data = False
+    device_bound = False  # what is proven, is proven of what was sent
+    records_figures = False
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
@@ -303,6 +314,9 @@ class TunedNetworks(ClosedForm):
 
     name = "tuned networks"
     tunes = True
+    needs_data = True
+    device_bound = True
+    why_not_compared = "groups would tune the network again"
     trusted = ("tuning",)
 
     @classmethod

@@ -1,0 +1,46 @@
+"""Runs of heads in closed form: a round is a solve, and nothing is owed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import cast
+
+from sifu.core.closed_form_engine import StatisticsEngine
+from sifu.core.engine import Engine
+from sifu.core.spec import StopSpec
+from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.regimes.rounds import RunInRounds
+from sifu.store.writer import RunWriter
+
+
+class RunInClosedForm(RunInRounds):
+    """Behaviour of a run whose head is solved from statistics."""
+
+    def training(self, engine: Engine, writer: RunWriter, stop: StopSpec | None = None) -> RecordedSolve:
+        """Return the solve for the head of the active clients."""
+        return RecordedSolve(engine, writer, self.view, stop)
+
+    def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedSolve | None:
+        """Return a solve with clients that the head lacks and that are reachable now.
+
+        Each gets one try until it goes away and comes back.
+        """
+        solve = self.training(engine, writer)
+        there = set(cast("StatisticsEngine", engine).reachable(sorted(solve.missing())))
+        tried &= there
+        if there <= tried and not solve.lacks_networks():
+            return None
+        tried |= there
+        return solve
+
+    def owed_stop(self) -> StopSpec | None:
+        """Return None: a solve is up to date or it is not."""
+        return None
+
+    def release_stop(self) -> StopSpec | None:
+        """Return the rule of a solve, which does nothing if the head is that of the active clients."""
+        return self.view.spec.stop
+
+    def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
+        """Return the active clients that the current head lacks."""
+        return self.training(engine, writer).missing()
