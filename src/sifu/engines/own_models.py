@@ -140,13 +140,15 @@ def own_blueprint(
     profiles: Sequence[WireProfile],
     *,
     config: Mapping[str, Any] = MappingProxyType({}),
+    evaluate_config: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[Blueprint, Spec]:
     """As `own_training` of clients on Flower; `config` goes into every message, as `train_config` of FedAvg does.
 
-    What the clients are told must not contradict the spec, nor our own messages.
+    Evaluations get `evaluate_config` instead where it is given. What the clients are told must not contradict the spec,
+    nor our own messages.
     """
-    taken = sorted(OUR_KEYS & set(config))
+    taken = sorted(OUR_KEYS & {*config, *(evaluate_config or {})})
     if taken:
         raise InputError(f"the configuration's {taken[0]!r} is a key of sifu's own messages: give it another name")
     for key in RATE_KEYS:
@@ -157,4 +159,5 @@ def own_blueprint(
             )
     several = all(profile.several for profile in profiles)
     clients = (profile.client for profile in profiles)
-    return own_training(initial, spec, clients, config=config, several=several, **more), spec
+    more |= {"config": config, "evaluate_config": evaluate_config, "several": several}
+    return own_training(initial, spec, clients, **more), spec

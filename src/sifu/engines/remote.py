@@ -77,9 +77,9 @@ class Blueprint:
     `rounding` bounds floating point in a round of some participants from a model of a norm (None: nothing is proven).
     `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
     clients that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
-    are, `config` goes into every message, `metrics` are what an evaluation's numbers are called, and without
-    `evaluates` no client is asked to evaluate. `head` is given where clients send statistics, from which a head is
-    solved, instead of models.
+    are, `config` goes into every message (evaluations get `evaluate_config` if it is given), `metrics` are what an
+    evaluation's numbers are called, and without `evaluates` no client is asked to evaluate. `head` is given where
+    clients send statistics, from which a head is solved, instead of models.
     """
 
     layout: ModelLayout
@@ -94,6 +94,7 @@ class Blueprint:
     several: bool = False
     carried: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    evaluate_config: Mapping[str, Any] | None = None
     metrics: MetricNames = USUAL_METRICS
     evaluates: bool = True
     head: HeadPlan | None = None

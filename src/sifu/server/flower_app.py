@@ -26,6 +26,7 @@ from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Patience, Roster
+from sifu.engines.flower.exchanged import EvaluationSample, Reporter
 from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
@@ -76,7 +77,7 @@ class Settings:
     report and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
     before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
     mean of a round's updates and no single one; with `masked_statistics` it learns only the sum of the statistics of a
-    head in closed form.
+    head in closed form. `preprocessing = "fixed"` declares what `data.preprocessing` of a spec does.
     """
 
     run: str
@@ -89,6 +90,7 @@ class Settings:
     min_replies: int = 1
     masked_updates: bool = False
     masked_statistics: bool = True
+    preprocessing: str = ""
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
@@ -100,7 +102,20 @@ class Settings:
         for key in ("run", "spec"):
             if key in given and not Path(str(given[key])).is_absolute():
                 raise InputError(f"{key} must be an absolute path on the server's machine, found {given[key]!r}")
+        if given.get("preprocessing", "") not in ("", "fixed", "unknown"):
+            raise InputError(f'preprocessing must be "fixed" or "unknown", found {given["preprocessing"]!r}')
         return Settings(**given)
+
+    def declared(self, spec: Spec) -> Spec:
+        """Return the spec with the preprocessing that the config declares."""
+        declared, in_spec = self.preprocessing, spec.data.preprocessing
+        if not declared or declared == in_spec:
+            return spec
+        if self.spec and declared == "unknown":
+            raise InputError(
+                f'the config says preprocessing = "unknown", and {self.spec} says "{in_spec}": say it in one place'
+            )
+        return replace(spec, data=replace(spec.data, preprocessing="fixed"))
 
     @property
     def patience(self) -> Patience:
@@ -115,7 +130,9 @@ class OwnServer:
 
     `initial` makes a fresh model: a torch module, or named numpy arrays; it may take the number of the branch. `config`
     is what FedAvg calls `train_config`. `loss` and `accuracy` name the metrics of an evaluation where they are not
-    called as usual; `evaluates = False` is for apps without any. `evaluate_fn` is called with the number of rounds and
+    called as usual; `evaluates = False` is for apps without any. Evaluations get `evaluate_config` instead of `config`
+    if it is given, and `evaluation_sample` says how many clients evaluate. `reporter` hears of every round's messages
+    and replies. `evaluate_fn` is called with the number of rounds and
     the model after each, and what it returns is shown; it decides nothing. `save_model` gets the model when the server
     ends.
     """
@@ -127,12 +144,22 @@ class OwnServer:
     evaluates: bool = True
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None
     save_model: Callable[[ArrayRecord], None] | None = None
+    evaluate_config: Mapping[str, Any] | None = None
+    evaluation_sample: EvaluationSample = EvaluationSample()
+    reporter: Reporter | None = None
 
     def __call__(self, spec: Spec, profiles: Sequence[WireProfile], **known: str) -> tuple[Blueprint, Spec]:
         """The training of clients with these profiles."""
-        names, evaluates = MetricNames(self.loss, self.accuracy), self.evaluates
-        config = self.config
-        return own_blueprint(self.initial, spec, profiles, config=config, metrics=names, evaluates=evaluates, **known)
+        return own_blueprint(
+            self.initial,
+            spec,
+            profiles,
+            config=self.config,
+            evaluate_config=self.evaluate_config,
+            metrics=MetricNames(self.loss, self.accuracy),
+            evaluates=self.evaluates,
+            **known,
+        )
 
     def first_message(self, spec: Spec, node: int, timeout: float) -> Message:
         """A training whose result is thrown away: an app that knows nothing of us says its samples only then."""
@@ -198,6 +225,7 @@ def serve_on_flower(
         if not settings.spec:
             raise InputError("the app's config names no spec (a TOML file, see sifu init)")
         spec = load_spec(settings.spec)
+    spec = settings.declared(spec)
     patience = replace(patience or settings.patience, wait=Wait.parse(spec.server.wait))
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
@@ -217,8 +245,9 @@ def serve_on_flower(
     engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
-    if own is not None and own.evaluate_fn is not None:
-        engine.after_round = partial(own.after_round, tell)
+    if own is not None:
+        engine.after_round = partial(own.after_round, tell) if own.evaluate_fn is not None else None
+        engine.reporter, engine.evaluation_sample = own.reporter, own.evaluation_sample
     done = serve(
         run,
         engine,

@@ -372,6 +372,8 @@ def test_a_quickstart_forgets_with_at_most_five_changed_lines(
         (True, "unknown", True, "conditional"),
         (True, "fixed", False, "conditional"),
         (False, "unknown", True, "conditional"),
+        (False, "fixed", True, "exact"),
+        (False, "fixed", False, "conditional"),
     ],
 )
 def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
@@ -392,6 +394,8 @@ def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
             text = text.replace(usual, own)
         (tmp_path / "spec.toml").write_text(text)
         config["spec"] = str(tmp_path / "spec.toml")
+    elif preprocessing == "fixed":
+        config["preprocessing"] = "fixed"
     for node in list(grid.apps) if keyed else []:
         path, grid.keys[node] = new_key(tmp_path, f"node-{node}")
         ask_for_change(run, {"do": "add", "name": f"node-{node}", "key": fingerprint_of_file(path)})
@@ -445,8 +449,10 @@ def test_clients_that_are_told_no_rate_take_one_step_along_their_update(tmp_path
 
 def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
     context = Context(1, 1, {}, RecordDict(), {"run": str(tmp_path / "run"), "insecure-identity": True})
-    with pytest.raises(InputError, match=r"fraction_train = 0\.5 is not for ForgettingFedAvg"):
-        ForgettingFedAvg(context, fraction_train=0.5).start(grid_with(torch_app), ArrayRecord(Net().state_dict()))
+    with pytest.raises(InputError, match=r"fraction_train must be above 0 and at most 1, found 0\.0"):
+        ForgettingFedAvg(context, fraction_train=0.0)
+    with pytest.raises(InputError, match="preprocessing must be"):
+        Settings.of({"run": str(tmp_path / "run"), "preprocessing": "mine"})
     assert not (tmp_path / "run").exists()
 
 

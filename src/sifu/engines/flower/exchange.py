@@ -21,6 +21,7 @@ from sifu.core.layout import Vector
 from sifu.core.replies import LATE, Wait
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.wire import (
+    EVALUATE,
     SEND_MASKED_STATISTICS,
     SHOW_EVENT,
     Instruction,
@@ -99,6 +100,8 @@ class Exchange:
     def __init__(self, grid: Grid, poll: float = 0.5) -> None:
         self._grid, self._poll = grid, poll
         self._overdue: dict[str, _Overdue] = {}
+        self.received: dict[int, Message] | None = None
+        """The last reply of each node, errors included, if somebody wants them."""
 
     def busy(self) -> frozenset[int]:
         """Clients that still owe an answer to a message that has not expired."""
@@ -144,6 +147,8 @@ class Exchange:
                 client_of = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if client_of is None:
                     continue
+                if self.received is not None:
+                    self.received[int(reply.metadata.src_node_id)] = reply
                 if reply.has_error():
                     reason = str(reply.error.reason or "")[:LONGEST_REASON]
                     failed[client_of] = f"error {reply.error.code}: {reason}"
@@ -192,7 +197,8 @@ class Patience:
     couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
     empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
     looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`). Where not a single
-    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute.
+    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute. It
+    waits as long for `nodes` of them, or for all clients of the round if they are fewer.
     """
 
     timeout: float = 600.0
@@ -202,6 +208,7 @@ class Patience:
     poll: float = 0.5
     wait: Wait = Wait()
     absence: float = 0.0
+    nodes: int = 1
 
 
 class Messenger:
@@ -225,11 +232,13 @@ class Messenger:
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
     def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
-        """As `nodes`; if there is none, one is waited for."""
+        """Return `nodes` after waiting for the least number of them."""
         nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
-        if clients and not nodes and self.patience.absence:
-            log.warning("no client's node is there: waiting up to %g s for one", self.patience.absence)
-        while clients and not nodes and time.monotonic() < end:
+        least = min(self.patience.nodes, len(clients))
+        if len(nodes) < least and self.patience.absence:
+            there, absence = len(nodes), self.patience.absence
+            log.warning("%d clients' nodes are connected: waiting up to %g s for %d", there, absence, least)
+        while len(nodes) < least and time.monotonic() < end:
             time.sleep(min(self.patience.pause, max(0.0, end - time.monotonic())))
             nodes = self.nodes(clients)
         return nodes
@@ -265,10 +274,15 @@ class Messenger:
         """A message of a kind to each client, mostly with a model; `more` goes into its configuration."""
         blueprint, shown = self._federation.blueprint, self.shown
         networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
+        own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():
             instruction = Instruction(position, client, steps or blueprint.clients[client].local_steps, blueprint.plan)
-            config = {**blueprint.config, **(shown(shown.kept.get(client)) if shown else {}), **more}
+            config = {
+                **(blueprint.config if own is None else own),
+                **(shown(shown.kept.get(client)) if shown else {}),
+                **more,
+            }
             timeout = self.patience.timeout
             messages[client] = model_message(record, instruction, node, kind, timeout, config, networks)
         return messages

@@ -45,6 +45,7 @@ from sifu.engines.flower.exchange import (
     Patience,
     Roster,
 )
+from sifu.engines.flower.exchanged import EvaluationSample, Exchanged, Reporter
 from sifu.engines.flower.masking import FixedPoint
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
@@ -94,6 +95,9 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._exchange = exchange or Exchange(grid, self._patience.poll)
         self._messenger = Messenger(self, self._exchange, roster, self._patience)
         self.after_round: Callable[[Position, ArrayRecord], None] | None = None
+        self.reporter: Reporter | None = None
+        self.evaluation_sample = EvaluationSample()
+        self._position = NOWHERE
         self.least = max(self._patience.min_replies, LEAST_MASKED if masked else 1)
         facts = blueprint.facts
         # Without one client such a round might not have counted, or another client's answer would have: clients are
@@ -127,10 +131,12 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
         """The round of each setup, all in the same messages; in masked rounds groups are not asked for drifts."""
         drawn, position = [self.draw(setup) for setup in setups], setups[0].position
+        self._position, noted = position, len(self.incidents)
         everyone = sorted(int(client) for members in drawn for client in members)
         online = self._messenger.online(position, everyone) if everyone else {}
         there = [{client: online[client] for client in members.tolist() if client in online} for members in drawn]
         messages: dict[int, Message] = {}
+        self._begin_report(TRAIN, online, sum(setup.active.size for setup in setups))
         if self._masked:
             pairs = zip(setups, there, strict=True)
             rounds = [MaskedRound(self, setup, nodes, wants_drifts=not apart) for setup, nodes in pairs]
@@ -147,6 +153,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             for masked_round, setup, members in zip(rounds, setups, drawn, strict=True):
                 masked_round.add_up(words)
                 results.append(run_round(masked_round, setup, members))
+            self._end_report(TRAIN, online, noted, results)
             return results
         for setup, nodes in zip(setups, there, strict=True):
             messages |= self._messenger.messages(nodes, self._messenger.record(setup.start), position, TRAIN)
@@ -156,7 +163,30 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             answered = [(client, *answers.pop(client)) for client in nodes if client in answers]
             replies = [Reply(client, position, samples, model, owned=True) for client, model, samples in answered]
             results.append(run_round(OpenRound(self, replies), setup, members))
+        self._end_report(TRAIN, online, noted, results)
         return results
+
+    def _begin_report(self, kind: str, nodes: Mapping[int, int], known: int) -> None:
+        if self.reporter:
+            self.reporter.before(kind, self._position, len(nodes), known)
+            self._exchange.received = {}
+
+    def _end_report(
+        self,
+        kind: str,
+        nodes: Mapping[int, int],
+        noted: int,
+        results: Sequence[RoundResult] = (),
+        scored: Iterable[int] = (),
+    ) -> None:
+        """Report the replies of `nodes`; those in `results` or `scored` count, incidents since `noted` say why not."""
+        if self.reporter:
+            shown = {} if self._masked and kind == TRAIN else self._exchange.received or {}
+            taken = [*scored, *(int(client) for result in results for client in result.participants)]
+            rejections = [rejection for result in results for rejection in result.rejections]
+            incidents = self.incidents[noted:]
+            self.reporter.after(Exchanged.of(kind, self._position, nodes, shown, taken, incidents, rejections))
+        self._exchange.received = None
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
@@ -182,7 +212,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
                 time.sleep(self._patience.pause)
 
     def _evaluation_if_any(self, model: Vector, clients: ClientIndices) -> Evaluation | None:
-        evaluation = self._evaluate([model], clients)[0]
+        evaluation = self._evaluate([model], clients, reported=True)[0]
         return evaluation if evaluation.samples.any() else None
 
     def local_updates(
@@ -244,21 +274,30 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             evaluations += self._evaluate(batch, clients, kind)
         return evaluations
 
-    def _evaluate(self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE) -> list[Evaluation]:
+    def _evaluate(
+        self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE, *, reported: bool = False
+    ) -> list[Evaluation]:
         """How each of `models` does, in one message to each client; one model unless the kind takes several."""
         answers: dict[int, list[Score]] = {}
         if self.evaluates:
             busy = self._exchange.busy()  # with a round: a node answers one message after another
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
+            sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
+            nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)
+            if reported:
+                self._begin_report(EVALUATE, nodes, len(clients))
             records, metrics = [self.record(model) for model in models], self.blueprint.metrics
             several = kind == EVALUATE_SEVERAL
-            messages = self._messenger.messages(nodes, records if several else records[0], NOWHERE, kind)
+            more = {"server-round": self._position.round + 1}
+            messages = self._messenger.messages(nodes, records if several else records[0], NOWHERE, kind, more=more)
             answers = self._messenger.ask(
                 messages,
                 lambda reply: read_scores(reply, len(models)) if several else [read_score(reply, metrics)],
                 doing=EVALUATION,
                 together=[list(messages)],
             )
+            if reported:
+                self._end_report(EVALUATE, nodes, noted, scored=list(answers))
         nothing = [NO_SCORE] * len(models)
         return [
             evaluation_of(clients, [answers.get(int(client), nothing)[number] for client in clients])

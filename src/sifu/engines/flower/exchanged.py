@@ -1,0 +1,76 @@
+"""Exchanges with clients as a strategy of Flower's reports them, and the sample of clients that evaluates a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+
+from sifu.core.engine import Incident, Position, Rejection
+from sifu.core.layout import Vector
+from sifu.theory.participation import Participation, base_key, place_key
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Replies to the messages of one round's training or evaluation (`kind`).
+
+    `results` of `asked` clients count, and `counted` are their replies; those of a masked round are not shown.
+    `errors` are Flower's error replies, and `notes` say which client did not count and why.
+    """
+
+    kind: str
+    position: Position
+    asked: int
+    results: int
+    counted: tuple[Message, ...] = ()
+    errors: tuple[Message, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        kind: str,
+        position: Position,
+        nodes: Mapping[int, int],
+        received: Mapping[int, Message],
+        taken: Iterable[int],
+        incidents: Iterable[Incident],
+        rejections: Iterable[Rejection] = (),
+    ) -> Exchanged:
+        """Return what came of messages to the `nodes` of clients, where the replies of the clients `taken` count."""
+        counting = list(taken)
+        notes = [f"{incident.client}: {incident.what}".removeprefix(": ") for incident in incidents]
+        notes += [f"{rejection.client}: refused, {rejection.reason}" for rejection in rejections]
+        counted = tuple(received[nodes[client]] for client in counting if nodes[client] in received)
+        errors = tuple(reply for reply in received.values() if reply.has_error())
+        return Exchanged(kind, position, len(nodes), len(counting), counted, errors, tuple(notes))
+
+
+class Reporter:
+    """Listener to a federation's exchanges: both functions are called in every round.
+
+    `before` gets kind, position, and how many clients are asked out of how many; `after` the replies.
+    """
+
+    def __init__(self, before: Callable[[str, Position, int, int], None], after: Callable[[Exchanged], None]) -> None:
+        self.before, self.after = before, after
+
+
+@dataclass(frozen=True)
+class EvaluationSample:
+    """The clients that evaluate a model: this fraction of those online, and at least so many."""
+
+    fraction: float = 1.0
+    least: int = 0
+
+    def draw(self, clients: Sequence[int], seed: int, model: Vector) -> list[int]:
+        """Return the evaluating clients, sorted; the same model is evaluated by the same clients."""
+        count = max(int(len(clients) * self.fraction), self.least)
+        if count >= len(clients):
+            return sorted(clients)
+        digest = hashlib.sha256(np.ascontiguousarray(model).tobytes()).digest()
+        key = place_key(base_key(seed, "evaluation"), int.from_bytes(digest[:7], "little"))
+        return [int(client) for client in Participation("fixed", count=count).draw(np.array(clients), key)]
