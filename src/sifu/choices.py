@@ -72,6 +72,10 @@ class TermsGiven(TypedDict, total=False):
         Release | None, Term("healed waits for the target; now releases the starting model, then heals.")
     ]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
+    before_after: Annotated[
+        str | None,
+        Term("EPSILON,DELTA: refuse unless observers who kept earlier releases are held to it (release.noise)."),
+    ]
     records: Annotated[
         Sequence[int | str] | None,
         Term("Forget only these records of one client: identities (the column data.id), or row numbers from 0."),

@@ -21,7 +21,7 @@ from sifu.core.request_terms import TERMS, RequestTerms, later_term
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25, "unit": "joint", "scope": "latest", "calibration": "classical",
     "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none", "max_rounds": 17,
-    "release": "now", "target": 0.5, "records": [2, 5],
+    "release": "now", "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
 """A value other than the default for every term; a new term gets one here."""
 

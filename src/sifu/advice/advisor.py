@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.advice.release_options import ReleaseAdvice, advise_releases
 from sifu.advice.training_options import (
     TrainingName,
     TrainingWay,
@@ -39,7 +40,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
 from sifu.core.spec.sections import GroupsSpec, LocalSpec
 from sifu.core.wording import TRAINING_DATA
-from sifu.errors import SifuError
+from sifu.errors import InputError, SifuError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.planning.forecast import influence, most_expensive
@@ -50,6 +51,7 @@ from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.client_accuracy import read_held_out
+from sifu.store.release_files import released_model
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
 
@@ -93,6 +95,8 @@ class Advice:
     predicted_interval: tuple[int, int] | None = None
     target: float = 0.0
     measured_on: str = TRAINING_DATA
+    release: ReleaseAdvice | None = None
+    """What noise on releases costs, where the spec has `release.noise`."""
 
 
 def advise(
@@ -135,7 +139,7 @@ def advise(
         with run.reader() as reader:
             view = RunView(reader)
             advice = _judge(spec, view, engine)
-            figures = None if rows is None else held_out_figures(spec, engine, reader.load_model(reader.tip), rows)
+            figures = None if rows is None else held_out_figures(spec, engine, released_model(reader), rows)
             pace = seconds / max(1, advice.pilot_rounds), _bytes_a_round(view)
             target, most = spec.stop.target, spec.stop.max_rounds
             training = rounds_to_target(view, target, most)
@@ -228,6 +232,15 @@ def _closed_form_advice(
     way = replace(way, request_seconds=request_seconds, request_bytes=None if rounds else 0.0)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     suggestions = []
+    release = None
+    if spec.release.noise != 0.0:
+        with suppress(InputError):
+            release = advise_releases(spec, data_folder, clients)
+    elif not spec.is_tuned:
+        suggestions.append(
+            "An observer who kept earlier releases is not protected. What noise on releases would cost: sifu advise "
+            "SPEC --set release.noise=0.01 --set ridge.regularisation=0.01 (docs/release-noise.md)."
+        )
     if lifting:
         suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; as the spec stands it is {level}.")
     if rounds:
@@ -262,6 +275,7 @@ def _closed_form_advice(
         recommended="closed form",
         target=spec.stop.target,
         measured_on=where,
+        release=release,
     )
 
 

@@ -42,6 +42,7 @@ from sifu.run.clients_and_engine import (
 from sifu.run.given import as_clients
 from sifu.run.recorded_data import available_rows, held_out_figures
 from sifu.run.run_view import RunView
+from sifu.store.release_files import released_model
 from sifu.theory.closed_form.rows import kept_bytes
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
@@ -200,7 +201,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
         run = start_training(own, run=Path(folder) / "solved", clients=rows)
         seconds = time.monotonic() - started
         with run.reader() as reader:
-            model = reader.load_model(reader.tip)
+            model = released_model(reader)
         request_seconds = None
         with suppress(SifuError):
             started = time.monotonic()

@@ -35,6 +35,7 @@ from sifu.store.clock import current_time
 from sifu.store.given_approvals import approvals_needed, check_approved, unapproved
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
+from sifu.store.release_files import releases
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]
@@ -160,6 +161,7 @@ class Released:
 
     `rounds` counts the rounds or solves that it took, 0 if the model was up to date. `returned` are clients that are in
     it again, `left_out` what pending requests leave out, `executed` requests for records that were executed first.
+    `published` says whether a head was released with noise (`release.noise`).
     """
 
     rounds: int
@@ -167,11 +169,13 @@ class Released:
     returned: tuple[str, ...]
     left_out: tuple[str, ...]
     executed: tuple[str, ...]
+    published: bool = False
 
 
 def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
     """Bring the released model up to date with who should be in it, see `Run.release`."""
     take_in(writer)
+    before = len(releases(writer))
     worker = worker_of(writer, engines, engines.current(), progress)
     executed = worker.execute_records()
     view = RunView(writer)
@@ -185,6 +189,7 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
         tuple(plain_name(writer, client) for client in sorted(back)) if rounds else (),
         tuple(plain_name(writer, client) for client in sorted(view.left_out)),
         tuple(executed),
+        len(releases(writer)) > before,
     )
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sifu.advice import Advice
+from sifu.advice.release_options import ReleaseAdvice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
@@ -265,10 +266,23 @@ def _print_advice(advice: Advice, everything: bool) -> None:
     if everything:
         _print_pilot(advice)
     _print_training_ways(advice, everything)
+    if advice.release is not None:
+        _print_releases(advice.release)
     if everything:
         for suggestion in advice.suggestions:
             out.print(f"- {escape(suggestion)}")
     out.print("Nothing was kept." + ("" if everything else " Why, the pilot, and what to change: with --all."))
+
+
+def _print_releases(advice: ReleaseAdvice) -> None:
+    """Held-out accuracy against protection from observers of all releases."""
+    title = f"\nNoise on releases: {percent(advice.accuracy)} on {advice.rows} held-out rows without it"
+    shown = table("hides", "-epsilon", "-delta", "-distance", "-noise", "-accuracy", title=title)
+    for option in advice.options:
+        figures = (f"{value:.3g}" for value in (option.epsilon, option.delta, option.distance, option.noise))
+        shown.add_row(f"a {option.unit}", *figures, percent(option.accuracy))
+    out.print(shown)
+    out.print(advice.verdict)
 
 
 def _print_pilot(advice: Advice) -> None:

@@ -179,6 +179,8 @@ def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
     back = f", again with {names_text(released.returned, escaped=False)}" if released.returned else ""
     changed = f"The released model is that of {released.clients} clients now{back}."
     lines.append(changed if released.rounds or released.executed else "The released model is up to date.")
+    if released.published:
+        lines.append("The head was published with noise.")
     if released.left_out:
         lines.append(f"Left out by pending requests: {names_text(released.left_out, escaped=False)}.")
     return Answer(asdict(released), " ".join(lines))

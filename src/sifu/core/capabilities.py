@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, TunedEngine
+from sifu.core.closed_form_engine import HasRecords, MaskedStatisticsEngine, StatisticsEngine, TunedEngine
 from sifu.core.engine import (
     ChecksModule,
     Engine,
@@ -32,6 +32,7 @@ CAPABILITIES: dict[str, type] = {
     "evaluates": MayNotEvaluate,
     "leave_out": LeavesOut,
     "loses": LosesRounds,
+    "records_of": HasRecords,
     "run_group_rounds": RunsGroupRounds,
     "run_rounds": RunsAhead,
     "sample_digests": ShowsSamples,

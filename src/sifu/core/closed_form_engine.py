@@ -13,7 +13,7 @@ from sifu.core.engine import Engine, Position, Rejection
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
-from sifu.theory.arrays import Integers
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets
 from sifu.theory.closed_form.blocks import Blocks
 from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, NO_NOISE, ClientProfile, TrainingFacts
@@ -146,6 +146,14 @@ class MaskedStatisticsEngine(ABC):
     @abstractmethod
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
         """Return the sum over those of `clients` that answer; never a sum in which a part is missing."""
+
+
+class HasRecords(ABC):
+    """Capability of a `StatisticsEngine` that has the records of clients at hand."""
+
+    @abstractmethod
+    def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
+        """Yield features and targets of a client's records, a block at a time."""
 
 
 @dataclass(frozen=True)

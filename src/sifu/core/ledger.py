@@ -31,7 +31,12 @@ FIGURES_SALT = "figures_salt"
 LOCAL_RATES = "local_rates"
 """The sealed key, and that of the run table, of automatic local rates, each under the fresh model that training at it
 began from."""
-SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES)
+RELEASE_DISTANCES = "release_distances"
+"""The sealed key of how far a released head is from the heads without each client, and without one of its records."""
+SEALED_KEYS = (
+    "evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
+    RELEASE_DISTANCES,
+)  # fmt: skip
 """What is never in a payload itself: figures that a guess of a client's data can be held against."""
 
 

@@ -42,6 +42,8 @@ class RequestTerms:
     `records` are rows of the one client's data, counted from 0 in what it first joined with: only these are forgotten,
     and the client stays with the rest. Without any, clients are forgotten whole.
 
+    `before_after` demands a budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`).
+
     `to_mapping` is the form of letters and of the ledger, and `from_mapping` reads it back:
 
     >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
@@ -66,6 +68,7 @@ class RequestTerms:
     target: float | None = None
     release: Release = "healed"
     records: tuple[int, ...] = ()
+    before_after: str | None = later_term(None)
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -114,6 +117,7 @@ class RequestTerms:
             raise InputError(f"row {twice[0]} is named {self.records.count(twice[0])} times: name each row once")
         if self.records and len(self.clients) != 1:
             raise InputError(f"records are rows of one client's data, but {len(self.clients)} clients are named")
+        _ = self.before_after_budget
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
@@ -140,9 +144,16 @@ class RequestTerms:
         return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON; `sigma` is a text, which is the same for 1 and 1.0."""
+        """As plain values, ready for JSON; `sigma` is a text, which is the same for 1 and 1.0.
+
+        A `later_term` is there only if it has another value than its default, as in ledgers from before it.
+        """
         sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
-        return asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
+        terms = asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
+        for term in fields(self):
+            if "later" in term.metadata and getattr(self, term.name) == term.default:
+                del terms[term.name]
+        return terms
 
     def digest(self, request: str) -> str:
         """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id.
@@ -150,15 +161,28 @@ class RequestTerms:
         A `later_term` counts only where it has another value than its default, so that old approvals still match.
         """
         terms = self.to_mapping() | {"request": request}
-        for term in fields(self):
-            if "later" in term.metadata and getattr(self, term.name) == term.default:
-                del terms[term.name]
         return hashlib.sha256(canonical_json(terms)).hexdigest()
 
     def stop(self, usual: StopSpec) -> StopSpec:
         """The run's stop rule with what this request says otherwise."""
         target = usual.target if self.target is None else float(self.target)
         return replace(usual, target=target, max_rounds=self.max_rounds or usual.max_rounds)
+
+    @property
+    def before_after_budget(self) -> tuple[float, float] | None:
+        """The demanded (epsilon, delta) against observers of all releases; None if nothing is demanded.
+
+        >>> RequestTerms(("a",), 10.0, 0.01, before_after="3,1e-5").before_after_budget
+        (3.0, 1e-05)
+        """
+        if self.before_after is None:
+            return None
+        try:
+            epsilon, delta = map(float, str(self.before_after).split(","))
+        except ValueError:
+            raise InputError(f"before_after must be EPSILON,DELTA, found {self.before_after!r}") from None
+        check_deliverable(epsilon, delta)
+        return epsilon, delta
 
     @property
     def multiplier(self) -> float:
@@ -171,6 +195,8 @@ CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() i
 """The terms that are one of a few words."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """The names of all terms, clients first."""
+LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)
+"""Terms that are stated only where they have another value than their default."""
 
 
 def terms_words(terms: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from sifu.run.run_engines import RunEngines
 from sifu.store.files import write_atomically
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
+from sifu.store.release_files import released_content, released_node, releases
 from sifu.theory.arrays import Array
 from sifu.theory.facts import BATCH_NORMALISATION
 from sifu.verify.integrity import blaming_damage
@@ -81,6 +82,8 @@ def describe(
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind, (seq, head) = spec.model.kind, reader.last_event()
+    if published := releases(reader):
+        seq, head = published[-1].seq, reader.hashes()[published[-1].seq]
     ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
     coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
@@ -317,7 +320,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         if networks is not None:
             write_atomically(networks_path(target), networks)
         write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
-    note_export(reader.folder, reader.tip, target)
+    note_export(reader.folder, released_node(reader) or reader.tip, target)
     return target
 
 
@@ -353,7 +356,14 @@ def released_bytes(reader: RunReader) -> bytes:
             f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
         )
     with blaming_damage(reader):
-        return reader.model_content(reader.tip)
+        content = released_content(reader)
+    if released_node(reader) != reader.tip:
+        warnings.warn(
+            "the head changed since the last release, which is the one that is served: publish it with sifu release",
+            SifuWarning,
+            stacklevel=4,
+        )
+    return content
 
 
 def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:

@@ -38,6 +38,7 @@ from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, Plan, Way, choose_way, least_level, reason_of, strongest_way
+from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import leaving_requests
 from sifu.store.reader import plain_name, plain_names
@@ -124,8 +125,16 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
     says so in its notes.
     """
     plan = _planned(view, terms, floor)
-    notes = (left_alone(view, terms), also_left_out(view, terms))
-    return replace(plan, notes=(*plan.notes, *filter(None, notes)), predicted_accuracy=released_accuracy(view, plan))
+    staying = set(view.active.tolist()) - set(view.indices(terms.clients))
+    waiting = waiting_note(view.reader, view.spec, staying)
+    notes = (left_alone(view, terms), also_left_out(view, terms), waiting)
+    solved = plan.terms.method == CLOSED_FORM
+    return replace(
+        plan,
+        notes=(*plan.notes, *filter(None, notes)),
+        before_after=guarantee_of_all(view.reader, view.spec, view.indices(terms.clients), terms) if solved else None,
+        predicted_accuracy=released_accuracy(view, plan),
+    )
 
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:

@@ -37,7 +37,7 @@ from sifu.core.method_info import (
     find_method_info,
     method_info,
 )
-from sifu.core.observers import Observers, observers_of
+from sifu.core.observers import BeforeAfter, Observers, observers_of
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.planning.forecast import WORTH_IT, BudgetLine, Forecast, Outlook
@@ -273,6 +273,8 @@ class Plan:
     rebuild_client_rounds: int = 0
     ways: tuple[Way, ...] = ()
     auto: AutoChoice | None = None
+    before_after: BeforeAfter | None = None
+    """The guarantee against an observer of all releases; None means not protected."""
     predicted_accuracy: float | None = None
     """Of the model when the request is done, on the clients that stay; None where the record does not tell."""
 
@@ -297,7 +299,8 @@ class Plan:
     @property
     def observers(self) -> Observers:
         """What the plan means for an observer of later releases, and for one who kept earlier ones."""
-        return observers_of(self.level, attacker_rate(self.level, self.multiplier), self.terms.scope)
+        rate = attacker_rate(self.level, self.multiplier)
+        return observers_of(self.level, rate, self.terms.scope, self.before_after)
 
 
 LARGEST_NOISE_TO_SIGNAL = 0.5

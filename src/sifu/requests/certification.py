@@ -22,6 +22,7 @@ from sifu.choices import Level, Retention
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
+from sifu.core.observers import BeforeAfter
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
 from sifu.core.wording import WORDING, Start
@@ -29,12 +30,14 @@ from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
+from sifu.run.releases import guarantee_of_all
 from sifu.run.run_view import RunView, evaluation_row
 from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, plain_names
+from sifu.store.release_files import released_model, released_node
 from sifu.store.statistics_files import UpdatesRow
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
@@ -60,6 +63,9 @@ FIELDS = {
 }  # fmt: skip
 """What each form says, and nothing else."""
 
+OPTIONAL_FIELDS = frozenset(("before_after",))
+"""What both forms say only where there is something to say: the guarantee against an observer of all releases."""
+
 STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
 """The terms of the request that both forms state as they were filed; clients, and how many records, are fields of
 their own, and which rows they are stays in the ledger."""
@@ -73,7 +79,8 @@ BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
 def public_form(auditor: Mapping[str, Any]) -> dict[str, Any]:
     """What anyone may see of the auditor's form: no Psi, drift, beta, node or plain hash."""
     premises = [{name: premise[name] for name in premise if name != "confidential"} for premise in auditor["premises"]]
-    return {name: auditor[name] for name in COMMON_FIELDS} | {"form": "public", "premises": premises}
+    stated = COMMON_FIELDS | (OPTIONAL_FIELDS & auditor.keys())
+    return {name: auditor[name] for name in stated} | {"form": "public", "premises": premises}
 
 
 def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +268,15 @@ class RecordedRequest:
         done = [subject for subject in self.reader.subjects() if (order_of[subject.request] or 0) <= self.order]
         return {client for subject in done for client in subject.clients}
 
+    @cached_property
+    def before_after(self) -> BeforeAfter | None:
+        """What holds against an observer of all releases up to the request; later ones are without its clients."""
+        if self.method.info.name != CLOSED_FORM:
+            return None
+        rolled_back = self.reader.steps()["rolled back", self.request.request]
+        clients = [self.view.index_of[name] for name in self.request.clients]
+        return guarantee_of_all(self.reader, self.view.spec, clients, self.request.terms, rolled_back)
+
     def statement(self, exposure: Exposure) -> SubjectStatement:
         """Psi, charge and budget of one subject."""
         psi = self.psi(exposure)
@@ -289,7 +305,8 @@ class RecordedRequest:
         final_node = int(models["final"]["node"])
         committed = {name: model_commitment(models[name.removesuffix("_model")]) for name in MODELS}
         solve = solves(self.reader).get(final_node)
-        return {
+        guarantee = self.before_after
+        return ({} if guarantee is None else {"before_after": asdict(guarantee)}) | {
             "format": FORMAT,
             "form": "auditor",
             "wording": self.rules,
@@ -400,8 +417,9 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     subset = f"forgotten:{request}"
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
-    if is_new and row.terms.retention != "strict":  # then nothing is measured on their data
-        evaluation = evaluate_present(engine, writer.load_model(final), asking)
+    # Where the request is strict, nothing is measured on their data; nor is a head that was not released.
+    if is_new and row.terms.retention != "strict" and released_node(writer) == final:
+        evaluation = evaluate_present(engine, released_model(writer), asking)
         # Nothing that is measured here may keep a request from being done.
         measured = evaluation.samples.any() and math.isfinite(evaluation.loss)
         evaluations = [evaluation_row(final, subset, evaluation)] if measured else []

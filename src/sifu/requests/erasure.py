@@ -212,7 +212,8 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     models, updates = recorded.models, recorded.updates
     writer.record(NewEvent(sealed.PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
-    figures = kept_figures(view.spec.model.kind, _what_is_erased(writer))
+    noisy = view.spec.release.noise != 0.0
+    figures = kept_figures(view.spec.model.kind, _what_is_erased(writer), noisy_releases=noisy)
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
 
 

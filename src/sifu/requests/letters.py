@@ -71,6 +71,19 @@ def check_level(plan: Plan, level: Level | None) -> None:
             f"the request can only be carried out at level {plan.level!r}, and {least!r} is the least accepted "
             f"(see --level): nothing was changed. {reasons}"
         )
+    check_before_after(plan)
+
+
+def check_before_after(plan: Plan) -> None:
+    """Refuse a plan that does not meet what its terms demand against observers of all releases."""
+    demanded, reached = plan.terms.before_after_budget, plan.before_after
+    if demanded is None or (reached is not None and reached.epsilon <= demanded[0]):
+        return
+    found = "nothing is known to hold" if reached is None else f"{reached.words} is what holds"
+    raise NotCertifiableError(
+        f"against an observer who kept earlier releases {found}, and ({demanded[0]:g}, {demanded[1]:g}) was demanded "
+        "(see --before-after): nothing was changed"
+    )
 
 
 def check_retention(spec: Spec, terms: RequestTerms) -> None:

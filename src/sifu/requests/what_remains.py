@@ -170,8 +170,26 @@ COUNTS = (
 """Of every run: numbers of things, never their content."""
 
 
-def kept_figures(model_kind: str, erased: Literal["nothing", "all", "exact"]) -> tuple[KeptFigure, ...]:
-    """What is left after a purge; numbers of things alone of a head in closed form, or where all was exact."""
+OF_RELEASES = (
+    KeptFigure(
+        "sealed.content.release_distances",
+        "how far released heads were from those without each client, and without one of its records",
+        "certificates compose it over all releases",
+    ),
+    KeptFigure("certificates.content.body.before_after", "an epsilon that follows from it, rounded up", "it is signed"),
+)
+"""Of heads in closed form with noise on releases."""
+
+
+def kept_figures(
+    model_kind: str, erased: Literal["nothing", "all", "exact"], *, noisy_releases: bool = False
+) -> tuple[KeptFigure, ...]:
+    """What is left after a purge; numbers of things alone of a head in closed form, or where all was exact.
+
+    Where releases carry noise, their distances are left as well.
+    """
+    if noisy_releases:
+        return (*OF_RELEASES, *COUNTS)
     if erased == "exact" or model_kind == RIDGE:
         return COUNTS
     return (*(AFTER_ALL if erased == "all" else KEPT_FIGURES), *COUNTS)

@@ -48,6 +48,7 @@ from sifu.store.given_approvals import approvals_needed, approved_requests
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
+from sifu.store.release_files import released_model, released_node
 from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import IN_PROCESS
@@ -156,13 +157,14 @@ class RollBack:
     def _evaluations(self) -> list[EvaluationRow]:
         """How the current and the new starting model do on those who asked, and the current one on the others.
 
-        Nothing where the request is strict: such figures reveal something about the data to be forgotten.
+        Nothing where the request is strict, or the current head was not released: such figures reveal something about
+        the data to be forgotten.
         """
-        if self.plan.terms.retention == "strict":
-            return []
         tip = self.view.rows[-1].node.node
+        if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:
+            return []
         asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
-        current, new = self.writer.load_model(tip), self.start.model
+        current, new = released_model(self.writer), self.start.model
         measured = (
             (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
             (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),

@@ -28,6 +28,7 @@ from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import current_networks, use_trunks
+from sifu.run.releases import is_due, publish
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
@@ -96,6 +97,27 @@ class RecordedSolve(RecordedTraining):
             if size <= HELD_BYTES:
                 held[client] = sent
         return held
+
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Solve if need be, and release the head where the run adds noise to releases and one is due."""
+        ended = super().run(phase, progress, pause)
+        if self._noise_std > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
+            released = publish(self.writer, self.engine, self.view.spec, self._tip.node, progress)
+            taken = np.array(sorted(self._taken()), dtype=np.int64)
+            self._record_evaluation(evaluate_present(self.engine, released, taken))
+            self.commit()
+        return ended
+
+    def note_standing(self) -> None:
+        """Record how well the current model does; with noise on releases only figures of a released head are kept."""
+        if self._noise_std == 0.0 or (self._evaluation is not None and self._evaluation[0] == self._tip.node):
+            super().note_standing()
+
+    @cached_property
+    def _noise_std(self) -> float:
+        return self.view.spec.release.noise_std
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         self._progress = progress
@@ -208,7 +230,8 @@ class RecordedSolve(RecordedTraining):
             self._pending.solve["trunks"] = list(trunks)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
-        evaluation = evaluate_present(self.engine, vector, taken)
+        # With noise on releases only a released head is measured: figures of the solved one would leave the folder.
+        evaluation = evaluate_present(self.engine, vector, taken) if self._noise_std == 0.0 else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
             self._take_in(

@@ -27,6 +27,7 @@ from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, h
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
+from sifu.store.release_files import released_model, released_node
 from sifu.store.writer import RunWriter
 
 Arrange = Callable[[Any], Any]
@@ -101,12 +102,12 @@ class RunEngines:
         """Note how well the current model does on held-out rows, see `Run.measure_held_out`."""
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         rows = available_rows(spec, self._data_folder, self.frame)
-        if rows is None or read_held_out(writer.folder, tip) is not None:
+        if rows is None or read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
             return
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
         figures = None
         with suppress(SifuError, ValueError):
-            figures = held_out_figures(spec, self.current(), writer.load_model(tip), rows.of(stay))
+            figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
         if figures is not None:
             write_held_out(writer.folder, tip, figures)
 

@@ -51,6 +51,7 @@ from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.release_files import released_model
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, CLAIMED, MASKED_STATISTICS
 
@@ -261,7 +262,7 @@ def serve_on_flower(
     )
     if own is not None and own.save_model is not None:
         with run.reader() as reader:
-            own.save_model(engine.record(reader.load_model(reader.tip)))
+            own.save_model(engine.record(released_model(reader)))
     return done
 
 

@@ -25,6 +25,7 @@ from sifu.store.database import DATABASE
 from sifu.store.files import (
     CERTIFICATES,
     FOLDERS,
+    RELEASES,
     TIMESTAMPS,
     create_private,
     private_folder,
@@ -44,6 +45,7 @@ NAME = re.compile(
     rf"|statistics/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
     rf"|statistics/\d{{1,12}}\.\d{{1,12}}(?:\.(?:public|\d{{1,6}}))?\.rows\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
+    rf"|{RELEASES}/\d{{1,12}}\.safetensors"
 )
 MOST_FILES = 1_000_000
 LARGEST_MANIFEST = 256 << 20

@@ -23,7 +23,7 @@ from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import KEYS, LISTED, Tables, changes, read_row
-from sifu.store.reader import GROUP_KEY, JOINED, TUNED_LAYOUT, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, RELEASED, TUNED_LAYOUT, RunReader
 
 
 class ReplayedTables:
@@ -183,6 +183,7 @@ KINDS: Mapping[str, May] = {
     ),
     "request done": May(("phase",), ("evaluations", "certificates"), "ready"),
     "comparison": May(),
+    RELEASED: May(),
     "key rotated": May(("public_key",)),
     "backup made": May(),
     "checkpoint": May(),
@@ -285,6 +286,8 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     if event.kind == JOINED and clients != before.client_count + 1:
         yield f"says that there are {clients} clients, after {before.client_count}"
     tip_before = before.tip
+    if event.kind == RELEASED and int(content["node"]) != tip_before:
+        yield f"releases node {content['node']}, but node {tip_before} was the current model"
     first, last = (int(rows["first"]), int(rows["last"])) if rows else (tip_before + 1, tip_before)
     moves = rows is not None and event.kind != GROUP_ROUNDS
     tip_after = last if moves else tip_before

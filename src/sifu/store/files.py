@@ -215,7 +215,8 @@ def remove_temporary(folder: Path) -> None:
 
 CERTIFICATES = "certificates"
 TIMESTAMPS = "timestamps"
-FOLDERS = (*STORED, CERTIFICATES, TIMESTAMPS)
+RELEASES = "releases"
+FOLDERS = (*STORED, CERTIFICATES, TIMESTAMPS, RELEASES)
 """The folders that every run has."""
 FILES = re.compile(
     r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",

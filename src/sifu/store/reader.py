@@ -40,6 +40,8 @@ from sifu.store.statistics_files import StatisticsRow, UpdatesRow
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
+RELEASED = "released"
+"""The kind of event that records a release with noise (`sifu.store.release_files`)."""
 GROUP_KEY = "group_key"
 """The key of the run table that holds the key of the hash that puts clients into groups."""
 TUNED_LAYOUT = "tuned_layout"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_json, read_json, seal_commitment
-from sifu.store.reader import JOINED, RunReader
+from sifu.store.reader import JOINED, RELEASED, RunReader
 
 PURGED = "purged"
 """The kind of a purge's event."""
@@ -35,6 +35,7 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
 
     A purge erases everything that was measured before the last request was rolled back, when a forgotten client was
     still among the clients, and what was measured on the data of the forgotten since; one of all figures erases all.
+    Distances of releases stay until then: what later certificates state of all releases is composed from them.
     """
     erased: dict[int, int] = {}
     before: list[Event] = []
@@ -43,7 +44,8 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
         if event.kind == PURGED and rolled_back:
             whole = ALL_FIGURES in event.content
             for earlier in before:
-                if whole or earlier.seq <= rolled_back or earlier.kind in OF_THE_FORGOTTEN:
+                measured = earlier.kind != RELEASED and earlier.seq <= rolled_back
+                if whole or measured or earlier.kind in OF_THE_FORGOTTEN:
                     erased.setdefault(earlier.seq, event.seq)
         if event.kind == "rolled back":
             rolled_back = event.seq

@@ -58,6 +58,7 @@ from sifu.store.projection import (
 )
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
+from sifu.store.release_files import unnamed_releases
 from sifu.store.salts import add_salts, erase_salts
 from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, set_apart
 from sifu.store.statistics_files import NewUpdates
@@ -297,6 +298,8 @@ class RunWriter(RunReader):
             paths = sorted((self.folder / kind).glob("*"))
             ours = [path for path in paths if pattern.fullmatch(path.name) and path not in named]
             files.remove_files(ours + [path for path in paths if path.name.startswith(files.TEMPORARY_PREFIX)])
+        unnamed = unnamed_releases(self)
+        files.remove_files([*unnamed, *(self.folder / files.RELEASES).glob(files.TEMPORARY_PREFIX + "*")])
 
     def scrub(self) -> bool:
         """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.

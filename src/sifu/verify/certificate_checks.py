@@ -13,7 +13,7 @@ from typing import Any, get_args
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
-from sifu.core.request_terms import is_request_id
+from sifu.core.request_terms import LATER_TERMS, is_request_id
 from sifu.core.wording import Start
 from sifu.requests.certification import (
     MODELS,
@@ -100,6 +100,7 @@ COMMITTED = _object(**dict.fromkeys(MODELS, _like(DIGEST)))
 TYPES: dict[str, Check] = {
     "accounting": _of(Accounting),
     "attacker_true_positive_rate_at_1_percent": _or_null(_figure),
+    "before_after": _object(epsilon=_figure, delta=_figure),
     "calibration": _of(Calibration),
     "carried_out": _like(TIME),
     "clients": NAMES,
@@ -144,7 +145,9 @@ TYPES: dict[str, Check] = {
     "solve": _or_null(_object(**{name: SOLVE[name] for name in SOLVE_FIELDS})),
     "start": _of(Start),
     "subjects": SUBJECTS,
-    "terms": lambda value: isinstance(value, dict) and value.keys() == set(STATED_TERMS),
+    "terms": lambda value: (
+        isinstance(value, dict) and set(STATED_TERMS) - LATER_TERMS <= value.keys() <= set(STATED_TERMS)
+    ),
     "training_noise": _or_null(
         _object(clip=_figure, noise=_figure, epsilon_one_round=_figure, epsilon_composed=_figure_or_infinite)
     ),

@@ -31,7 +31,7 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.round import NoiseSource
 from sifu.core.wording import Start
 from sifu.errors import InputError, MissingExtensionError
-from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING
+from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING, OPTIONAL_FIELDS
 from sifu.store.files import read_named
 from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import Checkpoint, signature_holds
@@ -162,7 +162,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     form = body["form"]
-    strange = sorted(set(body) ^ (FIELDS.get(form, COMMON_FIELDS) - LACKING[body["format"]]))
+    fields = set(body) - OPTIONAL_FIELDS
+    strange = sorted(fields ^ (FIELDS.get(form, COMMON_FIELDS) - LACKING[body["format"]]))
     if form not in FIELDS or strange:
         yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
         return
@@ -240,6 +241,9 @@ def _check_terms(body: dict[str, Any]) -> Iterator[str]:
     }
     asked_for |= {} if terms.method == AUTO else {"method": terms.method}
     asked_for |= {} if terms.sigma == "auto" or not body["sigma"] else {"sigma": terms.sigma}
+    demanded, stated = terms.before_after_budget, body.get("before_after")
+    if demanded is not None and stated != dict(zip(("epsilon", "delta"), demanded, strict=True)):
+        yield f"before_after says {stated!r}, the terms demanded {demanded!r}"
     for name, value in asked_for.items():
         if not agree(body[name], value):
             yield f"{name} says {body[name]!r}, the terms asked for {value!r}"

@@ -30,6 +30,7 @@ from sifu.verify.certificate_checks import check_certificates, check_no_other_ce
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.outside_record import Leftover
+from sifu.verify.release_checks import check_releases
 from sifu.verify.request_checks import check_requests, earlier_rules_notes
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
@@ -110,6 +111,7 @@ def verify_run(
             ("models", check_moved),
             ("updates", check_updates),
             ("statistics", check_kept_statistics),
+            ("releases", check_releases),
             ("keys", keys.check_keys),
             ("certificates", check_certificates),
             ("certificates", check_no_other_certificates),

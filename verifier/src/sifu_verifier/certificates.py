@@ -12,6 +12,7 @@ from sifu_verifier.calibration import multiplier
 from sifu_verifier.canonical import Row, canonical, sha256
 from sifu_verifier.levels import from_initial
 from sifu_verifier.normal import cdf
+from sifu_verifier.releases import check_before_after
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import first_name_of
 
@@ -81,6 +82,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row) -> None:
             run.check(premise.keys() == keys, f"{at}: premise {premise}")
         hidden = CONFIDENTIAL if form == "public" else set()
         run.check(not hidden & certificate["body"].keys(), f"{at}: holds what only the auditor may see")
+        check_before_after(run, request, at, certificate["body"].get("before_after"))
         for field, value in (body | {"form": form}).items():
             if field == "delta_reached" and form == "auditor":  # rounded up to four digits
                 said = certificate["body"]["delta_reached"]

@@ -8,6 +8,7 @@ import re
 from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
+from sifu_verifier.releases import take_release
 from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step
 from sifu_verifier.run_folder import RunFolder, with_terms
 from sifu_verifier.sealed import is_erased, unsealed
@@ -153,6 +154,7 @@ def check_ledger(run: RunFolder) -> None:
             needed = {"none": 0, "one": 1, "two": 2}[asked_for]
             run.check(len(run.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
         take_rejoining(run, event, payload)
+        take_release(run, event, payload, moment["tip"])
         if event["kind"] in STEPS:
             take_step(run, event, name["request"] if isinstance(name, dict) else name)
         if "rows" in payload:

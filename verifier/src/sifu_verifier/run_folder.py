@@ -91,6 +91,7 @@ class RunFolder:
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
         self.merged: list[Row] = []  # each event that may merge groups with what there was just before
+        self.releases: list[Row] = []  # each event 'released', what it sealed included
         self.rejoins: str | None = None  # the request whose client is to join again next
         self.rejoined: dict[str, int] = {}  # of each request for records: the client that joined again
         self.apart: list[Row] = []  # each event 'group rounds' with what there was just before

@@ -7,7 +7,8 @@ import math
 from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.run_folder import RunFolder
 
-SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt", "local_rates"}
+SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", "figures_salt", "local_rates",
+          "release_distances"}  # fmt: skip
 
 
 def unsealed(run: RunFolder, event: Row, payload: Row) -> Row:
@@ -33,6 +34,8 @@ def is_erased(run: RunFolder, event: Row) -> bool:
     purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
     rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
     later = ("request done", "comparison", "client joined", "purged")
+    if event["kind"] == "released":  # later certificates are composed from its distances
+        return False
     return event["seq"] <= rolled or bool(rolled and event["kind"] in later)
 
 

@@ -14,6 +14,7 @@ from sifu_verifier.nodes import check_nodes, check_rejections
 from sifu_verifier.paths import parents_come_first
 from sifu_verifier.purges import check_purges
 from sifu_verifier.records import check_records, check_salts
+from sifu_verifier.releases import check_releases
 from sifu_verifier.requests import check_requests
 from sifu_verifier.restores import check_restored
 from sifu_verifier.run_folder import RunFolder
@@ -30,6 +31,7 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
     check_updates,
     check_statistics,
     check_networks,
+    check_releases,
     check_requests,
     check_purges,
     check_restored,

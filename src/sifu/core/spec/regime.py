@@ -21,6 +21,7 @@ from sifu.core.spec.sections import (
     KeepSpec,
     LocalSpec,
     ModelSpec,
+    ReleaseSpec,
     RidgeSpec,
     ServerSpec,
     StopSpec,
@@ -53,6 +54,8 @@ class Sections(Protocol):
     def groups(self) -> GroupsSpec: ...
     @property
     def keep(self) -> KeepSpec: ...
+    @property
+    def release(self) -> ReleaseSpec: ...
 
 
 @dataclass(frozen=True)
@@ -283,6 +286,11 @@ class ClosedForm(Regime):
         """Return the sections with the one round that a solve takes, whatever the accuracy."""
         stop = replace(self.spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
         kept = keep if self.spec.keep.statistics == "auto" else self.spec.keep.statistics
+        if self.spec.release.noise != 0.0 and kept == "sum":
+            raise InputError(
+                "release.noise needs the statistics of each client, and this engine keeps only their sum: set "
+                'keep.statistics = "clients"'
+            )
         return {"stop": stop, "keep": replace(self.spec.keep, statistics=kept)}
 
     def check_method(self, name: str) -> None:

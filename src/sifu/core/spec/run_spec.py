@@ -44,6 +44,7 @@ from sifu.core.spec.sections import (
     ModelSpec,
     PrivacySpec,
     RegularitySpec,
+    ReleaseSpec,
     RequestsSpec,
     RidgeSpec,
     ServerSpec,
@@ -150,6 +151,31 @@ def _demands_of_features(spec: Spec) -> Iterator[Demand]:
     yield "features.kind", features.kind == "none" or linear, heads
     unit = features.kind not in IMAGE_FEATURES or spec.data.normalise == "unit"
     yield "data.normalise", unit, f"unit with features.kind = {features.kind!r}"
+
+
+def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
+    """Noise on releases needs a head whose distances without a client can be computed, by a rule fixed beforehand."""
+    release = spec.release
+    if release.noise == 0.0:
+        yield "release.when", release.when == "request", "request without release.noise: there is nothing to hold back"
+        return
+    solved = spec.regime.solves and not spec.regime.tunes
+    yield (
+        "release.noise",
+        solved,
+        "0 unless model.kind = 'ridge' with features.tune = 'none': only then distances are known and nothing else "
+        "that clients shaped leaves with the head",
+    )
+    fixed_r = spec.ridge.regularisation != "auto"
+    yield "ridge.regularisation", fixed_r, "a number with release.noise: cross-validation chooses it from the data"
+    kept = spec.keep.statistics != "sum"
+    yield "keep.statistics", kept, "clients with release.noise: distances need each client's statistics"
+    check_deliverable(release.epsilon, release.delta)
+    if release.noise != "auto":
+        yield "release.noise", 1e-12 <= release.noise <= 1e12, "0, in 1e-12 to 1e12, or auto"
+        return
+    yield "release.distance", 0 < release.distance <= 1e12, "positive with release.noise = 'auto', at most 1e12"
+    yield "release.releases", 1 <= release.releases <= 10**6, "in 1 to 1000000"
 
 
 @functools.cache
@@ -269,6 +295,7 @@ class Spec:
     stop: StopSpec = field(default_factory=StopSpec)
     groups: GroupsSpec = field(default_factory=GroupsSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    release: ReleaseSpec = field(default_factory=ReleaseSpec)
     requests: RequestsSpec = field(default_factory=RequestsSpec)
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
@@ -313,7 +340,7 @@ class Spec:
         """From plain values; unknown keys, wrong types and values out of range are refused by name."""
         own, extensions = _take_extensions(mapping)
         spec: Spec = replace(_parse(Spec, own, ""), extensions=extensions)
-        checks = (_demands_of_sections, _demands_of_groups, _demands_of_features)
+        checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_releases)
         demands = (demand for check in checks for demand in check(spec))
         for name, holds, wanted in itertools.chain(demands, spec.regime.demands()):
             if not holds:

@@ -240,6 +240,31 @@ class PrivacySpec:
 
 
 @dataclass(frozen=True)
+class ReleaseSpec:
+    """Noise on every release of a head in closed form, against observers who compare releases."""
+
+    noise: float | Literal["auto"] = key(
+        0.0, 'standard deviation of the noise, fixed before training; 0 is off; "auto" from the keys below'
+    )
+    epsilon: float = key(3.0, "auto: budget epsilon over all releases")
+    delta: float = key(1e-5, "budget delta; certificates state epsilon at this delta")
+    distance: float = key(0.0, "auto: expected distance between heads with and without a record or client; public")
+    releases: int = key(1, "auto: how many releases the budget is for")
+    when: Literal["request", "manual"] = key(
+        "request", "request releases after every change of the head, manual when sifu release is called"
+    )
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation of the noise; 0 if it is off."""
+        from sifu.theory.release_noise import noise_for
+
+        if self.noise != "auto":
+            return self.noise
+        return noise_for(self.epsilon, self.delta, self.distance, self.releases)
+
+
+@dataclass(frozen=True)
 class RequestsSpec:
     """Who decides on requests."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, recorded_fixed_point
+from sifu.core.closed_form_engine import HasRecords, head_facts, head_layout, head_profile, recorded_fixed_point
 from sifu.core.engine import Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
@@ -37,7 +37,7 @@ KEPT_BYTES = 1 << 29
 """Of features in memory: 32,000 samples of 2,048 features; those of the rest are computed again."""
 
 
-class ClosedFormFederation(LacksData, ShowsSamples):
+class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
     """An `Engine`, and a `StatisticsEngine`, of clients whose data are available.
 
     `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
@@ -121,6 +121,12 @@ class ClosedFormFederation(LacksData, ShowsSamples):
         if rows_are_smaller(self.fixed, len(data.x)):
             return rows_of_chunks(self.fixed, chunks)
         return statistics_of_chunks(self.fixed, chunks)
+
+    def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
+        """Yield features and targets of a client's records, a block at a time."""
+        targets = self.targets.encode(np.asarray(self._data[client].y))
+        for rows, phi in self._blocks(client):
+            yield phi, targets[rows]
 
     def _blocks(self, client: int) -> Iterator[tuple[slice, Floats]]:
         """The client's features a block at a time; those of clients that fit are kept, in float32, for evaluations."""

@@ -1,0 +1,161 @@
+"""Publishing a head with noise: the solved head plus N(0, sigma^2 I), and the distances that account for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from sifu.core.closed_form_engine import HasRecords, recorded_fixed_point
+from sifu.core.engine import Engine, LacksData
+from sifu.core.layout import Vector
+from sifu.core.ledger import RELEASE_DISTANCES
+from sifu.core.observers import BeforeAfter
+from sifu.core.request_terms import RequestTerms
+from sifu.core.round import SystemNormals, add_noise
+from sifu.core.spec import Spec
+from sifu.errors import RunDamagedError
+from sifu.run.training import Progress, ProgressCallback
+from sifu.store.actors import actor_name
+from sifu.store.files import remove_files
+from sifu.store.projection import NewEvent
+from sifu.store.reader import RELEASED, RunReader, chain_of
+from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
+from sifu.store.statistics_files import OwnStatistics, read_statistics
+from sifu.store.writer import RunWriter
+from sifu.theory.closed_form import total
+from sifu.theory.history import PathNode
+from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
+
+AT_ONCE = ("training", "release")
+"""Phases after which a head is released whatever `release.when` says: the first one, and `sifu release`."""
+
+
+def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
+    """Return whether the current head is to be released now, in a run with noise on releases."""
+    wanted = spec.release.when == "request" or phase in AT_ONCE
+    return wanted and tip.kind == "round" and released_node(reader) != tip.node
+
+
+def publish(
+    writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None = None
+) -> Vector:
+    """Release the head of `node` with noise from the operating system, and record the distances of everyone in it.
+
+    Args:
+        writer: The run, whose current model is that of `node`.
+        engine: The engine; where it has the records of clients, their distances are recorded, too.
+        spec: The spec of the run.
+        node: The node of the solved head.
+        progress: Called after each client whose distances were computed.
+
+    Returns:
+        The released head, which is the only one that leaves the run folder.
+    """
+    noise_std = spec.release.noise_std
+    clients = writer.participation(first=node).between(node, node).clients.tolist()
+    release, of_clients = accountant_of(writer, spec, clients)
+    distances, records = dict[int, float](), dict[int, float]()
+    for done, (client, distance) in enumerate(of_clients, start=1):
+        distances[client] = distance
+        largest = _largest_of_records(engine, release, client)
+        if largest is not None:
+            records[client] = largest
+        if progress:
+            progress(Progress("distances", done, math.nan, 0.0, len(clients), "client"))
+    released = add_noise(writer.load_model(node), noise_std, SystemNormals())
+    payload = {
+        "node": node,
+        "noise_std": noise_std,
+        "digest": write_release(writer.folder, writer.layout, node, released),
+        "clients": clients,
+        "actor": actor_name(),
+        RELEASE_DISTANCES: {
+            "clients": {str(client): distance for client, distance in distances.items()},
+            "records": {str(client): distance for client, distance in records.items()},
+        },
+    }
+    writer.record(NewEvent(RELEASED, payload))
+    remove_files(unnamed_releases(writer))
+    return released
+
+
+def accountant_of(reader: RunReader, spec: Spec, clients: Sequence[int]) -> tuple[Release, Iterator[tuple[int, float]]]:
+    """Return the current release as the accountant sees it, and the distance of each of `clients`, one at a time."""
+    fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
+    own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
+    if whole is None or spec.ridge.regularisation == "auto":
+        raise RunDamagedError("the statistics of the current head are not there: its distances cannot be computed")
+    release = Release(read_statistics(reader.folder, whole, fixed), spec.ridge.regularisation)
+    parts = own.parts()
+    return release, (
+        (client, release.distance_without(total(fixed, [own.read(reader.folder, client, parts)]))) for client in clients
+    )
+
+
+def _largest_of_records(engine: Engine, release: Release, client: int) -> float | None:
+    """Return the largest distance of any record of a client; None if the engine does not have its records."""
+    lacks = isinstance(engine, LacksData) and client in engine.absent
+    if lacks or not isinstance(engine, HasRecords):
+        return None
+    blocks = (release.distances_of_records(phi, targets) for phi, targets in engine.records_of(client))
+    return float(max(np.max(block) for block in blocks))
+
+
+def guarantee_of_all(
+    reader: RunReader, spec: Spec, clients: Iterable[int], terms: RequestTerms, before: int | None = None
+) -> BeforeAfter | None:
+    """Return what holds against an observer of all releases, for each of `clients` or each of their records.
+
+    A demand of the terms that is met is stated as it is; anything else is rounded up to two digits, as the exact figure
+    is a function of the client's data.
+
+    Args:
+        reader: The run.
+        spec: The spec of the run.
+        clients: Clients by number. Each stands for all numbers it has had.
+        terms: The terms of the request: its records, and the (epsilon, delta) it demands.
+        before: Only releases before this event count; by default all.
+
+    Returns:
+        The guarantee; None if there is no noise on releases, or if a distance is not known.
+    """
+    if spec.release.noise == 0.0:
+        return None
+    demanded = terms.before_after_budget
+    delta = spec.release.delta if demanded is None else demanded[1]
+    rows = [row for row in releases(reader) if before is None or row.seq < before]
+    of_each = [list(_distances(rows, chain_of(reader, client), bool(terms.records))) for client in clients]
+    reached = max(
+        (epsilon_reached(distances, rows[0].noise_std, delta) for distances in of_each if distances), default=0.0
+    )
+    if demanded is not None and reached <= demanded[0]:
+        return BeforeAfter(*demanded)
+    return None if math.isinf(reached) else BeforeAfter(rounded_up(reached), delta)
+
+
+def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool) -> Iterator[float]:
+    """Yield the distance of a client in each release that it took part in; infinite where it is not known."""
+    for row in rows:
+        known = row.record_distances if records else row.distances
+        for number in set(numbers) & set(row.clients):
+            yield math.inf if known is None else known.get(number, math.inf)
+
+
+def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
+    """Return what further releases cost the clients that stay, in a sentence; "" without noise on releases."""
+    rows = [] if spec.release.noise == 0.0 else releases(reader)
+    known = [list(_distances(rows, chain_of(reader, client), records=False)) for client in clients]
+    known = [distances for distances in known if distances and math.isfinite(sum(distances))]
+    if not known:
+        return ""
+    now, one, five = (
+        max(epsilon_reached([*own, *[own[-1]] * more], rows[0].noise_std, spec.release.delta) for own in known)
+        for more in (0, 1, 5)
+    )
+    return (
+        f"against an observer of all releases a client that stays is held to epsilon {now:.3g} at delta "
+        f"{spec.release.delta:g}, about {one:.3g} after one more release and {five:.3g} after five: requests that "
+        'share a release (release.when = "manual", then sifu release) pay once'
+    )

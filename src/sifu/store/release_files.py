@@ -1,0 +1,130 @@
+"""Released heads of runs with `release.noise`: one file in `releases/`, and the events that record releases.
+
+Models in `models/` are the solved ones and never leave the folder. Without `release.noise` the current model is the
+released one, and there is nothing here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sifu.core.layout import Vector
+from sifu.core.ledger import RELEASE_DISTANCES
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.store import files
+from sifu.store.reader import RELEASED, RunReader
+
+
+@dataclass(frozen=True)
+class ReleaseRow:
+    """One release: its event, the node of the solved head, its noise, its file and who took part.
+
+    Distances are those of docs/theory.md, section 14.7, by client; `record_distances` are the largest of any record of
+    the client. A purge of all figures erases both.
+    """
+
+    seq: int
+    time: str
+    node: int
+    noise_std: float
+    digest: str
+    clients: tuple[int, ...]
+    distances: Mapping[int, float] | None
+    record_distances: Mapping[int, float] | None
+
+
+def release_noise(reader: RunReader) -> float:
+    """Return the noise on every release of a run; 0 if it is off."""
+    return Spec.from_mapping(reader.spec).release.noise_std
+
+
+def releases(reader: RunReader) -> list[ReleaseRow]:
+    """Return all releases with noise, in order."""
+    return [release_row(event.seq, event.time, event.content) for event in reader.events() if event.kind == RELEASED]
+
+
+def release_row(seq: int, time: str, content: Mapping[str, Any]) -> ReleaseRow:
+    """Return the release that an event records."""
+    measured = content.get(RELEASE_DISTANCES)
+    clients, records = (
+        None if measured is None else {int(client): float(value) for client, value in measured[of].items()}
+        for of in ("clients", "records")
+    )
+    return ReleaseRow(
+        seq,
+        time,
+        int(content["node"]),
+        float(content["noise_std"]),
+        str(content["digest"]),
+        tuple(map(int, content["clients"])),
+        clients,
+        records,
+    )
+
+
+def release_path(folder: Path, node: int) -> Path:
+    """Return where the released head of a node is stored."""
+    return folder / files.RELEASES / f"{node}.safetensors"
+
+
+def released_content(reader: RunReader) -> bytes:
+    """Return the safetensors bytes of the model that users get, checked against its recorded digest.
+
+    Raises:
+        InputError: If the run adds noise to releases and has released nothing yet.
+    """
+    if release_noise(reader) == 0.0:
+        return reader.model_content(reader.tip)
+    row = _latest(reader)
+    return files.read_content(
+        release_path(reader.folder, row.node), f"the released head of node {row.node}", row.digest
+    )
+
+
+def released_model(reader: RunReader, node: int | None = None) -> Vector:
+    """Return the model that users get, or what they get of `node`.
+
+    Raises:
+        InputError: If the run adds noise to releases, and the latest release is not that of `node`.
+    """
+    if release_noise(reader) == 0.0:
+        return reader.load_model(reader.tip if node is None else node)
+    row = _latest(reader)
+    if node is not None and node != row.node:
+        raise InputError(f"node {node} is not the latest release, and earlier ones are not kept")
+    return files.read_model(release_path(reader.folder, row.node), reader.layout, row.digest)
+
+
+def released_node(reader: RunReader) -> int | None:
+    """Return the node of the model that users get; None if nothing was released yet."""
+    if release_noise(reader) == 0.0:
+        return reader.tip
+    rows = releases(reader)
+    return rows[-1].node if rows else None
+
+
+def write_release(folder: Path, layout: Any, node: int, vector: Vector) -> str:
+    """Write a released head before the event that names it; return its digest."""
+    content = files.model_bytes(layout, vector)
+    files.write_atomically(release_path(folder, node), content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def unnamed_releases(reader: RunReader) -> Sequence[Path]:
+    """Return the files in `releases/` other than that of the latest release."""
+    rows = releases(reader)
+    named = release_path(reader.folder, rows[-1].node) if rows else None
+    folder = reader.folder / files.RELEASES
+    return [path for path in sorted(folder.glob("*.safetensors")) if path != named] if folder.is_dir() else []
+
+
+def _latest(reader: RunReader) -> ReleaseRow:
+    rows = releases(reader)
+    if not rows:
+        raise InputError("nothing was released yet: finish training (sifu train), then sifu release")
+    return rows[-1]

@@ -1,0 +1,93 @@
+"""Releases with noise: each is that of the current head with the noise of the spec, and its distances hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from sifu.core.ledger import RELEASE_DISTANCES
+from sifu.errors import SifuError
+from sifu.run.releases import accountant_of
+from sifu.run.run_view import RunView
+from sifu.store.erased_figures import erasure_of_all
+from sifu.store.files import is_locked
+from sifu.store.reader import RELEASED, RunReader
+from sifu.store.release_files import ReleaseRow, release_path, release_row, released_model, unnamed_releases
+
+DISTANCES_AGREE = 1e-6
+"""Relative difference of two computations of a distance on different machines."""
+
+
+def check_releases(reader: RunReader) -> Iterator[str]:
+    """Check every recorded release, the file of the latest one, and its distances where its statistics are kept."""
+    view = RunView(reader)
+    noise_std, rows = view.spec.release.noise_std, list[ReleaseRow]()
+    erased = erasure_of_all(reader.events())
+    everyone, released = reader.everyone(), set[int]()
+    for event in reader.events():
+        content = event.content
+        if event.kind == RELEASED:
+            row = release_row(event.seq, event.time, content)
+            rows.append(row)
+            yield from (f"releases: event {event.seq} {problem}" for problem in _wrong(row, noise_std, released))
+            if row.clients != tuple(everyone.between(row.node, row.node).clients.tolist()):
+                yield f"releases: event {event.seq} names other clients than those of node {row.node}"
+            if RELEASE_DISTANCES not in content and (erased is None or erased.seq < event.seq):
+                yield f"releases: event {event.seq} has no distances, and no purge erased them"
+            released.add(row.node)
+        first = event.kind == "training done"
+        if noise_std > 0.0 and (first or (event.kind == "request done" and view.spec.release.when == "request")):
+            node = int(content["node"] if first else content["final_node"])
+            if node not in released:
+                yield f"releases: event {event.seq} ({event.kind}) came before the head of node {node} was released"
+    if is_locked(reader.folder):
+        return  # its writer may be about to replace the file
+    for path in unnamed_releases(reader):
+        yield f"releases: {path.name} is not the latest release: delete it, or let the next command do so"
+    if rows:
+        yield from _check_latest(reader, view, rows[-1])
+
+
+def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[str]:
+    """Yield what is wrong with a release on its own."""
+    if row.noise_std != noise_std or not noise_std > 0.0:
+        yield f"records noise {row.noise_std!r}, the spec says {noise_std!r}"
+    if row.node in released:
+        yield f"releases node {row.node} a second time"
+    if row.distances is None or row.record_distances is None:
+        return
+    if sorted(row.distances) != sorted(row.clients) or not set(row.record_distances) <= set(row.clients):
+        yield "has distances of other clients than those who took part"
+    if not all(
+        math.isfinite(value) and value >= 0.0 for value in (*row.distances.values(), *row.record_distances.values())
+    ):
+        yield "has a distance that is not a finite number"
+
+
+def _check_latest(reader: RunReader, view: RunView, row: ReleaseRow) -> Iterator[str]:
+    """Check the file, how far it is from the solved head, and the distances, if that head is the current one."""
+    try:
+        noisy = released_model(reader).astype(np.float64)
+    except SifuError as error:
+        yield f"releases: {release_path(reader.folder, row.node).name}: {error}"
+        return
+    if row.node != reader.tip:
+        return  # a request changed the head, and it was not released yet
+    moved = float(np.linalg.norm(noisy - reader.load_model(row.node)))
+    low, high = (row.noise_std * (math.sqrt(noisy.size) + far) for far in (-8.0, 8.0))
+    if not low <= moved <= high:
+        yield (
+            f"releases: the latest is {moved:.6g} from the solved head; its noise makes it {max(low, 0.0):.6g} to "
+            f"{high:.6g}"
+        )
+    if row.distances is None:
+        return
+    for client, distance in accountant_of(reader, view.spec, row.clients)[1]:
+        recorded = row.distances.get(client, math.nan)
+        if not abs(recorded - distance) <= DISTANCES_AGREE * distance:
+            yield (
+                f"releases: the distance of {view.clients[client].name} is recorded as {recorded!r}, recomputed "
+                f"{distance!r}"
+            )

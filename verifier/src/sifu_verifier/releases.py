@@ -1,0 +1,133 @@
+"""Releases with noise, and what certificates say of an observer of all of them (docs/store.md, section 5d)."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from sifu_verifier.calibration import delta_of, epsilon_of, exact_multiplier
+from sifu_verifier.canonical import Row, sha256
+from sifu_verifier.rows import ClientRows, words_of_rows
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.subjects import indices_of
+from sifu_verifier.tensors import tensors_of
+
+LARGEST_EPSILON = 1e4
+
+
+def noise_of(run: RunFolder) -> float:
+    """Return the noise that the spec asks for; 0 if it is off."""
+    release = run.spec.get("release", {"noise": 0.0})
+    if release["noise"] != "auto":
+        return float(release["noise"])
+    multiplier = exact_multiplier(release["epsilon"], release["delta"])
+    return multiplier * release["distance"] * math.sqrt(release["releases"])
+
+
+def take_release(run: RunFolder, event: Row, payload: Row, tip: str | None) -> None:
+    """Note a release, which is of the current head, and check that a head was released when it had to be."""
+    if event["kind"] == "released":
+        run.agree(f"event {event['seq']}: released node", str(payload["node"]), tip)
+        run.releases.append(payload | {"seq": event["seq"]})
+    by_request = event["kind"] == "request done" and run.spec.get("release", {"when": ""})["when"] == "request"
+    if noise_of(run) and (event["kind"] == "training done" or by_request):
+        released = [str(row["node"]) for row in run.releases]
+        run.check(tip in released, f"event {event['seq']}: the head was not released before")
+
+
+def check_releases(run: RunFolder) -> None:
+    """Section 5d: noise, file and distances of releases; the distances of the latest are recomputed."""
+    folder, nodes = run.folder / "releases", [row["node"] for row in run.releases]
+    files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    run.agree("releases/", files, [f"{nodes[-1]}.safetensors"] if nodes else [])
+    run.agree("nodes that were released", len(set(nodes)), len(nodes))
+    for row in run.releases:
+        at, far = f"release of node {row['node']}", row["release_distances"]
+        run.agree(f"{at}: noise", row["noise_std"], noise_of(run))
+        run.check(row["noise_std"] > 0, f"{at}: it has no noise")
+        run.agree(f"{at}: clients", row["clients"], sorted(run.rounds[row["node"]]))
+        run.agree(f"{at}: clients with a distance", sorted(map(int, far["clients"])), row["clients"])
+        run.check(set(map(int, far["records"])) <= set(row["clients"]), f"{at}: records of strangers")
+        values = [*far["clients"].values(), *far["records"].values()]
+        run.check(all(0 <= value < math.inf for value in values), f"{at}: distances {values}")
+    if nodes:
+        check_latest(run, run.releases[-1], (folder / files[0]).read_bytes())
+
+
+def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
+    """Section 5d: the file of the latest release; and while its head is the current one, noise and distances."""
+    run.agree("digest of the latest release", row["digest"], sha256(data))
+    if str(row["node"]) != run.entries["tip"]:
+        return
+    solved = (run.folder / "models" / f"{row['node']}.safetensors").read_bytes()
+    noisy, head = (np.concatenate(list(tensors_of(content, "<f8").values())) for content in (data, solved))
+    moved = float(np.linalg.norm(noisy - head)) / row["noise_std"]
+    run.check(abs(moved - math.sqrt(head.size)) <= 8, f"the latest release is {moved} noises from the head")
+    words = {}
+    (k, outputs), unit = json.loads(run.entries["layout"])["shapes"][0], 2 ** run.spec["ridge"]["feature_bits"]
+    for stored in run.tables["statistics"]:
+        content, file = (run.folder / "statistics" / stored["file"]).read_bytes(), stored["file"]
+        content = content[content.index(b"\n") + 1 : -32]  # between heading and salt
+        client = json.loads(stored["clients"])[0]
+        if file.endswith(".rows.statistics"):
+            rows = ClientRows()
+            rows.add("public", range(k), np.frombuffer(content, "<i4"), stored["samples"])
+            words[client] = words_of_rows([rows], k, outputs, unit)
+        else:
+            words["sum" if file.endswith(".sum.statistics") else client] = np.frombuffer(content, "<i8")
+    whole = solve(run, words["sum"])
+    for client in row["clients"]:
+        left = words["sum"] - words[client]
+        truth = float(np.linalg.norm(whole - (solve(run, left) if left[-2] else 0.0)))
+        said = row["release_distances"]["clients"][str(client)]
+        good = truth * (1 - 1e-6) <= said <= truth * (1 + 1e-4)
+        run.check(good, f"the latest release: client {client} is at {said}, recomputed {truth}")
+
+
+def solve(run: RunFolder, words: Any) -> Any:
+    """Return the head of statistics, with lambda from their own trace (section 5a)."""
+    (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
+    triangle = (k + 1) * (k + 2) // 2
+    gram = np.zeros((k + 1, k + 1))
+    gram[np.tril_indices(k + 1)] = words[:triangle]
+    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * ridge["feature_bits"])
+    penalty = ridge["regularisation"] * float(np.trace(gram)) / (k + 1)
+    bits = ridge["feature_bits"] + ridge["target_bits"]
+    cross = np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)
+    return np.linalg.solve(gram + penalty * np.eye(k + 1), cross)
+
+
+def before_after(run: RunFolder, request: Row) -> Row | None:
+    """Section 7: (epsilon, delta) for an observer of all releases, epsilon not yet rounded; None if nothing holds."""
+    noise = noise_of(run)
+    if not noise or request["method"] != "closed_form":
+        return None
+    demanded = json.loads(request["terms"]).get("before_after")
+    epsilon, delta = map(float, demanded.split(",")) if demanded else (0.0, run.spec["release"]["delta"])
+    of, reached = "records" if json.loads(request["records"]) else "clients", 0.0
+    for name in json.loads(request["clients"]):
+        squares = sum(
+            row["release_distances"][of].get(str(client), math.inf) ** 2
+            for row in run.releases
+            if row["seq"] < run.rolled[request["request"]]["seq"]
+            for client in set(indices_of(run, name)) & set(row["clients"])
+        )
+        if squares and (math.isinf(squares) or delta_of(noise / math.sqrt(squares), LARGEST_EPSILON) > delta):
+            return None
+        reached = max(reached, epsilon_of(math.sqrt(squares) / noise, delta))
+    if demanded and reached <= epsilon * (1 + 1e-9):
+        reached = epsilon
+    return {"epsilon": reached, "delta": delta}
+
+
+def check_before_after(run: RunFolder, request: Row, at: str, stated: Row | None) -> None:
+    """Section 7: what a certificate says of an observer of all releases is there, and is rounded up."""
+    wanted = before_after(run, request)
+    run.agree(f"{at}: before_after is there", stated is not None, wanted is not None)
+    if stated is not None and wanted is not None:
+        least, most = wanted["epsilon"] * (1 - 1e-9), wanted["epsilon"] * 1.1 + 1e-9
+        good = least <= stated["epsilon"] <= most and stated["delta"] == wanted["delta"]
+        run.check(good, f"{at}: before_after says {stated}, recomputed {wanted}")
