@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -110,6 +112,18 @@ def test_a_head_with_kept_statistics_needs_no_data_at_all(tmp_path: Path, gone: 
     never = sifu.train(spec | {"data": spec["data"] | {"file": str(other)}}, run=tmp_path / "never")
     np.testing.assert_array_equal(model_of(run), model_of(never))
     assert not np.array_equal(model_of(run), model_of(sifu.open_run(tmp_path / "never"))[::-1])
+
+
+def test_a_request_on_kept_statistics_loads_no_training_library(tmp_path: Path) -> None:
+    """Torch takes longer to load than a request takes."""
+    run, source = trained(tmp_path, "closed_form", "table")
+    source.unlink()
+    program = (
+        "import sys, sifu; (outcome,) = sifu.open_run(sys.argv[1]).forget(['long-beach'], level='exact'); "
+        "print(outcome.level, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(run.folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["exact", "False"]
 
 
 def model_of(run: sifu.Run) -> Any:

@@ -114,7 +114,7 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
 OWN_ENGINES = {
     "sifu.engines.sim.simulator.SimulatedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
-    "sifu.engines.sim.embedded_heads.KeptStatistics": BY_PARTICIPANTS,
+    "sifu.run.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_REPEATING_GPU,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,

@@ -23,6 +23,7 @@ from sifu.run.devices import check_repeats
 from sifu.run.engine_check import check_continues, check_remainder
 from sifu.run.given import ModelGiven
 from sifu.run.group_state import use_trunks_of_head
+from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
@@ -157,8 +158,6 @@ class RunEngines:
             sentence = f"no accuracy is measured, because the clients' data cannot be read: {error}"
             warnings.warn(sentence, SifuWarning, stacklevel=2)
             clients = reader.clients()
-            from sifu.engines.sim.embedded_heads import KeptStatistics  # imports torch
-
             kept = KeptStatistics(clients, RunView(reader).facts, reader.layout, spec)
             return kept, ("",) * len(clients), dict.fromkeys(range(len(clients)), str(error))
         digests = tuple(sample_digest(client) for client in arranged.clients) or shown_digests(engine)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import HasRecords, head_facts, head_layout, head_profile, recorded_fixed_point
+from sifu.core.closed_form_engine import HasRecords, head_facts, head_layout, head_profile
 from sifu.core.engine import Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.spec import Spec
 from sifu.data.dataset import sample_digest
 from sifu.engines.sim.embedded_clients import ClientData
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
@@ -25,7 +24,7 @@ from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets, check
 from sifu.theory.closed_form.rows import rows_are_smaller, rows_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
 from sifu.theory.closed_form.sums import statistics_of_chunks
-from sifu.theory.facts import IN_PROCESS, ClientProfile, TrainingFacts
+from sifu.theory.facts import IN_PROCESS, ClientProfile
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up
 
@@ -236,44 +235,3 @@ def checked(
     except InputError as error:
         return Rejection(position, client.name, "impossible statistics", left_out=True, detail=str(error))
     return sent
-
-
-class KeptStatistics(LacksData):
-    """An `Engine`, and a `StatisticsEngine`, of clients as they are recorded: there is nothing to ask them."""
-
-    def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
-        self.clients, self.facts, self.layout = tuple(clients), facts, layout
-        self.fixed = recorded_fixed_point(spec, layout)
-        penalty = spec.ridge.regularisation
-        self.relative_penalty = None if penalty == "auto" else penalty
-        self.absent = frozenset(range(len(self.clients)))
-
-    def initial_model(self, branch: int) -> Vector:
-        """Zeros."""
-        return np.zeros(self.layout.size)
-
-    def reachable(self, clients: Sequence[int]) -> list[int]:
-        """None of them."""
-        return []
-
-    def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics]]:
-        """Refuse to ask for statistics: those that are kept are never asked for."""
-        for client in clients:
-            raise self._gone(client)
-        return iter(())
-
-    def run_round(self, model: Vector, position: Position, active: ClientIndices, **wanted: Any) -> RoundResult:
-        """A round needs data."""
-        raise self._gone(int(active[0]))
-
-    def local_updates(self, model: Vector, position: Position, clients: ClientIndices, steps: int) -> Floats:
-        """There are none."""
-        raise self._gone(int(clients[0]))
-
-    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """No one's samples are there."""
-        count = len(clients)
-        return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
-
-    def _gone(self, client: int) -> InputError:
-        return InputError(f"the data of client {self.clients[client].name!r} are missing, and its statistics not kept")

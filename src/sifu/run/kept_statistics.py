@@ -1,0 +1,59 @@
+"""An engine of clients whose statistics are kept and whose data are not there; it needs no training library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form_engine import recorded_fixed_point
+from sifu.core.engine import Evaluation, LacksData, Position, RoundResult
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.theory.arrays import Floats
+from sifu.theory.closed_form import Statistics
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
+
+
+class KeptStatistics(LacksData):
+    """An `Engine`, and a `StatisticsEngine`, of clients as they are recorded: there is nothing to ask them."""
+
+    def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
+        self.clients, self.facts, self.layout = tuple(clients), facts, layout
+        self.fixed = recorded_fixed_point(spec, layout)
+        penalty = spec.ridge.regularisation
+        self.relative_penalty = None if penalty == "auto" else penalty
+        self.absent = frozenset(range(len(self.clients)))
+
+    def initial_model(self, branch: int) -> Vector:
+        """Zeros."""
+        return np.zeros(self.layout.size)
+
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """None of them."""
+        return []
+
+    def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics]]:
+        """Refuse to ask for statistics: those that are kept are never asked for."""
+        for client in clients:
+            raise self._gone(client)
+        return iter(())
+
+    def run_round(self, model: Vector, position: Position, active: ClientIndices, **wanted: Any) -> RoundResult:
+        """A round needs data."""
+        raise self._gone(int(active[0]))
+
+    def local_updates(self, model: Vector, position: Position, clients: ClientIndices, steps: int) -> Floats:
+        """There are none."""
+        raise self._gone(int(clients[0]))
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """No one's samples are there."""
+        count = len(clients)
+        return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
+
+    def _gone(self, client: int) -> InputError:
+        return InputError(f"the data of client {self.clients[client].name!r} are missing, and its statistics not kept")
