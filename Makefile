@@ -17,7 +17,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[train,report]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
@@ -29,7 +29,7 @@ $(VENV)/.flower: pyproject.toml $(LOCK) | $(BIN)/python
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e . -e paper
+	$(INSTALL) -e ".[train,report]" -e paper
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
@@ -81,7 +81,7 @@ docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a wa
 UPGRADE ?=
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --default-index https://pypi.org/simple $(UPGRADE)
 CONSOLE := $(addprefix --extra ,console onnx parquet timestamps)
-USERS := $(CONSOLE) $(addprefix --extra ,flower mlflow pretrained)
+USERS := $(CONSOLE) $(addprefix --extra ,flower gpu mlflow pretrained report train)
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## writes constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"

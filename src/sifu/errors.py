@@ -81,3 +81,25 @@ def install_extra(name: str) -> str:
     "run pip install '.[onnx]' in sifu's repository, or pip install 'FILE.whl[onnx]' with its wheel"
     """
     return f"run pip install '.[{name}]' in sifu's repository, or pip install 'FILE.whl[{name}]' with its wheel"
+
+
+EXTRAS = {
+    "torch": "train",
+    "matplotlib": "report",
+    "flwr": "flower",
+    "triton": "gpu",
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "authlib", "joserfc", "httpx"), "console"),
+}
+"""Packages that only an extra installs, with the name of that extra."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Return the sentence that says which extra a command needs; None if the missing module belongs to no extra.
+
+    >>> missing_extra(ModuleNotFoundError(name="torch.nn")).partition(":")[0]
+    'this command needs torch, which is not installed'
+    """
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"this command needs {package}, which is not installed: {install_extra(EXTRAS[package])}"

@@ -7,18 +7,25 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import tomllib
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from runtime_environment import PROJECT, ROOT, declared, make_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # These packages of ours import an extra's package at their top, because they are of no use without it.
-NEEDS_AN_EXTRA = ("sifu.flower", "sifu.engines.flower", "sifu.server", "sifu.console", "sifu.engines.sim.gpu")
+NEEDS_AN_EXTRA = (
+    "sifu.cli.demo_trunk",
+    "sifu.console",
+    "sifu.data.feature_maps.deep_network",
+    "sifu.data.feature_maps.fixed_networks",
+    "sifu.data.feature_maps.tuned_networks",
+    "sifu.data.fresh_modules",
+    "sifu.engines",
+    "sifu.export",
+    "sifu.flower",
+    "sifu.server",
+)
 
 IMPORT_ALL = """
 import importlib, pkgutil, sifu
@@ -30,19 +37,6 @@ for module in pkgutil.walk_packages(sifu.__path__, "sifu.", onerror=lambda name:
     except ModuleNotFoundError as error:
         print(module.name, error.name.split(".")[0])
 """
-
-
-def distribution(requirement: str) -> str:
-    """The normalised name of the package that a requirement names."""
-    return re.sub(r"[-_.]+", "-", Requirement(requirement).name).lower()
-
-
-def declared(*extras: str) -> set[str]:
-    """The packages that are declared for every user, or by these extras."""
-    requirements = list(PROJECT["dependencies"])
-    for extra in extras:
-        requirements += PROJECT["optional-dependencies"][extra]
-    return {distribution(requirement) for requirement in requirements}
 
 
 def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
@@ -81,44 +75,14 @@ def test_an_undeclared_import_is_noticed(tmp_path: Path) -> None:
     assert undeclared(tmp_path) == {("module.py", "hypothesis")}
 
 
-def runtime_closure() -> set[str]:
-    """The runtime dependencies with everything that they need in turn."""
-    closure: set[str] = set()
-    waiting = [(name, frozenset[str]()) for name in declared()]
-    while waiting:
-        name, extras = waiting.pop()
-        if name in closure:
-            continue
-        try:
-            requirements = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        closure.add(name)
-        for text in requirements:
-            requirement = Requirement(text)
-            if requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
-            ):
-                waiting.append((distribution(text), frozenset(requirement.extras)))
-    return closure
-
-
 def test_every_module_is_imported_with_the_runtime_dependencies_alone(tmp_path: Path) -> None:
     """Whatever is missing then belongs to an extra, in a package that is of no use without it."""
-    venv.create(tmp_path / "environment", with_pip=False)
-    (packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
-    for name in runtime_closure():
-        files = importlib.metadata.distribution(name).files or []
-        for top in {file.parts[0] for file in files} - {".."}:
-            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
-            if source.exists() and not (packages / top).exists():
-                (packages / top).symlink_to(source)
-    (packages / "sifu").symlink_to(SOURCES / "sifu")
-    command = [str(tmp_path / "environment" / "bin" / "python"), "-I", "-c", IMPORT_ALL]
+    python = make_environment(tmp_path / "environment", declared(), SOURCES / "sifu")
+    command = [str(python), "-I", "-c", IMPORT_ALL]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert answer.returncode == 0, answer.stderr
     missing = [line.split() for line in answer.stdout.splitlines()]
     assert missing, "the environment has more than the runtime dependencies: flwr or starlette was imported"
     assert [line for line in missing if not line[0].startswith(NEEDS_AN_EXTRA)] == []
-    extras = {"flwr", "ray", "starlette", "uvicorn", "prometheus_client", "authlib", "httpx", "joserfc", "triton"}
+    extras = {"flwr", "ray", "starlette", "uvicorn", "prometheus_client", "authlib", "httpx", "joserfc", "torch"}
     assert {line[1] for line in missing} <= extras

@@ -24,7 +24,7 @@ def test_both_distributions_have_the_name_that_is_ours() -> None:
         "pyproject.toml", "paper/pyproject.toml"
     ))  # fmt: skip
     assert product["name"] == f"{NAME}-unlearning"
-    assert product["name"] in paper["dependencies"]
+    assert f"{product['name']}[train,report]" in paper["dependencies"]
 
 
 def test_a_generated_app_depends_on_nothing_and_says_where_the_wheel_goes(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `dist` that `make wheel` fills, in a copy, so that nothing is left in the checkout."""
     copy = tmp_path_factory.mktemp("release") / "checkout"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(ROOT / "verifier", copy / "verifier", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in (
         "Makefile",
         "MANIFEST.in",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.core.round import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
-from sifu.engines.sim.models import Samples, Scorer, scorer_of, stacked
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
@@ -39,6 +38,9 @@ from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
 from sifu.theory.participation import ClientIndices
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.models import Samples, Scorer
 
 MOST_HELD_OUT = 2000
 
@@ -100,6 +102,8 @@ class ReleaseAttack:
 
     def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
         """Every attack that the available data allow; None where the model is gone."""
+        from sifu.engines.sim.models import scorer_of
+
         reader, engine, progress = self.reader, self.engine, self._audited.progress
         models, on_disk = dict(evidence.models), reader.models()
         for node in self.models_wanted(row) - set(models):
@@ -144,6 +148,8 @@ class ReleaseAttack:
         samples: dict[str, Samples],
     ) -> ForgettingAudit:
         """Compare the models `released` and `scratch` with each other, and with what was recorded before."""
+        from sifu.engines.sim.models import scorer_of
+
         engine, order, limit = self.engine, recorded.order, self.options.relearn_rounds
         evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
         accuracy, loss = (
@@ -187,6 +193,8 @@ class ReleaseAttack:
         samples: dict[str, Samples],
         data: Any,
     ) -> MembershipAudit:
+        from sifu.engines.sim.models import stacked
+
         options, held_out, loss = self.options, samples.get("held out"), None
         if held_out is None:
             self.notes.append("the data have no held-out samples: the loss-threshold attack was left out")
@@ -251,6 +259,8 @@ class ReleaseAttack:
         return clients
 
     def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
+        from sifu.engines.sim.models import Samples, stacked
+
         result = {"forgotten": stacked(data, forgotten.tolist())}
         if row.records:  # the client stays with the rest, which is in the model
             turns = {item.request: item for item in joined_remainders(self.reader)}

@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.layout import ModelLayout
 from sifu.core.observers import observers_in
 from sifu.core.wording import exact_words
 from sifu.data.npz import read_arrays
-from sifu.engines.sim import LinearModel
-from sifu.engines.sim.models import Samples, Scorer
 from sifu.errors import InputError
 from sifu.export.exported_models import description_path, read_description
 from sifu.store.files import read_plain
@@ -248,24 +246,23 @@ def _on_own_data(
             f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row per sample is "
             "needed, as floats, prepared as for training"
         )
-    on_models = {}
-    for name, parameters in arrays.items():
-        used = model if model is not None else _linear_model(parameters, y, kind)
-        dtype = str(next(iter(parameters.values())).dtype)
-        layout: ModelLayout = used.layout(dtype)
-        vector: Vector = layout.flatten(parameters)
-        inputs = x.reshape(x.shape[0], -1) if model is None else x
-        if model is None and inputs.shape[1] != used.features:
-            raise InputError(f"the model takes {used.features} features, the samples have {inputs.shape[1]}")
-        targets = y.astype(np.int64) if used.objective.labels else y
-        samples, scorer = Samples(inputs, targets), Scorer(used, dtype)
-        on_models[name] = ModelOnOwnData(
-            scorer.accuracy(vector, samples), float(np.mean(scorer.losses(vector, samples)))
-        )
-    return on_models, int(x.shape[0])
+    measure = _measure_linear if model is None else _measure
+    return {name: measure(parameters, x, y, model or kind) for name, parameters in arrays.items()}, int(x.shape[0])
 
 
-def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -> Any:
+def _measure(parameters: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, model: Any) -> ModelOnOwnData:
+    """Measure a model of `engines.sim`, which needs torch."""
+    from sifu.engines.sim.models import Samples, Scorer
+
+    dtype = str(next(iter(parameters.values())).dtype)
+    layout: ModelLayout = model.layout(dtype)
+    vector = layout.flatten(parameters)
+    samples, scorer = Samples(x, y.astype(np.int64) if model.objective.labels else y), Scorer(model, dtype)
+    return ModelOnOwnData(scorer.accuracy(vector, samples), float(np.mean(scorer.losses(vector, samples))))
+
+
+def _measure_linear(parameters: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, kind: str) -> ModelOnOwnData:
+    """Measure a linear model with numpy alone: a client needs no torch."""
     weight = parameters.get("weight")
     if set(parameters) != {"weight", "bias"} or weight is None or weight.ndim != 2:
         raise InputError(
@@ -273,10 +270,29 @@ def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -
             "from Python with sifu.audit.audit_client(..., model=...)"
         )
     features, outputs = weight.shape
+    inputs = x.reshape(x.shape[0], -1).astype(np.float64)
+    if inputs.shape[1] != features:
+        raise InputError(f"the model takes {features} features, the samples have {inputs.shape[1]}")
     if kind == "auto":
-        labels = y.dtype.kind in "biu"
-        kind = "least_squares" if not labels else "logistic" if outputs == 1 else "softmax"
-    return LinearModel(kind, features, outputs)  # type: ignore[arg-type]
+        kind = "least_squares" if y.dtype.kind not in "biu" else "logistic" if outputs == 1 else "softmax"
+    scores = inputs @ weight.astype(np.float64) + parameters["bias"].astype(np.float64)
+    if kind == "least_squares":
+        gaps = scores - y.astype(np.float64).reshape(scores.shape)
+        return ModelOnOwnData(float("nan"), float(np.mean(0.5 * np.sum(gaps**2, axis=1))))
+    if kind not in ("logistic", "softmax") or (kind == "logistic") != (outputs == 1):
+        raise InputError(
+            f"kind must be auto, softmax (two outputs or more), logistic (one) or least_squares, found {kind!r} for a "
+            f"model with {outputs} outputs"
+        )
+    classes = max(2, outputs)
+    if not 0 <= y.min() <= y.max() < classes:
+        raise InputError(f"labels must lie in 0..{classes - 1}, found {int(y.max())}")
+    if outputs == 1:  # logistic is softmax over the scores 0 and z
+        scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
+    labels, largest = y.astype(np.int64).reshape(-1), scores.max(axis=1)
+    right = scores[np.arange(len(labels)), labels]
+    losses = np.log(np.exp(scores - largest[:, None]).sum(axis=1)) + largest - right
+    return ModelOnOwnData(float(np.mean(scores.argmax(axis=1) == labels)), float(np.mean(losses)))
 
 
 def _change(before: ModelOnOwnData, after: ModelOnOwnData) -> str:

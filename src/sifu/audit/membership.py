@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.round import NormalSource, add_noise
-from sifu.engines.sim.models import Samples, Scorer
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.models import Samples, Scorer
 
 LOW_RATES = (0.01, 0.10)
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from sifu.cli.options import Commands, argument, option
 from sifu.cli.output import Answer, out, table
-from sifu.errors import InputError, install_extra
+from sifu.errors import InputError
 
 
 def serve(
@@ -54,10 +54,8 @@ def serve(
             raise InputError(f"{folder} is not a folder: name folders that hold runs")
     state = state_folder(folders[0])
     check_tokens_exist(TokenFile(state), folders[0])
-    try:
-        from sifu.console.app import Settings, make_app
-    except ModuleNotFoundError as error:
-        raise InputError(f"the console needs {error.name}: {install_extra('console')}") from error
+    from sifu.console.app import Settings, make_app
+
     provider = None
     if issuer is not None:
         from sifu.console.sign_in import SignIn

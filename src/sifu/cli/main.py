@@ -35,7 +35,7 @@ from sifu.cli.runs import (
 from sifu.cli.unlearning import advise, certificate, forget, plan, request, requests
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code
-from sifu.errors import SifuError, SifuWarning
+from sifu.errors import SifuError, SifuWarning, missing_extra
 from sifu.version import __version__
 
 app = typer.Typer(
@@ -148,6 +148,8 @@ def run_app(app: typer.Typer) -> None:
             sys.exit(2)
         if os.environ.get("SIFU_DEBUG"):
             raise
+        if isinstance(error, ModuleNotFoundError) and (sentence := missing_extra(error)) is not None:
+            _fail(sentence, 2)
         if isinstance(error, OSError) and error.errno in WRONG_PATH and error.filename:
             _fail(
                 f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. See that the path is right and that this "

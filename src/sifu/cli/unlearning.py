@@ -4,6 +4,7 @@ it, and the record: list requests, decide on one, answer a client.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -176,6 +177,7 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
+    importlib.import_module("torch")  # a missing extra is reported before a request is recorded
     nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)

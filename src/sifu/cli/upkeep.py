@@ -24,32 +24,37 @@ PACKAGES = (
 
 def show_doctor() -> Answer:
     """`sifu doctor`."""
-    import torch
-
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
     packages = {"sifu": sifu.__version__} | {name: _version_of(name) for name in PACKAGES}
     flwr = packages["flwr"]
     engines = {
-        "embedded": f"works, on cpu with {torch.get_num_threads()} threads",
+        "embedded": f"needs torch: {install_extra('train')}",
         "flower": f"works, with flwr {flwr}" if flwr else f"needs Flower: {install_extra('flower')}",
-        "gpu": why_no_gpu() or "works, sifu train and forget take --device cuda",
+        "gpu": "needs torch",
     }
+    devices = ["cpu"]
+    if packages["torch"]:
+        import torch
+
+        engines["embedded"] = f"works, on cpu with {torch.get_num_threads()} threads"
+        engines["gpu"] = why_no_gpu() or "works, sifu train and forget take --device cuda"
+        devices += [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     values: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "packages": packages,
         "engines": engines,
-        "devices": ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        "devices": devices,
         "data_folders": [str(folder) for folder in search_folders(None)],
     }
     facts = table("", "")
     facts.add_row("python", f"{values['python']} on {values['platform']}, {values['cores']} cores")
     for name, version in packages.items():
         facts.add_row(name, version or "not installed")
-    facts.add_row("embedded engine", engines["embedded"])
+    facts.add_row("embedded engine", escape(engines["embedded"]))
     facts.add_row("flower engine", escape(engines["flower"]))
     facts.add_row("on a gpu", engines["gpu"])
     facts.add_row("devices", ", ".join(values["devices"]))
