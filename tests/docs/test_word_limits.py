@@ -25,6 +25,7 @@ LIMITS = {
     "docs/index.md": 300,
     "docs/new-method.md": 600,
     "docs/noise.md": 1200,
+    "docs/nvflare.md": 300,
     "docs/performance.md": 1200,
     "docs/reliability.md": 1200,
     "docs/security.md": 2500,

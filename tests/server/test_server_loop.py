@@ -133,13 +133,11 @@ BAD: dict[str, object] = {
 
 @pytest.mark.parametrize("reason", BAD)
 def test_what_cannot_be_used_is_refused_and_recorded(tmp_path: Path, reason: str) -> None:
-    given = spec(server={"rejected": "reply"})
-
     def change(task: sifu.server.server_loop.Task, replies: Replies) -> Replies:
         replies.pop("site-5")
         return {**replies, "site-0": BAD[reason], "a stranger": {"w": np.zeros(3)}}
 
-    run_to_end(tmp_path / "run", given, change)
+    run_to_end(tmp_path / "run", change=change)
     rest = [name for name in TARGETS if name not in ("site-0", "site-5")]
     np.testing.assert_allclose(released(tmp_path / "run"), fedavg(rest, 5), rtol=1e-12)
     run = sifu.open_run(tmp_path / "run")
@@ -153,15 +151,17 @@ def test_what_cannot_be_used_is_refused_and_recorded(tmp_path: Path, reason: str
     assert run.verify().holds
 
 
-def test_a_refused_reply_stops_the_loop_unless_told_otherwise_and_the_round_is_asked_for_again(tmp_path: Path) -> None:
-    with loop(tmp_path / "run") as server:
+def test_a_refused_reply_stops_the_loop_if_told_so_and_the_round_is_asked_for_again(tmp_path: Path) -> None:
+    given = spec(server={"rejected": "stop"})
+    with loop(tmp_path / "run", given) as server:
         server.take(answers(server.next()))  # type: ignore[arg-type]
         task = server.next()
         with pytest.raises(RoundRejectedError, match="site-0: not finite"):
             server.take({**answers(task), "site-0": BAD["not finite"]})  # type: ignore[arg-type]
         assert server.next() is None
-    (first, *_) = run_to_end(tmp_path / "run")
+    (first, *_) = run_to_end(tmp_path / "run")  # as it was begun, also where the spec does not say it again
     assert (first.branch, first.round) == (0, 1)
+    assert sifu.open_run(tmp_path / "run").spec.server.rejected == "stop"
     np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS), 5), rtol=1e-12)
 
 
@@ -228,3 +228,57 @@ def test_what_a_loop_cannot_do_is_said(tmp_path: Path) -> None:
             server.take([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"sifu\.ServerLoop"):
         sifu.open_run(tmp_path / "run").forget(["site-1"])
+
+
+@pytest.mark.parametrize(("authenticated", "level"), [(True, "exact"), (False, "conditional")])
+def test_scratch_is_exact_if_the_program_authenticated_its_clients(
+    tmp_path: Path, authenticated: bool, level: str
+) -> None:
+    given = spec(data={"preprocessing": "fixed"})
+    run_to_end(tmp_path / "run", given, authenticated=authenticated)
+    run = sifu.open_run(tmp_path / "run")
+    run.request(["site-4"], "case-1", method="scratch")
+    run_to_end(tmp_path / "run", given, authenticated=authenticated)
+    body = run.certificate("case-1").body
+    assert body["level"] == level
+    (identity,) = [premise for premise in body["premises"] if premise["name"] == "identity"]
+    assert (identity["status"], identity["case"]) == (
+        ("trusted", "operator") if authenticated else ("assumed", "claimed")
+    )
+    assert run.verify().holds
+    with pytest.raises(InputError):  # what was stated when the run was begun stays
+        loop(tmp_path / "run", given, authenticated=not authenticated)
+
+
+def test_a_round_that_may_close_early_is_named(tmp_path: Path) -> None:
+    given = spec(server={"wait": "50%"})
+    run_to_end(tmp_path / "run", given, lambda task, replies: dict(list(replies.items())[:3]))
+    with sifu.open_run(tmp_path / "run").reader() as reader:
+        assert any("closing a round" in what for what in reader.facts["outside"])
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS)[:3], 5), rtol=1e-12)
+
+
+def test_clients_join_between_rounds_and_when_the_loop_is_started_again(tmp_path: Path) -> None:
+    first = {name: SAMPLES[name] for name in list(TARGETS)[:4]}
+    with loop(tmp_path / "run", samples=first) as server:
+        for _ in range(2):
+            server.take(answers(server.next()))  # type: ignore[arg-type]
+        server.join("site-4", SAMPLES["site-4"])
+        with pytest.raises(InputError, match="site-4 is, or was, a client"):
+            server.join("site-4", 3)
+        server.take(answers(server.next()))  # type: ignore[arg-type]
+        task = server.next()
+        assert task is not None
+        assert list(task.models) == [*first, "site-4"]
+    (task, *_) = run_to_end(tmp_path / "run")  # now with the sixth
+    assert list(task.models) == list(TARGETS)
+    model = np.zeros(3)
+    for names in (list(TARGETS)[:4],) * 3 + (list(TARGETS),) * 2:
+        weights = [SAMPLES[name] for name in names]
+        model = np.average([model + 0.5 * (TARGETS[name] - model) for name in names], axis=0, weights=weights)
+    np.testing.assert_allclose(released(tmp_path / "run"), model, rtol=1e-12)
+    run = sifu.open_run(tmp_path / "run")
+    run.request(["site-5"], "case-1", method="scratch")
+    run_to_end(tmp_path / "run")
+    np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS)[:5], 5), rtol=1e-12)
+    assert run.verify().holds

@@ -92,6 +92,8 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "identity": {
         "trusted": "Clients are known by the public keys of their nodes; the operator's list says whose key is whose.",
+        "operator": "The operator's program authenticated the clients, as the operator states (for example by mutual "
+        "TLS); that is trusted.",
         "claimed": "Clients were known by the names they claimed; it is assumed that each was who it said it was, and "
         "that no forgotten client came back under another name.",
         "unknown": "How clients were told apart is not known; it is assumed that each was who it said it was, and "

@@ -113,6 +113,7 @@ undoes; otherwise it is assumed."""
 IDENTITIES = {
     fact.IN_PROCESS: (),
     fact.AUTHENTICATED: (Premise("identity", "trusted"),),
+    fact.BY_OPERATOR: (Premise("identity", "trusted", "operator"),),
     fact.CLAIMED: (Premise("identity", "assumed", "claimed"),),
 }
 """How clients on other machines are known; in one process there is nothing to say."""

@@ -16,8 +16,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -26,6 +28,7 @@ from sifu.api.run import Run
 from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
+from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.outside import OutsideFederation, Task
 from sifu.engines.own_models import own_training
@@ -39,8 +42,9 @@ from sifu.run.training import Progress, ProgressCallback
 from sifu.store import keys
 from sifu.store.database import DATABASE
 from sifu.store.projection import NewEvent
+from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.facts import CLAIMED, ClientProfile
+from sifu.theory.facts import BY_OPERATOR, CLAIMED, CLOSED_EARLY, ClientProfile
 from sifu.verify.integrity import check_integrity
 
 log = logging.getLogger(__name__)
@@ -147,7 +151,12 @@ class ServerLoop:
     `clients` are names and counts of samples; `initial` makes a fresh model: a torch module, or named numpy arrays. The
     spec says `regularity.kind = "assumed"` and the clients' rate as `local.rate`, since nothing is known of their
     training. With `evaluates` clients are also asked how models do. `linger` seconds are waited for requests when
-    everything is done. Clients are known by the names your program gives them, which certificates name as assumed.
+    everything is done. A reply that cannot be used is left out and recorded, unless the spec says another
+    `server.rejected`. A client that a run does not know yet joins at the next round (also `join`).
+
+    Certificates name it as assumed that clients are who your program says, unless it has `authenticated` every one of
+    them, for example by mutual TLS: your statement, which is recorded and trusted. They also name it if the spec's
+    `server.wait` lets your program close a round before the slowest have answered.
     """
 
     def __init__(
@@ -160,19 +169,28 @@ class ServerLoop:
         evaluates: bool = False,
         linger: float = 0.0,
         level: Level | None = None,
+        authenticated: bool = False,
     ) -> None:
-        given = _given_spec(spec, len(clients))
-        profiles = [ClientProfile(name, int(samples), given.local.steps) for name, samples in clients.items()]
-        training = own_training(
+        begun = (Path(folder) / DATABASE).exists()
+        known, founders, recorded = _recorded(Path(folder)) if begun else (list(clients), len(clients), None)
+        given = _given_spec(spec, founders, recorded)
+        self._train = partial(
+            own_training,
             initial,
             given,
-            profiles,
-            identity=CLAIMED,
+            identity=BY_OPERATOR if authenticated else CLAIMED,
             preprocessing=preprocessing_of(given),
             evaluates=evaluates,
         )
+        self._steps = given.local.steps
+        profiles = {name: ClientProfile(name, int(samples), self._steps) for name, samples in clients.items()}
+        training = self._train([profiles[name] for name in known if name in profiles])
+        if Wait.parse(given.server.wait).closes_early:
+            facts = replace(training.facts, outside=(*training.facts.outside, CLOSED_EARLY))
+            training = replace(training, facts=facts)
         self._engine = OutsideFederation(training, self._exchange)
-        if not (Path(folder) / DATABASE).exists():
+        self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
+        if not begun:
             create_run(Path(folder), given, given, self._engine).close()
         self.run = open_run(folder, engine=self._engine)
         check_same_spec(self.run, given)
@@ -202,6 +220,29 @@ class ServerLoop:
             raise InputError(f"replies come as a mapping from clients' names, found {type(replies).__name__}")
         self._replies.put(dict(replies))
         self._await_task()
+
+    def join(self, name: str, samples: int) -> None:
+        """Let another client take part from the next round on.
+
+        Args:
+            name: Its name, which no client of the run has had.
+            samples: Its number of samples.
+
+        Raises:
+            InputError: If the run has, or had, a client of this name.
+        """
+        if name in {client.name for client in (*self._engine.clients, *self._newcomers)}:
+            raise InputError(f"{name} is, or was, a client of this run: a client joins under a name of its own")
+        self._newcomers.append(ClientProfile(name, int(samples), self._steps))
+
+    def _admit(self, writer: RunWriter) -> None:
+        """Record who joins; called in the worker's thread between two rounds."""
+        while self._newcomers:
+            joined = self._newcomers[0]
+            training = self._train([*self._engine.clients, joined])
+            self._engine.renew(replace(training, facts=self._engine.blueprint.facts))
+            writer.record(NewEvent(JOINED, {"client": joined.name}, joined=joined))
+            self._newcomers.popleft()
 
     def close(self) -> None:
         """End the loop; every finished round is saved, and the same loop continues later."""
@@ -234,17 +275,36 @@ class ServerLoop:
 
     def _work(self) -> None:
         try:
-            serve(self.run, self._engine, linger=self._linger, level=self._level)
+            serve(
+                self.run,
+                self._engine,
+                linger=self._linger,
+                level=self._level,
+                after_mail=self._admit,
+                more_mail=lambda: bool(self._newcomers),
+            )
         except BaseException as error:
             self._tasks.put(error)
         else:
             self._tasks.put(None)
 
 
-def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int) -> Spec:
+def _recorded(folder: Path) -> tuple[list[str], int, Spec]:
+    """Return the clients of a run that was begun, how many of them founded it, and its spec."""
+    with RunReader(folder) as reader:
+        names = [client.name for client in reader.clients()]
+        return names, len(names) - len(reader.joined()), RunView(reader).spec
+
+
+def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int, recorded: Spec | None) -> Spec:
+    """Return the spec as it is given; where a mapping does not say `server.rejected`, single replies are left out."""
     if isinstance(spec, str | Path):
         spec = load_spec(spec)
     elif not isinstance(spec, Spec):
+        says = "rejected" in spec.get("server", {})
         spec = Spec.from_mapping(spec)
+        if not says:  # a run that was begun goes on as it was
+            rejected = recorded.server.rejected if recorded else "reply"
+            spec = replace(spec, server=replace(spec.server, rejected=rejected))
     data = replace(spec.data, name=LOOP, clients=clients, samples_per_client=0)
     return replace(spec, data=data, model=replace(spec.model, kind="python"))

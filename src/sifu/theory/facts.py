@@ -9,6 +9,7 @@ from sifu.theory.participation import Participation
 AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
+BY_OPERATOR = "authenticated by the operator's program"
 """How clients are known to the engine, `TrainingFacts.identity`; the second, or any other value, leaves a doubt."""
 
 FIXED_CONSTANTS = "fixed constants"

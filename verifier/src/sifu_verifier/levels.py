@@ -22,8 +22,8 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
     fresh = request["source_node"] is None or request["method"] == "groups" or from_initial(run, request)
     before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
               facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
-              facts["identity"] not in ("in process", "node keys"), rate_depends(run, request),
-              groups_depend(run, request), facts.get("engine", "not known") == "not known",
+              facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
+              rate_depends(run, request), groups_depend(run, request), facts.get("engine", "not known") == "not known",
               draws_by_number(run, request))  # fmt: skip
     couples = ("a minimum of", "dropping a masked round in which one client fails")
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
