@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sifu
 import sifu_verifier
-from forged_runs import rebuild_chain
+from forged_runs import execute, rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.layout import ModelLayout
@@ -307,6 +307,35 @@ def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> N
         rebuild_chain(folder, change)
         problems = [problem for problem in sifu.open_run(folder).verify().problems if problem.startswith("statistics")]
         assert problems, name
+
+
+def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
+    """A forger who rebuilds the whole chain over a changed value still needs the sum of the rows."""
+    clients = table_clients(3)
+    sifu.train(TABLE, run=tmp_path / "run", clients=clients)
+    name = min(path.name for path in (tmp_path / "run" / "statistics").glob("*.rows.statistics"))
+    count = len(clients[int(name.split(".")[1])].y) * (4 + 3)
+    content = stored_path(tmp_path / "run", "statistics", name).read_bytes()
+    first = content.index(b"\n") + 1
+    assert len(content) == first + 4 * count + 32
+    for change in (0, 1):  # the first is the control: a rebuilt chain over the same values verifies
+        for place in (0, count // 2, count - 1):
+            folder = copy_run(tmp_path / "run", tmp_path / f"forged-{change}-{place}")
+            numbers = np.frombuffer(content, "<i4", count, first).copy()
+            numbers[place] += change
+            forged = content[:first] + numbers.tobytes() + content[-32:]
+            stored_path(folder, "statistics", name).write_bytes(forged)
+            digest = hashlib.sha256(forged).hexdigest()
+            execute(folder, f"UPDATE statistics SET digest = '{digest}' WHERE file = '{name}'")
+
+            def edit(kind: str, event: dict[str, Any], digest: str = digest) -> None:
+                for row in event.get("statistics", []):
+                    if row["file"] == name:
+                        row["digest"] = digest
+
+            rebuild_chain(folder, edit)
+            for problems in (sifu.open_run(folder).verify().problems, sifu_verifier.verify(folder)):
+                assert any("sum" in problem for problem in problems) == bool(change), problems
 
 
 def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:
