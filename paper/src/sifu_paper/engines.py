@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from sifu import InputError, Spec
 from sifu.core.engine import Engine
-from sifu.core.spec import RIDGE
 from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.lanes import lane_engines
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
@@ -183,10 +182,10 @@ class Lanes:
         As soon as a task is done the next one begins, in the order given: after an interrupt the first are whole.
         """
         groups: dict[Any, list[AnyTask]] = {}
-        heads = [task for task in tasks if task.spec.model.kind == RIDGE]
+        heads = [task for task in tasks if task.spec.regime.solves]
         failures = self._one_by_one.run(heads, work)
         for task in tasks:
-            if task.spec.model.kind != RIDGE:
+            if not task.spec.regime.solves:
                 groups.setdefault(same_program(task.spec), []).append(task)
         for group in groups.values():
             failures += self._run_group(group, work)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sifu import NoSpaceError, Spec
-from sifu.core.spec import RIDGE
 from sifu.plots.style import byte_size
 from sifu.theory.participation import Participation
 from sifu_paper.work import Trajectory
@@ -36,7 +35,7 @@ class Room:
 
 def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
     """What one run keeps at most; a head in closed form keeps every client's statistics instead of models."""
-    if spec.model.kind == RIDGE:
+    if spec.regime.solves:
         return Room(spec.data.clients * model_bytes(spec))
     if spec.features.kind != "none":
         return Room()  # a small head, and its size is known only once everybody's features are computed

@@ -19,7 +19,6 @@ import numpy as np
 from sifu import InputError, RoundRejectedError, Spec, open_run
 from sifu.core.engine import Engine
 from sifu.core.method_info import all_method_infos
-from sifu.core.spec import RIDGE
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.training import Progress
 from sifu_paper.baselines import register_all
@@ -212,7 +211,7 @@ class Bench:
             except InputError:
                 return 0
             size = layout.size * np.dtype(layout.dtype).itemsize
-            if spec.model.kind == RIDGE:
+            if spec.regime.solves:
                 inputs = layout.size // layout.shapes[-1][-1]
                 size += 4 * inputs * (inputs + 1)
             self._model_bytes[key] = size

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,8 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec import LINEAR_KINDS, Spec
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
 from sifu.core.spec.sections import GroupsSpec, LocalSpec
 from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError, SifuError
@@ -112,10 +113,9 @@ def advise(
 
     `spec`, `data_folder`, `clients`, `model` and `progress` are those of `train`; the pilot has `pilot_rounds` rounds.
     """
-    if spec.is_tuned:
-        return _tuned_advice(spec, data_folder, clients, progress)
-    if spec.model.kind == RIDGE:
-        return _closed_form_advice(spec, data_folder, clients, progress)
+    known = by_regime(WITHOUT_PILOT, spec.regime)
+    if known is not None:
+        return known(spec, data_folder, clients, progress)
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
@@ -236,7 +236,7 @@ def _closed_form_advice(
     if spec.release.noise != 0.0:
         with suppress(InputError):
             release = advise_releases(spec, data_folder, clients)
-    elif not spec.is_tuned:
+    elif not spec.regime.tunes:
         suggestions.append(
             "An observer who kept earlier releases is not protected. What noise on releases would cost: sifu advise "
             "SPEC --set release.noise=0.01 --set ridge.regularisation=0.01 (docs/release-noise.md)."
@@ -430,3 +430,11 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthw
         "More clients, fewer parameters (frozen features of a smaller width), or a larger epsilon all help."
     )
     return suggestions
+
+
+WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | None], Advice] | None] = {
+    Regime: None,
+    ClosedForm: _closed_form_advice,
+    TunedNetworks: _tuned_advice,
+}
+"""Advice for regimes whose requests cost what the spec says, so that no pilot is needed."""

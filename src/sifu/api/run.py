@@ -31,7 +31,7 @@ from sifu.choices import Decided, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, VerificationError
 from sifu.export.exported_models import export_model, released_module
 from sifu.methods.registry import plan_request
@@ -246,11 +246,7 @@ class Run:
         continues. For `progress` see `train`.
         """
         spec = self.spec
-        if spec.model.kind != RIDGE:
-            raise InputError(
-                f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
-                f"{spec.model.kind!r}. On Flower clients join while the server runs"
-            )
+        spec.regime.check_joining()
         source = {} if file is None else {"file": str(Path(file).resolve())}
         if file is not None:
             with self.reader() as reader:
@@ -278,7 +274,7 @@ class Run:
         with self.view() as view:
             wanted = new_terms(view, self._engines, clients, terms)
             plan = plan_request(view, wanted)
-            if wanted.records and view.spec.model.kind != RIDGE:
+            if wanted.records and not view.regime.solves:
                 with suppress(InputError):  # a plan can do without the data; a request needs them
                     self._engines.prepare_records(view.reader, wanted)
             return with_plain_names(view.reader, plan)

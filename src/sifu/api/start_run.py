@@ -36,7 +36,6 @@ from sifu.run.devices import (
     check_repeats,
     facts_of,
     features_device,
-    is_frozen_head,
     on_device,
 )
 from sifu.run.engine_check import check_as_specified
@@ -85,7 +84,7 @@ def open_run(
         if numbers is not None:
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
-            begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and not is_frozen_head(spec)
+            begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
     opened = Run(folder, make_engine, data_folder)

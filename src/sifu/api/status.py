@@ -16,7 +16,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import RIDGE
+from sifu.core.spec.sections import RIDGE
 from sifu.core.wording import HeldOutFigures
 from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now

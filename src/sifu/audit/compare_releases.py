@@ -15,7 +15,6 @@ from sifu.audit.replay_evidence import Evidence
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
-from sifu.core.spec import RIDGE
 from sifu.data.npz import read_arrays
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
@@ -79,7 +78,7 @@ class RunComparison:
     def _missing(self) -> str:
         if self._kind not in HEAD_KINDS:
             return f"linear head (the model is a {self._kind})"
-        return "features that all releases share (groups tune networks; export two)" if self._spec.is_tuned else ""
+        return "features that all releases share (groups tune networks; export two)" if self._spec.regime.tunes else ""
 
     def _public(self) -> Floats | None:
         """Public samples as features: those of the file that was given, or the run's held-out rows."""
@@ -177,7 +176,7 @@ class RunComparison:
     def _relative(self) -> float | None:
         """The relative penalty where the spec fixes it; the observer knows the spec."""
         relative = self._spec.ridge.regularisation
-        return relative if self._kind == RIDGE and isinstance(relative, float) else None
+        return relative if self._spec.regime.solves and isinstance(relative, float) else None
 
     # -- deletions that the audit tries --------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class RunComparison:
                 else:
                     gone = statistics[number]
                 after = fit_head(whole - gone, engine.relative_penalty)
-                heads = TwoHeads(before.weights, after.weights, public, RIDGE, before.relative_penalty)
+                heads = TwoHeads(before.weights, after.weights, public, self._kind, before.relative_penalty)
                 attempts.append(attempt(heads, candidates, [number], self._another(candidates.count, [number])))
                 self._audited.progress("comparing two releases", len(attempts), most)
             yield BeforeAfterAttack.of(attempts, "trials", candidates, len(public))
@@ -310,6 +309,6 @@ def _samples_in(model: LoadedModel, path: Path) -> tuple[Array, Array, list[str]
 
 def _targets_of(model: LoadedModel, labels: Array) -> Floats:
     outputs, task = int(model.description["outputs"]), model.description["task"]
-    if model.kind != RIDGE:
+    if task is None:
         return encoded(model.kind, labels, outputs)
     return Targets(task["task"], outputs, (task["shift"],), (task["scale"],)).encode(np.asarray(labels))

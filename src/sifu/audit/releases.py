@@ -317,7 +317,7 @@ def exact_audits(
     The other world is computed from the beginning by an engine that `engine_without` made without the clients' data.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    everyone = engine_without(()) if Spec.from_mapping(reader.spec).is_tuned else None
+    everyone = engine_without(()) if Spec.from_mapping(reader.spec).regime.tunes else None
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:

@@ -28,7 +28,6 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
-from sifu.core.spec import RIDGE
 from sifu.run.coupled_replay import NoisedModel
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
@@ -72,15 +71,15 @@ class _Audit:
 
     def compare(self) -> AuditReport:
         """Compare two releases and try nothing else."""
-        row = None if self.spec.is_tuned else self.attack.request()
+        row = None if self.view.regime.tunes else self.attack.request()
         wanted = self.attack.models_wanted(row)
-        needed = wanted and self.spec.model.kind != RIDGE  # heads in closed form are solved again
+        needed = wanted and not self.view.regime.solves  # heads in closed form are solved again
         evidence = gather(self.engine, self.reader, [], wanted, self._audited.noised) if needed else Evidence()
         found = tuple(RunComparison(self._audited).carry_out(row, evidence))
         return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
 
     def carry_out(self) -> AuditReport:
-        attacked = None if self.spec.is_tuned else self.attack.request()
+        attacked = None if self.view.regime.tunes else self.attack.request()
         if erased := not_recomputed(self.reader):
             self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
         if self.view.facts.noise > 0.0 and self.spec.privacy.noise == "system":
@@ -129,7 +128,7 @@ class _Audit:
         )
 
     def _gathered(self, watched: list[Watched], attacked: RequestRow | None) -> Evidence:
-        if self.spec.is_tuned:
+        if self.view.regime.tunes:
             self.notes.append(
                 "groups tune networks, and releases go through different ones: exact releases were made again without "
                 "their clients; no distances were measured, and no attacks carried out"

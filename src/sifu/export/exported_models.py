@@ -15,7 +15,8 @@ import numpy as np
 
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
+from sifu.core.spec.sections import RIDGE
 from sifu.data.dataset import channels_first
 from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.sources import find_data, scale_of
@@ -92,7 +93,7 @@ def describe(
         "format": FORMAT,
         "software": f"sifu {__version__}",
         "model": kind,
-        "task": {key: getattr(spec.ridge, key) for key in ("task", "shift", "scale")} if kind == RIDGE else None,
+        "task": spec.regime.described_task(),
         "dtype": layout.dtype,
         "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
         "outputs": int(layout.shapes[-1][-1]),
@@ -105,7 +106,7 @@ def describe(
             "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
             "sha256": None if networks is None else hashlib.sha256(networks).hexdigest(),
         }
-        if spec.is_tuned
+        if spec.regime.tunes
         else None,
         "data": spec.data.name,
         "input_shape": _input_shape(spec, stored),
@@ -307,7 +308,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
     with blaming_damage(reader):
-        networks = networks_bytes(reader) if spec.is_tuned else None
+        networks = networks_bytes(reader) if spec.regime.tunes else None
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
@@ -333,7 +334,7 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
     if description["model"] != PYTHON:
         from sifu.export.loaded_model import LoadedModel
 
-        networks = load(networks_bytes(reader)) if Spec.from_mapping(reader.spec).is_tuned else None
+        networks = load(networks_bytes(reader)) if Spec.from_mapping(reader.spec).regime.tunes else None
         return LoadedModel(load(content), description, networks)
     own = as_model(model)
     if own is None:

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sifu.core.closed_form_engine import Trunk
 from sifu.core.layout import ModelLayout
-from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
-from sifu.core.spec.sections import recorded_features
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
+from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import tuned_map
@@ -96,7 +96,7 @@ class LoadedModel(nn.Module):
     def takes_rows(self) -> bool:
         """Whether a sample is a row of numbers; otherwise it is an image (channels, height, width)."""
         features = self.description["features"].get("kind")
-        return self.kind in (*LINEAR_KINDS, RIDGE, "mlp") and features not in IMAGE_FEATURES
+        return self.kind in ROW_KINDS and features not in IMAGE_FEATURES
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of raw samples `x`, one row each.
@@ -191,8 +191,8 @@ class LoadedModel(nn.Module):
         return x if x.dtype == np.uint8 else x.astype(np.float64), []
 
     def _decided(self, scores: Array) -> Array:
-        if self._decides_as == RIDGE:
-            task = self.description["task"]
+        task = self.description["task"]
+        if task is not None:
             targets = Targets(task["task"], scores.shape[1], (task["shift"],), (task["scale"],))
             decided = targets.decode(scores)
             return decided[:, 0] if task["task"] == "regression" and decided.shape[1] == 1 else decided
@@ -243,7 +243,7 @@ class LoadedModel(nn.Module):
     @property
     def _largest_input(self) -> float:
         """The largest number in a row that the features, or else the model's type, can take."""
-        mapped = self.description["features"].get("kind") != "none" or self.kind == RIDGE
+        mapped = self.description["features"].get("kind") != "none" or self.description["task"] is not None
         return LARGEST_INPUT if mapped else float(np.finfo(self.description["dtype"]).max)
 
     def _row_shape(self) -> list[int] | None:
@@ -254,7 +254,7 @@ class LoadedModel(nn.Module):
 
     def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
         """The feature map, drawn again for samples of a shape; it must be the one that the run was trained on."""
-        if self.description["features"].get("kind") == "none" and self.kind != RIDGE:
+        if self.description["features"].get("kind") == "none" and self.description["task"] is None:
             return None
         if shape not in self._maps:
             self._maps[shape] = described_map(self.description, self.networks, shape)
@@ -311,8 +311,8 @@ def _network(parameters: dict[str, Array], description: dict[str, Any], own: Mod
     kind, outputs = description["model"], int(description["outputs"])
     shape = description["input_shape"]
     try:
-        if kind in (*LINEAR_KINDS, RIDGE):
-            linear = "least_squares" if kind == RIDGE else kind
+        if kind in HEAD_KINDS:
+            linear = kind if description["task"] is None else "least_squares"
             model = make_model(linear, (int(parameters["weight"].shape[0]),), outputs)
         elif kind == "mlp":
             model = make_model(kind, (int(parameters["1.weight"].shape[1]),), outputs)

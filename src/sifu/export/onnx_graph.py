@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from sifu.core.spec import LINEAR_KINDS, RIDGE
+from sifu.core.spec.sections import HEAD_KINDS
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
@@ -72,7 +72,7 @@ def onnx_bytes(
     # Runtimes on a CPU have no convolution of doubles.
     element = np.dtype("float32" if any(values.ndim > 2 for values in arrays.values()) else description["dtype"])
     arrays = {name: values.astype(element) for name, values in arrays.items()}
-    if kind in (*LINEAR_KINDS, RIDGE):
+    if kind in HEAD_KINDS:
         if description["features"]["kind"] in NETWORK_MAPS:
             prepared = _through_networks(graph, description, {} if networks is None else load(networks))
         else:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.spec import RIDGE
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
@@ -127,7 +126,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     if kind not in WRITTEN_MAPS:
         raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
     samples, shape = raw_samples(graph, description, width)
-    if kind != "none" or description["model"] == RIDGE:
+    if kind != "none" or description["task"] is not None:
         mapping = described_map(description, {}, shape)
         return replace(_mapped(graph, mapping, graph.cast(samples, np.float64)), shape=(mapping.features,))
     flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)

@@ -19,7 +19,7 @@ from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.run.group_state import REBUILT, available_group_models, available_trunks, is_hit, own_statistics
+from sifu.run.group_state import REBUILT, available_group_models, current_networks, is_hit, own_statistics
 from sifu.run.run_view import RunView
 
 
@@ -31,14 +31,14 @@ class ClosedForm(Scratch):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """A fresh head from the sum over those who stay; nothing is charged to anyone."""
         leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
-        trunks = available_trunks(view.reader) if view.spec.is_tuned else ()
+        trunks = current_networks(view)
         hit = [row.grp for row in trunks if is_hit(row, leaving)]
         rounds = self._rounds(view, len(hit))
         cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
         return replace(
             super().plan(view, terms),
             predicted_rounds=rounds,
-            scratch_rounds=1 + (view.spec.groups.rounds if view.spec.is_tuned else 0),
+            scratch_rounds=view.regime.rounds_from_scratch,
             rebuild_client_rounds=rebuild_client_rounds(view, hit, leaving),
             notes=(
                 *self._network_notes(view, hit),
@@ -54,9 +54,9 @@ class ClosedForm(Scratch):
         return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1
 
     def _network_notes(self, view: RunView, hit: Sequence[int]) -> tuple[str, ...]:
-        if not view.spec.is_tuned:
+        if not view.regime.tunes:
             return ()
-        left = len(available_trunks(view.reader)) - len(hit)
+        left = len(current_networks(view)) - len(hit)
         done = "struck out of everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
         said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never held anyone forgotten"]
         if hit:
@@ -78,7 +78,7 @@ class ClosedForm(Scratch):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
         view = claim.view
-        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if view.spec.is_tuned else ()
+        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if view.regime.tunes else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:

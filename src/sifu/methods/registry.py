@@ -28,7 +28,6 @@ from sifu.core.method_info import (
     method_info,
 )
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.core.spec import RIDGE
 from sifu.core.wording import Start, forgotten_words, what_was_erased
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
@@ -63,17 +62,8 @@ def all_methods() -> dict[str, type[Method]]:
 
 def method_for(view: RunView, name: str) -> Method:
     """The method of this name, if it can do anything with this run."""
-    method, closed = method_named(name), view.spec.model.kind == RIDGE
-    if closed and name != CLOSED_FORM:
-        raise InputError(
-            f"method {name} is for models that are trained in rounds; this run solves a ridge head in closed form: "
-            f"use method {CLOSED_FORM}, which is exact and takes no rounds or one"
-        )
-    if name == CLOSED_FORM and not closed:
-        raise InputError(
-            f"method {CLOSED_FORM} is for runs with model.kind = {RIDGE!r}; this one has {view.spec.model.kind!r}. Use "
-            "sifu or scratch"
-        )
+    method = method_named(name)
+    view.regime.check_method(name)
     method.check_run(view)
     return method
 

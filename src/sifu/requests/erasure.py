@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.ledger import Event
-from sifu.core.spec import RIDGE
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.errors import InputError
 from sifu.requests import figures_policy
@@ -213,7 +212,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     writer.record(NewEvent(sealed.PURGED, payload, dropped_models=models, dropped_updates=updates, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
     noisy = view.spec.release.noise != 0.0
-    figures = kept_figures(view.spec.model.kind, _what_is_erased(writer), noisy_releases=noisy)
+    figures = kept_figures(view.regime, _what_is_erased(writer), noisy_releases=noisy)
     return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
 
 
@@ -295,7 +294,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     statistics = len(reader.statistics())
     if statistics:
         yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
-    if view.spec.model.kind == RIDGE:
+    if not view.regime.records_figures:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
     elif why := figures_policy.why_figures_stay(reader):
         by_choice = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from sifu.core.ledger import SEALED
 from sifu.core.method_info import method_info
-from sifu.core.spec import RIDGE
+from sifu.core.spec import Spec
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.reader import RunReader
@@ -49,9 +49,8 @@ def keeps_figures(
     if not requests:
         return "no client was forgotten yet"
     if by_choice:
-        spec = first["run"]["spec"]
-        if spec["model"]["kind"] == RIDGE or spec.get("groups", {}).get("count", 0):
-            return "it has a head in closed form or groups, whose models and sums are told by them"
+        if why := Spec.from_mapping(first["run"]["spec"]).regime.why_figures_stay():
+            return why
         needed = {row["method"] for row in requests if method_info(row["method"]).figures == "needed"}
         if needed or any(request.get("level") in (None, "none") for request in requests):
             named = f" ({', '.join(sorted(needed))})" if needed else ""

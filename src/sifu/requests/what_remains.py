@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sifu.core.ledger import canonical_json
-from sifu.core.spec import RIDGE
+from sifu.core.spec.regime import Regime
 from sifu.store.clock import utc_now
 from sifu.store.files import append_line, linked_files, read_plain
 from sifu.store.reader import RunReader
@@ -182,7 +182,7 @@ OF_RELEASES = (
 
 
 def kept_figures(
-    model_kind: str, erased: Literal["nothing", "all", "exact"], *, noisy_releases: bool = False
+    regime: Regime, erased: Literal["nothing", "all", "exact"], *, noisy_releases: bool = False
 ) -> tuple[KeptFigure, ...]:
     """What is left after a purge; numbers of things alone of a head in closed form, or where all was exact.
 
@@ -190,6 +190,6 @@ def kept_figures(
     """
     if noisy_releases:
         return (*OF_RELEASES, *COUNTS)
-    if erased == "exact" or model_kind == RIDGE:
+    if erased == "exact" or not regime.records_figures:
         return COUNTS
     return (*(AFTER_ALL if erased == "all" else KEPT_FIGURES), *COUNTS)

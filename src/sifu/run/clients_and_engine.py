@@ -5,7 +5,7 @@ Where the spec names a public feature map, clients have features in the place of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,16 @@ from sifu.core.closed_form_engine import targets_of
 from sifu.core.engine import Engine
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
-from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
-from sifu.core.spec.sections import FeaturesSpec
+from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
+from sifu.core.spec.sections import ROW_KINDS, FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import row_digests
 from sifu.data.sources import find_data
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
+from sifu.theory.closed_form import FixedPoint, Targets
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
@@ -198,7 +200,7 @@ def is_table(data: DataSpec) -> bool:
 
 def takes_rows(spec: Spec) -> bool:
     """Whether samples are handed over as rows of numbers, not as images."""
-    return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
+    return spec.model.kind in ROW_KINDS and spec.features.kind not in IMAGE_FEATURES
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def held_out_rows_from_spec(
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
-    if spec.features.kind != "none" and spec.model.kind != RIDGE:
+    if spec.regime.maps_before_training:
         (held,) = with_features(spec, [ClientData("held out", x, dataset.y_test)])
         x = held.x
     return HeldOutRows(x, dataset.y_test, dataset.client_test)
@@ -271,46 +273,76 @@ def known_outputs(spec: Spec) -> int:
     return named.classes if named else 0
 
 
-def closed_form_engine(spec: Spec, clients: Any, numbers: Sequence[int] | None = None) -> tuple[Engine, Spec]:
-    """The engine of a head in closed form, and the spec with the one round it takes.
+@dataclass(frozen=True)
+class _Head:
+    """What a head in closed form is fitted to, and the map that its features come from."""
 
-    `numbers` are those that mini-batches of clients are drawn for where groups tune a network.
-    """
-    from sifu.data.feature_maps import fixed_point
+    features: FeatureMap
+    targets: Targets
+    from_labels: bool
+
+    @staticmethod
+    def of(spec: Spec, clients: Any) -> _Head:
+        """From the clients' labels, where the spec does not say how many outputs there are."""
+        ridge, outputs = spec.ridge, spec.model.outputs
+        columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
+        if ridge.task == "classification":
+            outputs = known_outputs(spec)
+            counted = 1 + max(int(np.max(client.y)) for client in clients)
+            if outputs and outputs < counted:
+                raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+            from_labels, outputs = not outputs, max(outputs or counted, 2)
+        else:
+            from_labels, outputs = False, outputs or columns[0]
+        features = map_of(spec, clients)
+        assert features is not None  # a closed-form head always has a map
+        return _Head(features, targets_of(ridge, outputs), from_labels)
+
+    def numbers(self, spec: Spec, features: FeatureMap) -> tuple[FixedPoint, float | None]:
+        """Return how statistics of features are written, and the relative penalty."""
+        from sifu.data.feature_maps import fixed_point
+
+        ridge = spec.ridge
+        fixed = fixed_point(features, self.targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+        return fixed, None if ridge.regularisation == "auto" else ridge.regularisation
+
+    def facts(self, spec: Spec, features: FeatureMap) -> dict[str, Any]:
+        """Return what is known of the data and of the map."""
+        return {
+            "preprocessing": preprocessing_of(spec),
+            "declared": features.is_declared,
+            "from_labels": self.from_labels,
+        }
+
+
+def closed_form_engine(
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+) -> tuple[Engine, Spec]:
+    """Return the engine of a head in closed form, and the spec with the one round it takes."""
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
-    ridge, outputs = spec.ridge, spec.model.outputs
-    columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
-    if ridge.task == "classification":
-        outputs = known_outputs(spec)
-        counted = 1 + max(int(np.max(client.y)) for client in clients)
-        if outputs and outputs < counted:
-            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
-        from_labels, outputs = not outputs, max(outputs or counted, 2)
-    else:
-        from_labels, outputs = False, outputs or columns[0]
-    targets = targets_of(ridge, outputs)
-    features = map_of(spec, clients)
-    assert features is not None  # a closed-form head always has a map
-    if spec.is_tuned:
-        from sifu.data.feature_maps.build import tuned_map
+    head = _Head.of(spec, clients)
+    fixed, relative = head.numbers(spec, head.features)
+    facts = head.facts(spec, head.features)
+    engine = ClosedFormFederation(clients, head.features, head.targets, fixed, relative, **facts)
+    return engine, replace(spec, **spec.regime.settled(0.0))
 
-        features = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
-    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
-    relative = None if ridge.regularisation == "auto" else ridge.regularisation
-    facts: dict[str, Any] = {
-        "preprocessing": preprocessing_of(spec),
-        "declared": features.is_declared,
-        "from_labels": from_labels,
-    }
-    if spec.is_tuned:
-        from sifu.engines.sim.tuned_engine import TunedFederation
 
-        tuned: Any = features
-        plan = local_training(spec, float(spec.local.rate)), spec.seed
-        engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, *plan, numbers=numbers, **facts)
-    else:
-        engine = ClosedFormFederation(clients, features, targets, fixed, relative, **facts)
+def tuned_engine(
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+) -> tuple[Engine, Spec]:
+    """Return the engine of a head on networks that groups tune, and the spec with the one round of the solve.
+
+    `numbers` are those that mini-batches of clients are drawn for.
+    """
+    from sifu.data.feature_maps.build import tuned_map
+    from sifu.engines.sim.tuned_engine import TunedFederation
+
+    head, groups = _Head.of(spec, clients), spec.groups
+    features = tuned_map(spec.features, head.features, head.targets.outputs, groups.count, groups.stretch)
+    fixed, relative = head.numbers(spec, features)
+    plan, facts = (local_training(spec, float(spec.local.rate)), spec.seed), head.facts(spec, features)
+    engine = TunedFederation(clients, features, head.targets, fixed, relative, *plan, numbers=numbers, **facts)
     return engine, replace(spec, **spec.regime.settled(0.0))
 
 
@@ -323,24 +355,14 @@ def local_training(spec: Spec, rate: float) -> Any:
     return LocalTraining(rate, local.steps, local.batch or None, *rule)
 
 
-def engine_from_spec(
+def rounds_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
-
-    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user. `numbers` are those that clients
-    are drawn for, where some of a run are left out.
-    """
+    """Return the engine of rounds, and the spec with `local.rate = "auto"` replaced by the rate that was found."""
     from sifu.engines.sim import SimulatedFederation, make_model
     from sifu.engines.sim.client_updates import Clipping
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 
-    if spec.server.wait != ALL:
-        raise InputError(
-            f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
-        )
-    if spec.model.kind == RIDGE:
-        return closed_form_engine(spec, clients, numbers)
     clients = with_features(spec, clients)
     from_labels = False
     if model is None:
@@ -392,6 +414,33 @@ def engine_from_spec(
     return build(rate), replace(spec, local=replace(spec.local, rate=rate))
 
 
+MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None], tuple[Engine, Spec]]
+"""Makes the embedded engine of a regime, see `engine_from_spec`."""
+ENGINES: dict[type[Regime], MakesEngine] = {
+    Regime: rounds_engine,
+    ClosedForm: closed_form_engine,
+    TunedNetworks: tuned_engine,
+}
+
+
+def engine_from_spec(
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+) -> tuple[Engine, Spec]:
+    """Return the embedded engine, and the spec with what the engine settles filled in.
+
+    Args:
+        spec: Spec of the run.
+        clients: Clients with their data.
+        model: A `LinearModel` or `ModuleModel` of a Python user, used instead of the spec's.
+        numbers: Those that clients are drawn for, where some of a run are left out.
+    """
+    if spec.server.wait != ALL:
+        raise InputError(
+            f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
+        )
+    return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers)
+
+
 @dataclass(frozen=True)
 class FeatureData(ClientData):
     """A client whose `x` are features of the map with this digest, and digests of the samples they were made from."""
@@ -404,7 +453,7 @@ class FeatureData(ClientData):
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
     """The feature map of a spec for clients with such samples; None where a linear model takes them as they are."""
-    if spec.features.kind == "none" and spec.model.kind != RIDGE:
+    if not spec.regime.maps_samples:
         return None
     return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))
 
@@ -420,7 +469,7 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
 def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tuple[Any, ...]:
     """The clients of a run that trains on features, each mapped once; a closed-form head maps them on its own."""
-    if spec.model.kind == RIDGE or spec.features.kind == "none":
+    if not spec.regime.maps_before_training:
         return tuple(clients)
     if all(isinstance(client, FeatureData) for client in clients):
         return tuple(clients)

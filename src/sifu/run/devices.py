@@ -10,6 +10,7 @@ their very class. A subclass or a copy may do anything, so nothing is known of i
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -18,7 +19,8 @@ import numpy as np
 from sifu.choices import Device, Precision
 from sifu.core.capabilities import check_capabilities
 from sifu.core.engine import ChecksModule, Engine, Position
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
@@ -56,14 +58,9 @@ def why_no_gpu() -> str | None:
     return None
 
 
-def is_frozen_head(spec: Spec) -> bool:
-    """Whether a head in closed form is on a network that nobody tunes: what is proven, is proven of what was sent."""
-    return spec.model.kind == RIDGE and not spec.is_tuned
-
-
 def features_device(spec: Spec, device: str) -> str:
     """Where a trained head's features are computed: on a GPU if they go through a network and there is one."""
-    through_network = spec.features.kind in NETWORK_FEATURES and spec.model.kind != RIDGE and device != "cpu"
+    through_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training and device != "cpu"
     return GPU if through_network and why_no_gpu() is None else "cpu"
 
 
@@ -79,14 +76,12 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     missing = why_no_gpu()
     if device == "cuda" and missing is not None:
         raise InputError(f"--device cuda cannot be used here: {missing}")
-    if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; networks gain
-        if missing is not None or (device == "auto" and spec.features.kind not in NETWORK_FEATURES):
-            return engine
-        if spec.is_tuned:
-            return cast("TunedFederation", engine).on(GPU, precision)
-        cast("ClosedFormFederation", engine).compute_features_on(GPU)
-        return engine
-    if missing is not None or (device == "auto" and not _worth_a_gpu(engine, clients)):
+    return engine if missing is not None else by_regime(ON_GPU, spec.regime)(engine, clients, spec, device, precision)
+
+
+def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+    """Return a lane with the engine's model and clients, where it is worthwhile."""
+    if device == "auto" and not _worth_a_gpu(engine, clients):
         return engine
     from sifu.engines.sim.lanes import lane_engines
 
@@ -98,6 +93,25 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
         if device == "auto":
             return engine
         raise
+
+
+def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+    """Compute features on the GPU: a solve takes a second wherever it runs; networks gain."""
+    if device != "auto" or spec.features.kind in NETWORK_FEATURES:
+        cast("ClosedFormFederation", engine).compute_features_on(GPU)
+    return engine
+
+
+def _tuning_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+    """Return the engine whose groups tune their networks on the GPU."""
+    return cast("TunedFederation", engine).on(GPU, precision)
+
+
+ON_GPU: dict[type[Regime], Callable[[Engine, Any, Spec, str, str], Engine]] = {
+    Regime: _rounds_on_gpu,
+    ClosedForm: _head_on_gpu,
+    TunedNetworks: _tuning_on_gpu,
+}
 
 
 def _worth_a_gpu(engine: Engine, clients: Any) -> bool:

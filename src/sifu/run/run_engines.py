@@ -14,7 +14,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
@@ -224,7 +224,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     """Those who left and whose loss is steeper than the local rate is for, by number: they would end the bound on
     rounding of an engine that has their data. Said only where the rate was found anew without them."""
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if reader.spec["model"]["kind"] == RIDGE:  # its rate, if any, is the one at which groups tune a network
+    if Spec.from_mapping(reader.spec).regime.solves:  # its rate, if any, is the one at which groups tune a network
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -238,7 +238,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
 
 def solved_from_files(spec: Spec) -> bool:
     """Whether the run's models are heads that kept statistics give, so that the clients' data are not needed."""
-    return spec.model.kind == RIDGE and spec.data.name != FLOWER and not spec.is_tuned
+    return spec.data.name != FLOWER and not spec.regime.needs_data
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
@@ -247,7 +247,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
     A client that is to join again with fewer records is not in the record yet: its data are needed.
     """
     own = [row for row in view.reader.statistics().values() if not row.is_sum]
-    kept = set() if view.spec.is_tuned else {row.clients[0] for row in own}  # tuned networks may be tuned again
+    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}  # networks may be tuned again
     gone = {index for name in leaving if (index := view.index_of.get(name)) is not None}
     needed = set(view.active.tolist()) - kept - gone
     for client, reason in unusable.items():

@@ -19,7 +19,7 @@ from typing import Any
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
-from sifu.core.spec import RIDGE
+from sifu.core.spec import Spec
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, kept_outside, unfinished
 from sifu.store.client_accuracy import read_standing, remove_standing
@@ -411,7 +411,7 @@ class RunWriter(RunReader):
         files must tell nothing: its salts never follow from the spec.
         """
         spec = self._new_spec or self.spec
-        is_experiment = spec["privacy"]["noise"] == "seeded" and spec["model"]["kind"] != RIDGE
+        is_experiment = spec["privacy"]["noise"] == "seeded" and Spec.from_mapping(spec).regime.draws_noise
         return int(spec["seed"]) if is_experiment else None
 
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def check_groups(reader: RunReader) -> Iterator[str]:
             yield from _check_rounds(view, key, event, before)
         elif event.kind in ("merged", "rolled back"):
             yield from _check_merge(view, event, before)
-        elif event.kind == "rounds" and view.spec.is_tuned:
+        elif event.kind == "rounds" and view.regime.tunes:
             yield from _check_networks(view, event, before)
     if not is_locked(reader.folder):  # its writer may erase a model that is about to be read
         yield from _check_models(reader)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from sifu.core.closed_form_engine import places_of_head, recorded_blocks, recorded_fixed_point
-from sifu.core.spec import RIDGE
 from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
 from sifu.requests.erasure import statistics_to_erase, sum_left
+from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedTables
 from sifu.store.files import is_locked
@@ -31,7 +31,7 @@ SCORES_AGREE = 1e-6
 def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     """The files of statistics, who is in them, and the current head."""
     view, rows = RunView(reader), list(reader.statistics().values())
-    if view.spec.model.kind != RIDGE:
+    if not view.regime.solves:
         if rows or solves(reader):
             yield "statistics: there are some, but the model is not solved in closed form"
         return
@@ -84,12 +84,10 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
-        if (
-            view.spec.is_tuned
-            and not set(row.trunks) <= view.reader.models().keys() & view.reader.group_models().keys()
-        ):
+        networks = behaviour_of(view).networks_among(view.reader.models())
+        if view.regime.tunes and not set(row.trunks) <= networks:
             yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
-        if not view.spec.is_tuned and row.trunks:
+        if row.trunks and not view.regime.tunes:
             yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
     models, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"

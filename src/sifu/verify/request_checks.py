@@ -10,7 +10,6 @@ from typing import Any
 from sifu.choices import LEVELS
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
-from sifu.core.spec import RIDGE
 from sifu.core.wording import WORDING
 from sifu.planning.plan import Way, choose_way, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
@@ -45,7 +44,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     least = auto["least_level"]
     compared = [Way(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
     methods = [way.method for way in compared]
-    always = "closed_form" if recorded.view.spec.model.kind == RIDGE else "scratch"
+    always = recorded.view.regime.exact_method
     if len(set(methods)) < len(methods) or (request.terms.sigma == AUTO and always not in methods):
         yield f"auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
     if LEVELS.index(least) < LEVELS.index(least_level(recorded.request.terms, least)):
@@ -228,10 +227,10 @@ def _check_rate(
 def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """A request must not have taken more rounds than its terms allow, and none where the model was released at once."""
     spec = recorded.view.spec
-    if request.final_node is None or spec.model.kind == RIDGE:  # a solve is one round, whatever the terms say
+    if request.final_node is None:
         return
     start = recorded.view.path.nodes[-1].position
-    limit = 0 if request.terms.release == "now" else request.terms.stop(spec.stop).max_rounds
+    limit = spec.regime.most_rounds(request.terms.release, request.terms.stop(spec.stop).max_rounds)
     rounds = recorded.reader.nodes_by_number()[request.final_node].node.position
     if rounds > max(limit, start):
         yield f"its terms allow {limit} rounds, and it took {rounds}"

@@ -5,6 +5,6 @@ refuses what is wrong by the name of its key, and writes the file of `sifu init`
 """
 
 from sifu.core.spec.run_spec import Spec, commented_toml
-from sifu.core.spec.sections import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, ModelSpec, StopSpec
+from sifu.core.spec.sections import IMAGE_FEATURES, LINEAR_KINDS, DataSpec, ModelSpec, StopSpec
 
-__all__ = ["IMAGE_FEATURES", "LINEAR_KINDS", "RIDGE", "DataSpec", "ModelSpec", "Spec", "StopSpec", "commented_toml"]
+__all__ = ["IMAGE_FEATURES", "LINEAR_KINDS", "DataSpec", "ModelSpec", "Spec", "StopSpec", "commented_toml"]

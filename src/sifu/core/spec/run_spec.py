@@ -322,11 +322,6 @@ class Spec:
         """The kind of training that the spec describes."""
         return regime_of(self)
 
-    @property
-    def is_tuned(self) -> bool:
-        """Whether groups tune the network that a head in closed form stands on (docs/theory.md, section 15.5)."""
-        return self.regime.tunes
-
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
         values = asdict(self)

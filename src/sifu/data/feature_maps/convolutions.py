@@ -29,7 +29,7 @@ from sifu.errors import InputError, UnusableSamplesError
 if TYPE_CHECKING:
     import torch
 
-REACH, COLOURS, RIDGE = 8.0, 0.9, 0.3
+REACH, COLOURS, DAMPING = 8.0, 0.9, 0.3
 """The covariance that whitens: length in pixels, correlation of two colours, and what is added to its diagonal."""
 FLAT = 10.0
 """Added to the variance of a patch: about the noise of a camera, so that flat patches stay flat."""
@@ -105,7 +105,7 @@ def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[
     distances = np.sqrt(((places[:, None] - places[None, :]) ** 2).sum(axis=-1))
     colours = np.full((channels, channels), COLOURS) + (1.0 - COLOURS) * np.eye(channels)
     values, vectors = np.linalg.eigh(np.kron(colours, np.exp(-distances / REACH)))
-    whitened = drawn @ (vectors / np.sqrt(values + RIDGE)) @ vectors.T
+    whitened = drawn @ (vectors / np.sqrt(values + DAMPING)) @ vectors.T
     whitened -= whitened.mean(axis=1, keepdims=True)
     # sum |w| 255 stays below 2^24 also after every weight moved by one more than its rounding.
     room = EXACT / 255.0 - 2.0 * taps

@@ -18,7 +18,7 @@ import numpy as np
 from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, targets_of
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
@@ -106,7 +106,7 @@ def head_blueprint(
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
     features = specified_map(spec.features, common_shape(profiles))
     targets = targets_of(ridge, outputs)
-    if spec.is_tuned:
+    if spec.regime.tunes:
         features = tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
     layout = head_layout(fixed)
@@ -129,7 +129,7 @@ def head_blueprint(
         several=all(profile.several for profile in profiles),
         head=head,
     )
-    if spec.is_tuned:
+    if spec.regime.tunes:
         tuning = replace(
             blueprint,
             layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
@@ -149,26 +149,25 @@ STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
 
 def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
     """What clients must know of a spec; before the profiles are in, without rate and outputs."""
-    model, is_head = spec.model, spec.model.kind == RIDGE
-    rate = 1.0 if spec.local.rate == "auto" else spec.local.rate  # no bound of a profile depends on the rate
+    model, sent = spec.model, spec.regime.sent_settings()
     return WirePlan(
         model.kind,
         outputs,
         model.init,
         model.dtype,
         spec.seed,
-        0.0 if is_head and not spec.is_tuned else rate,
+        sent.rate,
         **{name: getattr(spec.local, name) for name in STEPS},
-        features=_text(spec.features) if spec.features.kind != "none" or is_head else "",
-        ridge=_text(spec.ridge) if is_head else "",
-        groups=spec.groups.count if spec.is_tuned else 0,
-        stretch=spec.groups.stretch if spec.is_tuned else 1.0,
+        features=_text(sent.features),
+        ridge=_text(sent.ridge),
+        groups=sent.groups,
+        stretch=sent.stretch,
     )
 
 
-def _text(section: FeaturesSpec | RidgeSpec) -> str:
-    """A section of the spec as it travels."""
-    return json.dumps(asdict(section), sort_keys=True)
+def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
+    """Return a section of the spec as it travels; empty where clients do not need it."""
+    return "" if section is None else json.dumps(asdict(section), sort_keys=True)
 
 
 def _training(plan: WirePlan) -> LocalTraining:
@@ -193,7 +192,7 @@ class ReadyClient:
     def profile(self, instruction: Instruction) -> WireProfile:
         """Its data in figures: nothing of them but the shape, the counts and the bounds."""
         plan = WirePlan.of_text(instruction.plan)
-        if plan.model == RIDGE:
+        if plan.ridge:
             return head_wire_profile(self, plan)
         outputs = count_outputs([self], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
         shape = input_shape([self])
@@ -227,7 +226,7 @@ class ReadyClient:
         """On its own data."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
-            _asked_head(self, instruction) if plan.model == RIDGE else _federation_of(self, plan, instruction.client)
+            _asked_head(self, instruction) if plan.ridge else _federation_of(self, plan, instruction.client)
         )
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
@@ -235,8 +234,8 @@ class ReadyClient:
     def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
         """(G, H, n, q) of its data, or its rows, for a head in closed form, and the digest of the feature map."""
         plan = WirePlan.of_text(instruction.plan)
-        if plan.model != RIDGE:
-            raise InputError(f"statistics are for model.kind = {RIDGE!r}, this plan has {plan.model!r}")
+        if not plan.ridge:
+            raise InputError(f"statistics are for heads in closed form, this plan has a model {plan.model!r}")
         head = _asked_head(self, instruction)
         return head.sent_by(0), head.facts.features
 
@@ -265,7 +264,7 @@ def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
-    if spec.model.kind == RIDGE:
+    if spec.regime.solves:
         plan = plan_of(spec, spec.model.outputs or max(profile.outputs for profile in profiles))
         return head_blueprint(spec, profiles, plan, identity=identity, preprocessing=preprocessing)
     shape = common_shape(profiles)
