@@ -111,11 +111,15 @@ def carry_out(
     resumed = worker.finish_running()
     if wanted is not None:
         view = RunView(writer)
+        plan = None
         if request not in rows:
-            check_level(plan_request(view, wanted, level), level)
+            plan = plan_request(view, wanted, level)
+            check_level(plan, level)
             if wanted.records:
                 engines.prepare_records(writer, wanted)
         request = receive(writer, view, wanted, request, nonces=nonces)
+        if plan is not None:
+            worker.hand_on(request, plan, wanted, level)
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
     first = worker.execute_records(besides=request) if request is not None else []
     chosen = [request] if request is not None else ready

@@ -41,6 +41,7 @@ from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import leaving_requests
 from sifu.store.reader import plain_name, plain_names
+from sifu.theory.participation import ClientIndices
 
 METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu, Scratch, ClosedForm, Groups)}
 
@@ -137,11 +138,18 @@ def also_left_out(view: RunView, terms: RequestTerms) -> str:
     return f"also left out by pending requests: {'; '.join(words)}" if words else ""
 
 
+def staying_after(view: RunView, terms: RequestTerms) -> ClientIndices:
+    """Return the clients that stay, whether or not the request has been received.
+
+    A client that loses some records stays, although it is not active until it has joined again.
+    """
+    named = view.indices(terms.clients)
+    return np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
+
+
 def left_alone(view: RunView, terms: RequestTerms) -> str:
     """The warning that a request leaves a single client, whose data alone the next model will show; "" otherwise."""
-    named = view.indices(terms.clients)
-    # A client that loses some records stays, although it is not active until it has joined again.
-    staying = np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
+    staying = staying_after(view, terms)
     if staying.size != 1:
         return ""
     name = plain_name(view.reader, int(staying[0]))
@@ -178,7 +186,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
     info, terms = method.info, plan.terms
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
-    staying, drawn = max(0, view.active.size - len(terms.clients)), view.facts.participation
+    staying, drawn = staying_after(view, terms).size, view.facts.participation
     taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # in a round, on average
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:

@@ -217,6 +217,16 @@ Tell = Callable[[str], None]
 """Takes a line for an observer."""
 
 
+@dataclass(frozen=True)
+class HandedOn:
+    """A plan made before its request was received, and the state of the ledger right after the receipt."""
+
+    plan: Plan
+    terms: RequestTerms
+    level: Level | None
+    state: tuple[int, str]
+
+
 class Worker:
     """Works on a run that this process may write to."""
 
@@ -238,6 +248,7 @@ class Worker:
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
+        self._handed_on: dict[str, HandedOn] = {}
         self._tried: set[int] = set()
         """Clients that a closed-form head lacks although they were asked."""
         self.refused: dict[str, NotCertifiableError] = {}
@@ -420,7 +431,7 @@ class Worker:
             self._prepare_records(self.writer, row.terms)
         self._merge_groups()
         view = RunView(self.writer)
-        plan = plan_request(view, row.terms, level)
+        plan = self._plan(view, row, level)
         method = method_for(view, plan.terms.method)
         check_level(plan, level)
         if row.status != "planned":
@@ -444,6 +455,28 @@ class Worker:
         self._join_again()
         # An engine at a new rate has stand-ins for those who left: their accuracy is measured by the one before.
         self._retrain(row.request, before if engine is not before and rate is not None else None)
+
+    def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
+        """Use a plan for a request that was just received, unless the run changes before it is executed.
+
+        Args:
+            request: Name of the request; its receipt is the last event of the run.
+            plan: The plan that was made, and checked, before the request was received.
+            terms: The terms that were planned.
+            level: The least level accepted.
+        """
+        self._handed_on[request] = HandedOn(plan, terms, level, self.writer.last_event())
+
+    def _plan(self, view: RunView, row: RequestRow, level: Level | None) -> Plan:
+        """Return the plan that was handed on, if nothing happened since; otherwise a new one."""
+        given = self._handed_on.pop(row.request, None)
+        if given is not None and (given.terms, given.level, given.state) == (
+            row.terms,
+            level,
+            self.writer.last_event(),
+        ):
+            return given.plan
+        return plan_request(view, row.terms, level)
 
     def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
         """The automatic rate of those who stay, where training begins afresh, and an engine for it: made before
