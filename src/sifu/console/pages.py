@@ -192,7 +192,7 @@ def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[s
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
         "methods": [AUTO, *(info.name for info in all_method_infos() if info.certifies and not info.control)],
-        "usual": usual_terms(spec, ["-"]).to_mapping(),
+        "usual": usual_terms(spec, ["-"]).shown(),
         "clients": [name for name, _, _ in clients[:MOST_PICKED]],
         "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},
         "errors": {},
@@ -365,13 +365,15 @@ def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
 
 def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
     """The terms of a request as people read them; a default from the spec is shown with its value."""
-    filed = terms.to_mapping()
+    filed = terms.shown()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
     words["records"] = rows_words(terms.records, identities)
     if terms.level is None:
         words["level"] = "conditional, or none for a method without a guarantee"
     if terms.target is None:
         words["target"] = f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
+    if terms.before_after is None:
+        words["before_after"] = "not demanded"
     if terms.max_rounds == 0:
         words["max_rounds"] = f"{spec.stop.max_rounds} (the run's)"
     return words

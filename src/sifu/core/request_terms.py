@@ -155,6 +155,10 @@ class RequestTerms:
                 del terms[term.name]
         return terms
 
+    def shown(self) -> dict[str, Any]:
+        """Return every term as plain values, for people: each `later_term` too, whatever its value."""
+        return {name: getattr(self, name) for name in LATER_TERMS} | self.to_mapping()
+
     def digest(self, request: str) -> str:
         """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id.
 

@@ -14,7 +14,7 @@ from typing import Any
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.ledger import canonical_json
 from sifu.core.record_commitments import commitments_to, is_commitment
-from sifu.core.request_terms import AUTO, TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import AUTO, LATER_TERMS, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
 from sifu.methods.registry import method_for
@@ -272,8 +272,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
         view = RunView(writer)
-        if set(content) != set(TERMS):  # the spec's defaults may change before it is opened
-            raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
+        needed = set(TERMS) - LATER_TERMS  # the spec's defaults may change before it is opened
+        if not needed <= set(content) <= set(TERMS):
+            raise InputError(f"a request must give {', '.join(sorted(needed))}; found {', '.join(sorted(content))}")
         terms = RequestTerms.from_mapping(content)
         terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # who joined again since it was posted
         check_retention(view.spec, terms)
