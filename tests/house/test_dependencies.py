@@ -15,6 +15,9 @@ from runtime_environment import PROJECT, ROOT, declared, make_environment
 SOURCES = ROOT / "src"
 # These packages of ours import an extra's package at their top, because they are of no use without it.
 NEEDS_AN_EXTRA = (
+    "sifu.audit.compare_releases",
+    "sifu.audit.controls",
+    "sifu.audit.run_audit",
     "sifu.cli.demo_trunk",
     "sifu.console",
     "sifu.data.feature_maps.deep_network",

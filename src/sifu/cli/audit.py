@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from sifu.audit import AuditReport, BeforeAfterAttack, ClientAudit, Control, FileComparison
 from sifu.cli.output import Answer, ShownBar, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import plain_values
+
+if TYPE_CHECKING:
+    from sifu.audit import AuditReport, BeforeAfterAttack, ClientAudit, Control, FileComparison
 
 MOST_SUBJECTS = 12
 MODELS = ("before", "released", "scratch")

@@ -4,7 +4,7 @@ it, and the record: list requests, decide on one, answer a client.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -168,6 +168,7 @@ def forget(
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.report.metrics_log import MetricsLog
+    from sifu.run.run_engines import solved_from_files
 
     _add_records(terms, clients, records, run)
     of_new_requests = [name for name in terms if name != "level"]
@@ -177,10 +178,11 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
-    importlib.import_module("torch")  # a missing extra is reported before a request is recorded
     nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
+        if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
+            raise ModuleNotFoundError(name="torch")  # before a request is recorded
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,
