@@ -6,11 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from sifu_verifier.certificate_file import verify_certificate
 from sifu_verifier.verification import not_recomputed, verify
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Verify the named run folders and print what was found.
+    """Verify the named run folders, or a certificate, and print what was found.
 
     Args:
         arguments: Command line without the program's name; the process's own if None.
@@ -18,19 +19,34 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 if everything agrees, 1 if there is a problem.
     """
-    parser = argparse.ArgumentParser(prog="sifu-verifier", description="Check what a run of sifu recorded.")
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["certificate"]:
+        parser = argparse.ArgumentParser(prog="sifu-verifier certificate", description="Check a certificate file.")
+        parser.add_argument("file", type=Path, metavar="FILE", help="public certificate or auditor's copy")
+        parser.add_argument("--public-key", metavar="HEX", help="the operator's key, known from elsewhere")
+        options = parser.parse_args(given[1:])
+        return print_problems(options.file, verify_certificate(options.file, options.public_key))
+    parser = argparse.ArgumentParser(
+        prog="sifu-verifier",
+        description="Check what a run of sifu recorded. To check a certificate alone: sifu-verifier certificate FILE",
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    return max([print_verification(folder) for folder in parser.parse_args(arguments).runs])
+    return max([print_verification(folder) for folder in parser.parse_args(given).runs])
+
+
+def print_problems(path: Path, problems: list[str]) -> int:
+    """Print the problems of a file or folder; return 1 if there are any."""
+    counted = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    print(f"{path}: {counted if problems else 'all good'}", *problems, sep="\n  ")
+    return int(bool(problems))
 
 
 def print_verification(folder: Path) -> int:
-    """Print the problems of a run folder; return 1 if there are any."""
+    """Verify a run folder, print what was found, and return 1 if there are problems."""
     problems = verify(folder)
-    counted = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    print(f"{folder}: {counted if problems else 'all good'}", *problems, sep="\n  ")
-    if not problems:
-        for name, time in not_recomputed(folder).items():
-            print(f"  not recomputed, figures erased {time}: {name}")
+    print_problems(folder, problems)
+    for name, time in ({} if problems else not_recomputed(folder)).items():
+        print(f"  not recomputed, figures erased {time}: {name}")
     return int(bool(problems))
 
 

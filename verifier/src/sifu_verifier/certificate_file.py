@@ -1,0 +1,84 @@
+"""A certificate without its run: signatures, commitments, and figures that follow from each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sifu_verifier.calibration import multiplier
+from sifu_verifier.canonical import Row, canonical, same, sha256
+from sifu_verifier.certificates import CONFIDENTIAL
+from sifu_verifier.normal import cdf
+
+FORMATS = ("sifu-certificate-3", "sifu-certificate-4")
+
+
+def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
+    """Return the problems of a certificate file; an empty list if what it says agrees with itself.
+
+    The run is not needed and not looked at, so the level, Psi and the budgets are not recomputed.
+
+    Args:
+        file: A public certificate or an auditor's copy, as in the folder `certificates` of a run.
+        public_key: The operator's key in hexadecimal digits, known from elsewhere; the file's own if None.
+    """
+    try:
+        certificate = json.loads(Path(file).read_bytes())
+        body, key = certificate["body"], certificate["public_key"]
+        problems = [] if public_key in (None, key) else [f"it is signed with the key {key}, not with {public_key}"]
+        return [*problems, *_signature_problems(certificate, public_key or key), *_figure_problems(body)]
+    except Exception as error:
+        return [f"it is no certificate that can be read: {error!r}"]
+
+
+def _signature_problems(certificate: Row, public_key: str) -> list[str]:
+    """Check the signature of the certificate and of the head of the ledger that it names."""
+    body, problems = certificate["body"], []
+    head = {"format": "sifu-checkpoint-1", "run": body["run"]} | body["ledger"]
+    of_head = head.pop("signature")
+    for what, signature, signed in (
+        ("the certificate", certificate["signature"], body),
+        ("the head of the ledger", of_head, head),
+    ):
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+            key.verify(bytes.fromhex(signature), canonical(signed).encode())
+        except (InvalidSignature, ValueError):
+            problems.append(f"the signature of {what} does not verify")
+    return problems
+
+
+def _figure_problems(body: Row) -> list[str]:
+    """Check the figures that follow from others in the same certificate (docs/store.md, sections 4 and 7)."""
+    s, level = multiplier(body), body["level"]
+    rate = math.ceil(1e4 * cdf(NormalDist().inv_cdf(0.01) + 1 / s) - 1e-6) / 1e4
+    expected: dict[str, Any] = {
+        "noise_multiplier": s,
+        "attacker_true_positive_rate_at_1_percent": {"none": None, "exact": 0.01}.get(level, rate),
+    }
+    if body["form"] == "auditor":
+        models = body["models"].items()
+        expected["psi_star"] = body["sigma"] / s
+        expected["commitments"] = body["commitments"] | {
+            name: sha256(bytes.fromhex(model["nonce"]), bytes.fromhex(model["digest"])) for name, model in models
+        }
+    problems = [
+        f"{name}: recorded {body.get(name)!r}, computed {value!r}"
+        for name, value in expected.items()
+        if not same(body.get(name), value)
+    ]
+    if body["format"] not in FORMATS:
+        problems.append(f"format is {body['format']!r}, not one of {', '.join(FORMATS)}")
+    if level == "exact" and not body["untouched"]:
+        problems.append("its level is exact, but the client took part in the model that training resumed from")
+    if level != "none" and not body["untouched"] and body["noise_source"] != "system":
+        problems.append(f"its level is {level}, but its noise is {body['noise_source']}")
+    if body["form"] == "public" and CONFIDENTIAL & body.keys():
+        problems.append(f"it is public, but holds {', '.join(sorted(CONFIDENTIAL & body.keys()))}")
+    return problems
