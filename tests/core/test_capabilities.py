@@ -51,6 +51,16 @@ class Declared(SimulatedFederation, LeavesOut, RunsGroupRounds):
         return "declared"
 
 
+class PassedOn:
+    """An engine that wraps another one, and passes on what it does not have itself."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 def engine_of(kind: type[SimulatedFederation]) -> Any:
     spec = Spec.from_mapping(SPEC)
     engine, _ = engine_from_spec(spec, clients_from_spec(spec))
@@ -69,6 +79,12 @@ def test_a_run_is_not_continued_with_a_misspelt_engine(tmp_path: Path) -> None:
     sifu.train(SPEC, run=tmp_path / "run", engine=engine_of(Declared))
     with pytest.raises(InputError, match="leaves_out"):
         sifu.open_run(tmp_path / "run", engine=engine_of(Misspelt)).forget(["client-001"])
+
+
+def test_an_engine_that_passes_on_whom_to_leave_out_must_declare_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="PassedOn has 'leave_out' but does not declare"):
+        sifu.train(SPEC, run=tmp_path / "run", engine=PassedOn(engine_of(Declared)))
+    check_capabilities(PassedOn(engine_of(SimulatedFederation)))  # type: ignore[arg-type]
 
 
 def test_a_declared_capability_is_used() -> None:

@@ -41,6 +41,8 @@ CAPABILITIES: dict[str, type] = {
     "use_trunks": TunedEngine,
 }
 """The capability that each optional member of an engine belongs to."""
+NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_trunks")
+"""Members whose absence changes what a run does: an engine that passes them on by `__getattr__` must declare them."""
 REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in vars(protocol) if not name.startswith("_")}
 CLOSENESS = 0.85
 """Similarity from which on a name counts as a misspelling, by `difflib`."""
@@ -56,7 +58,8 @@ def check_capabilities(engine: Engine) -> None:
         InputError: If a member is named like an optional one and the engine does not inherit its capability.
     """
     own = {name for name in dir(engine) if not name.startswith("_")} - REQUIRED
-    for name in sorted(own):
+    passed_on = {name for name in NEVER_IGNORED if hasattr(engine, name)}
+    for name in sorted(own | passed_on):
         meant = next(iter(get_close_matches(name, CAPABILITIES, 1, CLOSENESS)), None)
         if meant is None or isinstance(engine, CAPABILITIES[meant]):
             continue
