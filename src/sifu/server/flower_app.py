@@ -31,13 +31,14 @@ from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import (
+    PROFILE_WANTED,
     TRAIN,
     Instruction,
     WireProfile,
     model_message,
     profile_message,
-    read_arrays,
     read_profile,
+    read_profile_or_samples,
 )
 from sifu.engines.own_models import fresh_model, own_blueprint
 from sifu.engines.remote import Blueprint, MetricNames
@@ -65,6 +66,8 @@ LONGEST_ABSENCE = 120.0
 """Seconds that a round waits for a node where there is none."""
 LOOK_FOR_NEWCOMERS = 10.0
 """Seconds between two looks whether a client that may join is online."""
+NODE = "node-"
+"""Begins the names of clients that give none."""
 REPORTED = "reported"
 """The key of the run table that holds the clients' profiles as they reported them."""
 MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
@@ -163,12 +166,12 @@ class OwnServer:
         )
 
     def first_message(self, spec: Spec, node: int, timeout: float) -> Message:
-        """A training whose result is thrown away: an app that knows nothing of us says its samples only then."""
+        """Return a training whose result is thrown away: an app that knows nothing of us says its samples only then."""
         from flwr.app import Array, ArrayRecord
 
-        fresh = fresh_model(self.initial, 0, spec.seed)
+        fresh, config = fresh_model(self.initial, 0, spec.seed), {**self.config, PROFILE_WANTED: True}
         arrays = ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in fresh.items()})
-        return model_message(arrays, Instruction(Position(0, 0), 0, 1), node, TRAIN, timeout, self.config)
+        return model_message(arrays, Instruction(Position(0, 0), 0, 1), node, TRAIN, timeout, config)
 
     def after_round(self, tell: Tell, position: Position, model: ArrayRecord) -> None:
         """Show what the central evaluation says of a round's model."""
@@ -334,7 +337,8 @@ class _ClientRegistry:
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
             if self.own is not None:  # counted before: no client trains again to be counted
-                numbers = {profile.name.removeprefix("node-"): profile for profile in profiles}
+                numbers = {profile.name.removeprefix(NODE): profile for profile in profiles}
+                self._check_nodes(folder, set(numbers))
                 self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}
         else:  # it was killed between its first event and its second
             profiles = self._collect()
@@ -351,6 +355,17 @@ class _ClientRegistry:
                 f"{now or 'nothing'}): continue with the same min-replies, masked-updates and masked-statistics"
             )
         return engine
+
+    def _check_nodes(self, folder: Path, numbers: set[str]) -> None:
+        """Refuse nodes none of which can be a client that is known by the number of its node."""
+        online = {str(node) for node in self._grid.get_node_ids()}
+        known_by_number = not self._authenticated and all(number.isdecimal() for number in numbers)
+        if online and known_by_number and not online & numbers:
+            raise InputError(
+                f"no client of {folder} is here: its clients have no names but the numbers of their nodes, and a "
+                "simulation numbers its nodes anew each time. Name them with sifu.flower.add_profile, for example by "
+                "their partition-id, in a new run; or set linger, and file requests while the simulation runs"
+            )
 
     def update_keys(self, writer: RunWriter) -> None:
         """The list may have changed: new keys take effect, blocked ones were left out already, newcomers join."""
@@ -471,17 +486,18 @@ class _ClientRegistry:
         return "its node is not there" if node is None else self._failed.get(node, "it was not asked yet")
 
     def _ask(self, nodes: list[int]) -> dict[int, WireProfile]:
+        if self.own is not None:
+            timeout, new = self._patience.timeout, [node for node in nodes if node not in self._counted]
+            first = {node: self.own.first_message(self._spec, node, timeout) for node in new}
+            replies, self._failed = self._exchange.ask(first, timeout, read_profile_or_samples)
+            for node, reply in replies.items():
+                self._counted[node] = WireProfile(f"{NODE}{node}", reply, 1) if isinstance(reply, int) else reply
+            return {node: self._counted[node] for node in nodes if node in self._counted}
         plan = plan_of(self._spec, self._spec.model.outputs).to_text() if self._spec.model.kind != "python" else ""
         timeout = min(self._patience.timeout, 120.0)
-        messages = {node: profile_message(node, plan, timeout) for node in nodes if node not in self._counted}
+        messages = {node: profile_message(node, plan, timeout) for node in nodes}
         answers, self._failed = self._exchange.ask(messages, timeout, read_profile)
-        if self.own is not None:
-            strangers = [node for node, why in self._failed.items() if why.startswith("error")]
-            first = {node: self.own.first_message(self._spec, node, timeout) for node in strangers}
-            counted, failed = self._exchange.ask(first, self._patience.timeout, lambda reply: read_arrays(reply)[1])
-            self._failed = {node: why for node, why in self._failed.items() if node not in first} | failed
-            self._counted |= {node: WireProfile(f"node-{node}", samples, 1) for node, samples in counted.items()}
-        return answers | {node: self._counted[node] for node in nodes if node in self._counted}
+        return answers
 
     def _ask_names(self, nodes: list[int]) -> dict[int, str]:
         return {node: profile.name for node, profile in self._ask(nodes).items()}

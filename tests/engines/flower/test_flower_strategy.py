@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import sifu
 from sifu.engines.flower.exchange import Patience
 from sifu.engines.flower.wire import EVALUATE, TRAIN
 from sifu.errors import InputError, NoClientResponseError
-from sifu.flower import ForgettingFedAvg
+from sifu.flower import ForgettingFedAvg, add_profile
 
 TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np.array([2.0, 2.0])]
 ROUNDS = 3
@@ -265,3 +266,36 @@ def test_metrics_that_cannot_be_aggregated_do_not_stop_a_run(start: Start, tmp_p
     result = start(options={"train_metrics_aggr_fn": broken})
     assert not result.train_metrics_clientapp
     assert sifu.open_run(tmp_path / "run").status().rounds == ROUNDS
+
+
+def test_no_client_that_knows_nothing_of_us_is_asked_what_it_cannot_answer(start: Start) -> None:
+    """Flower logs a traceback for every message that an app has no function for."""
+    grid = four_nodes()
+    start(grid)
+    assert {message.metadata.message_type for message in grid.sent} == {TRAIN, EVALUATE}
+    assert not [reply for reply in grid.received if reply.has_error()]
+
+
+def test_a_simulation_is_continued_if_clients_are_named_by_their_partition(start: Start, tmp_path: Path) -> None:
+    def nodes(first: int, named: bool) -> MemoryGrid:
+        grid = MemoryGrid()
+        for number in range(4):
+            app = mean_app(number)
+            if named:
+                add_profile(app, lambda context: f"site-{context.node_config['partition-id']}", 10 * (number + 1))
+            grid.add(first + number, app, **{"partition-id": number})
+        return grid
+
+    start(nodes(100, named=True))
+    run = sifu.open_run(tmp_path / "run")
+    run.request(["site-2"], "leaves", method="scratch")
+    again = nodes(900, named=True)
+    start(again)
+    asked_nodes = {message.metadata.dst_node_id for message in again.sent if "client" in message.content["config"]}
+    trained = {reply.metadata.src_node_id for reply in again.received if reply.content.array_records}
+    assert asked_nodes >= trained == {900, 901, 903}
+    assert [outcome.request for outcome in run.outcomes()] == ["leaves"]
+    shutil.rmtree(tmp_path / "run")
+    start(nodes(100, named=False))
+    with pytest.raises(InputError, match="a simulation numbers its nodes anew each time"):
+        start(nodes(900, named=False))

@@ -13,16 +13,18 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from sifu.engines.flower.checkpoints_of_nodes import guard
 from sifu.engines.flower.masking import add_masking, add_statistics
 from sifu.engines.flower.wire import (
     ARRAYS,
+    CONFIG,
     EVALUATE_SEVERAL,
     METRICS,
     PROFILE_QUERY,
+    PROFILE_WANTED,
     SAMPLES,
     TRAIN,
     Arrays,
@@ -34,6 +36,8 @@ from sifu.engines.flower.wire import (
 )
 from sifu.errors import InputError
 
+USUAL_TRAINING = "train.default"
+"""Flower's name of the function that answers `train` messages."""
 IN_THE_CLEAR = "this client sends masked updates only: the server must run with masked-updates = true"
 
 
@@ -102,7 +106,22 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
         metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
-    return guard(app)
+    return _answering(guard(app), profile)
+
+
+def _answering(app: ClientApp, profile: Callable[[Message, Context], Message]) -> ClientApp:
+    """Let a training that asks for a profile be answered by it; there may be no run yet to be a witness of."""
+    train = app._registered_funcs.get(USUAL_TRAINING)
+    if train is None:
+        return app
+
+    def answer(message: Message, context: Context) -> Message:
+        config = message.content.get(CONFIG)
+        wanted = isinstance(config, ConfigRecord) and config.get(PROFILE_WANTED) is True
+        return profile(message, context) if wanted else train(message, context)
+
+    app._registered_funcs[USUAL_TRAINING] = answer
+    return app
 
 
 def add_profile(
@@ -132,7 +151,7 @@ def add_profile(
         count = samples(context) if callable(samples) else samples
         return profile_reply(WireProfile(who, count, local_steps, smoothness, curvature), message)
 
-    return guard(app)
+    return _answering(guard(app), profile)
 
 
 @dataclass(frozen=True)

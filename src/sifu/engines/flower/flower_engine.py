@@ -67,7 +67,7 @@ from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import CLOSED_EARLY, DROPPED_MASKED_ROUND, LEAST_MASKED, MINIMUM_OF_ANSWERS
-from sifu.theory.participation import ClientIndices
+from sifu.theory.participation import ClientIndices, Places
 from sifu.theory.rounding import norm_up, up
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         online = self._messenger.online(position, everyone) if everyone else {}
         there = [{client: online[client] for client in members.tolist() if client in online} for members in drawn]
         messages: dict[int, Message] = {}
-        self._begin_report(TRAIN, online, sum(setup.active.size for setup in setups))
+        members_of = (setup.active.index if isinstance(setup.active, Places) else setup.active for setup in setups)
+        self._begin_report(TRAIN, online, sum(len(members) for members in members_of))
         if self._masked:
             pairs = zip(setups, there, strict=True)
             rounds = [MaskedRound(self, setup, nodes, wants_drifts=not apart) for setup, nodes in pairs]

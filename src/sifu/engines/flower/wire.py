@@ -43,6 +43,8 @@ NETWORK = "network-"
 """Begins the names of the records that hold what groups tuned of a network: `network-0`, `network-1`, ..."""
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
+PROFILE_WANTED = "sifu-profile"
+"""In `config` of a training: a client that knows us answers with its profile, any other one trains."""
 TRAIN, EVALUATE = "train", "evaluate"
 EVALUATE_SEVERAL = "evaluate.sifu_several"
 """An evaluation of several models, in `arrays-0`, `arrays-1`, ...; asked of clients whose profile says `several`."""
@@ -260,6 +262,11 @@ def read_profile(reply: Message) -> WireProfile:
         return WireProfile.of_mapping(json.loads(str(reply.content[PROFILE]["profile"])))
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"a node's answer holds no profile ({error})") from error
+
+
+def read_profile_or_samples(reply: Message) -> WireProfile | int:
+    """Return the profile in a reply to a training with `PROFILE_WANTED`, or the number of samples trained on."""
+    return read_profile(reply) if PROFILE in reply.content else read_arrays(reply)[1]
 
 
 def in_place(array: Array) -> NDArray[Any]:
