@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from sifu.audit.attack_release import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.audit.replay_evidence import Evidence
+from sifu.core.closed_form_engine import Trunk, TunedEngine, places_of_head
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
 from sifu.data.npz import read_arrays
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
-from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
-from sifu.export.exported_models import describe, load_model, released_bytes
-from sifu.export.loaded_model import LoadedModel
+from sifu.export.exported_models import load_model, networks_of_head, released_module
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, held_out_from_spec
 from sifu.run.recorded_data import arranged_clients
-from sifu.store.projection import RequestRow
+from sifu.store.projection import GroupModelRow, RequestRow
 from sifu.store.reader import joined_remainders
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form import Targets, fit_head, statistics_of, total
+from sifu.theory.closed_form import Head, Statistics, Targets, statistics_of, total
+from sifu.theory.closed_form.blocks import head_at
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
+    from sifu.export.loaded_model import LoadedModel
 
 MOST_NAMED = 5
 FEWEST_CLIENTS = 3
@@ -57,37 +61,42 @@ class RunComparison:
     """
 
     def __init__(self, audited: Audited) -> None:
+        from sifu.engines.sim.embedded_heads import ClosedFormFederation  # imports torch
+
         self._audited, self._engine, self._spec = audited, audited.engine, audited.spec
+        self._solved = self._engine if isinstance(self._engine, ClosedFormFederation) else None
         self._kind = self._spec.model.kind
         self._generator = keyed_generator(audited.options.seed or self._spec.seed, "audit before and after")
 
     def carry_out(self, row: RequestRow | None, evidence: Evidence) -> Iterator[BeforeAfterAttack]:
         """Yield the attack on a request's releases, and on deletions that the audit tries itself."""
         missing = self._missing()
+        networks = [] if missing else networks_of_head(self._audited.reader)
+        if isinstance(self._engine, TunedEngine):
+            load = self._audited.reader.load_model
+            self._engine.use_trunks([Trunk(row.grp, row.samples, load(row.node)) for row in networks])
         public = None if missing else self._public()
         data = None if missing or public is None else self._data()
         if missing or public is None or data is None:
             reason = missing or ("public samples" if public is None else "the clients' data")
             self._audited.notes.append(f"two releases were not compared: the audit has no {reason}")
             return
-        if row is not None:
+        if row is not None and not self._spec.regime.tunes:  # the networks of earlier releases are gone
             yield from self._request(row, data, public, evidence)
-        if isinstance(self._engine, ClosedFormFederation):
-            yield from self._trials(self._engine, data, public)
+        if self._solved is not None:
+            yield from self._trials(self._solved, data, public, networks)
 
     def _missing(self) -> str:
         if self._kind not in HEAD_KINDS:
             return f"linear head (the model is a {self._kind})"
-        return "features that all releases share (groups tune networks; export two)" if self._spec.regime.tunes else ""
+        return "features that two releases share (networks are merged)" if self._spec.features.tune == "merge" else ""
 
     def _public(self) -> Floats | None:
         """Public samples as features: those of the file that was given, or the run's held-out rows."""
         audited, given = self._audited, self._audited.options.public
         if given is not None:
-            content = released_bytes(audited.reader)
-            from safetensors.numpy import load
-
-            return _public_features(LoadedModel(load(content), describe(audited.reader, content)), given)
+            # A linear head is no module of the user's own.
+            return _public_features(cast("LoadedModel", released_module(audited.reader, None)), given)
         held = held_out_from_spec(self._spec, audited.data_folder)
         return None if held is None else self._features(held[0])
 
@@ -98,14 +107,13 @@ class RunComparison:
         return audited.clients  # type: ignore[no-any-return]
 
     def _features(self, x: Any) -> Floats:
-        engine, samples = self._engine, np.asarray(x)
-        return with_constant(engine.features(samples) if isinstance(engine, ClosedFormFederation) else samples)
+        samples = np.asarray(x)
+        return with_constant(samples if self._solved is None else self._solved.features(samples))
 
     def _targets(self, labels: Any) -> Floats:
-        engine = self._engine
-        if isinstance(engine, ClosedFormFederation):
-            return engine.targets.encode(np.asarray(labels))
-        return encoded(self._kind, np.asarray(labels), engine.layout.shapes[-1][-1])
+        if self._solved is not None:
+            return self._solved.targets.encode(np.asarray(labels))
+        return encoded(self._kind, np.asarray(labels), self._engine.layout.shapes[-1][-1])
 
     def _candidates(self, data: Sequence[Any], clients: Sequence[int], records: bool) -> Candidates:
         phi = [self._features(data[client].x) for client in clients]
@@ -117,6 +125,14 @@ class RunComparison:
         """Return a candidate that was not deleted."""
         others = np.setdiff1d(np.arange(count), deleted)
         return int(others[self._generator.integers(len(others))])
+
+    def _released(self, weights: Floats) -> Floats:
+        """Return a head as users get it: with fresh noise where the run puts noise on every release."""
+        noise_std = self._spec.release.noise_std
+        if noise_std == 0.0:
+            return weights
+        noise = noise_std * self._generator.standard_normal(weights.shape)
+        return np.where(weights.any(axis=1, keepdims=True), weights + noise, 0.0)  # a dropped block stays dropped
 
     # -- a request of the run ------------------------------------------------------------------------------
 
@@ -161,7 +177,7 @@ class RunComparison:
 
         after = model_of(row.final_node)
         before: Vector | None
-        if isinstance(engine, ClosedFormFederation):
+        if self._solved is not None:
             fresh, start = engine.initial_model(0), Position(0, 0)
             before = engine.run_round(fresh, start, np.array(clients)).model
             after = engine.run_round(fresh, start, np.array(stay)).model if after is None else after
@@ -171,7 +187,8 @@ class RunComparison:
         if before is None or after is None:
             return None
         shape = (-1, engine.layout.shapes[-1][-1])
-        return before.astype(np.float64).reshape(shape), after.astype(np.float64).reshape(shape)
+        earlier, later = (head.astype(np.float64).reshape(shape) for head in (before, after))
+        return self._released(earlier), self._released(later)
 
     def _relative(self) -> float | None:
         """The relative penalty where the spec fixes it; the observer knows the spec."""
@@ -180,11 +197,20 @@ class RunComparison:
 
     # -- deletions that the audit tries --------------------------------------------------------------------
 
-    def _trials(self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats) -> Iterator[BeforeAfterAttack]:
+    def _trials(
+        self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats, networks: Sequence[GroupModelRow]
+    ) -> Iterator[BeforeAfterAttack]:
         members = self._audited.view.active.tolist()
         statistics = [engine.sent_by(client) for client in members]
         whole = total(engine.fixed, statistics)
-        before = fit_head(whole, engine.relative_penalty)
+
+        def head_of(summed: Statistics, leaving: int | None) -> Head:
+            """Return the head without the blocks of groups that a leaving client is in."""
+            groups = [row.grp for row in networks if leaving not in row.members]
+            return head_at(summed, places_of_head(self._spec, engine.layout, groups), engine.relative_penalty)
+
+        before = head_of(whole, None)
+        owners = np.repeat(members, [len(data[client].x) for client in members])
         most = self._audited.options.trials
         most = min(most, TRIALS_OF_WIDE) if engine.fixed.features > WIDE_HEAD else most
         for records in (True, False):
@@ -198,8 +224,14 @@ class RunComparison:
                     gone = statistics_of(engine.fixed, phi[None], targets[None])
                 else:
                     gone = statistics[number]
-                after = fit_head(whole - gone, engine.relative_penalty)
-                heads = TwoHeads(before.weights, after.weights, public, self._kind, before.relative_penalty)
+                after = head_of(whole - gone, int(owners[number]) if records else members[number])
+                heads = TwoHeads(
+                    self._released(before.weights),
+                    self._released(after.weights),
+                    public,
+                    self._kind,
+                    before.relative_penalty,
+                )
                 attempts.append(attempt(heads, candidates, [number], self._another(candidates.count, [number])))
                 self._audited.progress("comparing two releases", len(attempts), most)
             yield BeforeAfterAttack.of(attempts, "trials", candidates, len(public))

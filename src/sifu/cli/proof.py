@@ -114,6 +114,9 @@ def audit(
         Path | None, option("Public samples to compare releases with.", show_default="the run's held-out rows")
     ] = None,
     candidates: Annotated[Path | None, option("With --before and --after: what may have been deleted.")] = None,
+    module: Annotated[
+        str | None, option("With --before and --after: run this module, which makes the features.", metavar="MODULE")
+    ] = None,
     trials: Annotated[int, option("Deletions that the audit tries and compares, 0 for none.", min=0)] = 50,
     output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
     data: DataOption = None,
@@ -131,7 +134,7 @@ def audit(
     if before is not None or after is not None:
         if before is None or after is None or public is None or candidates is None or folder is not None:
             raise InputError("two files are compared without a run: give --before, --after, --public and --candidates")
-        return show_comparison(compare_files(before, after, public, candidates))
+        return show_comparison(compare_files(before, after, public, candidates, module))
     if folder is None and not controls:
         raise InputError("name the run folder to audit, or give --controls")
     options = AuditOptions(
