@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import sifu
 from run_tools import Command
@@ -216,6 +218,99 @@ def test_a_regression_on_whole_numbers_is_not_warned_of_classes_nor_of_an_identi
     assert table.y_train.max() == 17 * 59  # above the largest number of a class
     with pytest.raises(InputError, match="classes are numbered"):
         read_table(tmp_path / "a.csv", TableCoding.from_spec(data))
+
+
+def write_stays(path: Path) -> None:
+    """Days in hospital, whole numbers, of 120 patients in four hospitals: a regression."""
+    generator = np.random.default_rng(4)
+    lines = ["hospital,age,bmi,stay"]
+    for row in range(120):
+        age, bmi = generator.normal([50, 27], [15, 5])
+        lines.append(f"h{row % 4},{age:.2f},{bmi:.2f},{int(max(0, 2 * age + 3 * bmi + generator.normal(0, 10)))}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def regression(tmp_path: Path, cli: Command) -> Path:
+    """A run trained from `write_stays`, without a warning."""
+    write_stays(tmp_path / "a.csv")
+    spec, run = tmp_path / "spec.toml", tmp_path / "run"
+    assert cli("init", spec, "--from", tmp_path / "a.csv", "--label", "stay").code == 0
+    edit(spec, preprocessing="fixed")
+    spec.write_text(spec.read_text().replace("shift = 0.0", "shift = 180.0").replace("scale = 1.0", "scale = 40.0"))
+    answer = cli("train", spec, "--run", run)
+    assert answer.code == 0, answer.err
+    assert answer.err == ""
+    return run
+
+
+def test_a_regression_is_told_by_its_error_and_never_by_an_accuracy(regression: Path, cli: Command) -> None:
+    run = regression
+    said = [cli(*words).out for words in (("plan", run, "--client", "h1"), ("status", run))]
+    forgotten = cli("forget", run, "--client", "h1")
+    assert "on the same rows" in " ".join(forgotten.out.split())
+    said += [forgotten.out, cli("status", run).out]
+    for text in said:
+        assert "accuracy" not in text.lower()
+        assert "mean squared error" in " ".join(text.lower().split())
+    # The noise has a variance of 100, and rounding down adds little.
+    status = sifu.open_run(run).status()
+    assert status.held_out is not None
+    assert status.held_out.r2 is not None
+    assert 0.8 < status.held_out.r2 < 1.0
+    assert status.held_out.mean_squared_error == pytest.approx(100, rel=0.6)
+    assert cli("report", run).code == 0
+    page = (run / "report" / "index.html").read_text()
+    assert "Held-out R²" in page
+    assert "ccuracy" not in re.sub(r"(?s)<h4>What is not covered</h4>.*?</ul>", "", page)
+
+
+def test_the_report_of_a_closed_form_run_has_no_rounds_and_counts_records_as_records(
+    trained: Path, cli: Command
+) -> None:
+    rows = [row for row in range(40) if _trains(trained, "clinic-2", row)][:3]
+    assert cli("forget", trained, "--client", "clinic-1").code == 0
+    assert cli("forget", trained, "--client", "clinic-2", "--records", ",".join(map(str, rows))).code == 0
+    fifth = trained.parent / "fifth.csv"
+    fifth.write_text("".join((trained.parent / "clinics" / "clinic-0.data").read_text().splitlines(True)[:20]))
+    assert cli("join", trained, "--file", fifth, "--client", "clinic-5").code == 0
+    assert cli("report", trained).code == 0
+    page = (trained / "report" / "index.html").read_text()
+    assert "2 requests, 1 client and 3 records forgotten, all certified as exact." in page
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)<", page))
+    assert facts["Clients forgotten"] == "1"
+    assert facts["Records forgotten"] == "3"
+    assert facts["Rounds of forgetting"] == "0"
+    assert "Rounds run" not in facts
+    assert "of class &#39;ill&#39;" in page
+    drawn = {file.name for file in (trained / "report").iterdir()}
+    assert drawn == {"index.html", "before-after.svg", "before-after.png"}
+
+
+def test_a_newcomer_may_have_its_columns_in_another_order(regression: Path, tmp_path: Path, cli: Command) -> None:
+    models = []
+    for name, header, row in (("same", "age,bmi,stay", "{0},{1},{2}"), ("other", "stay,bmi,age", "{2},{1},{0}")):
+        shutil.copytree(regression, tmp_path / name)
+        rows = [row.format(30.5 + place, 20 + place % 7, 100 + place) for place in range(25)]
+        file = tmp_path / f"{name}-files" / "new.csv"
+        file.parent.mkdir()
+        file.write_text("\n".join([header, *rows]) + "\n")
+        run = sifu.open_run(tmp_path / name)
+        assert run.join(file=file, name="new") == ["new"]
+        models.append(load_file(run.export(tmp_path / f"{name}.safetensors")))
+    for name, values in models[0].items():
+        np.testing.assert_array_equal(values, models[1][name])
+    (tmp_path / "more.csv").write_text("age,bmi,ward,stay\n50,20,A,100\n")
+    refused = cli("join", tmp_path / "same", "--file", tmp_path / "more.csv", "--client", "more")
+    assert refused.code == 2
+    assert "has another column 'ward', unlike the table" in " ".join(refused.err.split())
+
+
+def test_the_last_client_gets_an_answer(regression: Path, cli: Command) -> None:
+    for command in ("forget", "request", "plan"):
+        answer = cli(command, regression, "--clients", "h0,h1,h2,h3")
+        assert answer.code == 2
+        assert "delete the run's folder and every copy of its models, and keep its certificates" in answer.err
 
 
 def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:

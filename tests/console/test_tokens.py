@@ -44,6 +44,13 @@ def test_what_is_not_a_token_opens_nothing(tmp_path: Path, secret: str) -> None:
     assert tokens.owner(tokens.all()[0].hash) is None  # the stored hash is not a way in
 
 
+def test_a_token_for_a_folder_that_is_not_there_creates_none(tmp_path: Path, cli: Command) -> None:
+    answer = cli("token", "create", tmp_path / "runs", "--name", "ann", "--role", "auditor")
+    assert answer.code == 2
+    assert "there is no folder" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_token_works_on_its_last_day_and_not_after(tmp_path: Path) -> None:
     token, _ = TokenFile(tmp_path / "state").create("ann", ["auditor"], days=1)
     assert token.works(token.expires)

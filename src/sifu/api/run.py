@@ -240,10 +240,11 @@ class Run:
     ) -> list[str]:
         """Let clients join; a head in closed form is solved again with them.
 
-        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a .npz `file` with x
-        and y, and the client's `name` unless an array client in it names several. The run remembers where the file
-        lies. Each newcomer sends its statistics once. Returns their names; after an interruption the same call
-        continues. For `progress` see `train`.
+        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a `file` of the
+        kind that the run was trained from: a CSV or Parquet table with the same columns in any order, or an .npz file
+        with x and y. Give the client's `name` unless a column or array of the file names it. The run stores the path.
+        Each newcomer sends its statistics once. Returns their names; after an interruption the same call continues.
+        For `progress` see `train`.
         """
         spec = self.spec
         spec.regime.check_joining()

@@ -35,7 +35,7 @@ from sifu.store.clock import current_time
 from sifu.store.given_approvals import approvals_needed, check_approved, unapproved
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
-from sifu.store.release_files import releases
+from sifu.store.release_files import released_model, released_node, releases
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]
@@ -107,6 +107,7 @@ def carry_out(
         return []
     keys.load_key(writer.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
     leaving = () if wanted is None or wanted.records else wanted.clients
+    earlier = released_model(writer) if released_node(writer) == writer.tip else None
     worker = worker_of(writer, engines, engines.current(leaving=leaving), progress)
     resumed = worker.finish_running()
     if wanted is not None:
@@ -137,11 +138,12 @@ def carry_out(
         engines.measure_held_out(writer)
         raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
     worker.heal()
-    engines.measure_held_out(writer)
+    before = engines.measure_held_out(writer, earlier)
     if view.spec.groups.rebuild == "now":
         worker.rebuild_groups()
     rows = {row.request: row for row in writer.requests()}
-    return [outcome_of(writer, rows[name]) for name in done]
+    outcomes = [outcome_of(writer, rows[name]) for name in done]
+    return [*outcomes[:-1], *(replace(outcome, held_out_before=before) for outcome in outcomes[-1:])]
 
 
 def worker_of(

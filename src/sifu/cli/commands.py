@@ -185,12 +185,9 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
 
 
 def _how_good(run: Run, status: RunStatus) -> str:
-    """The accuracy, or the loss of a run that predicts real numbers."""
-    if run.spec.regime.has_accuracy or status.loss is None:
-        return f"Accuracy {percent(status.accuracy)}"
-    if status.closed_form:
-        return f"Mean squared error {number(status.loss)} in squares of ridge.scale"
-    return f"Mean loss {number(status.loss)}"
+    """Return the accuracy, or the mean squared error of a run that predicts real numbers."""
+    error = run.spec.regime.squared_error(status.loss)
+    return f"Accuracy {percent(status.accuracy)}" if error is None else f"Mean squared error {number(error)}"
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
@@ -207,7 +204,10 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 def outcomes_table(outcomes: list[Outcome]) -> Table:
     """Requests with their outcomes."""
-    shown = table("request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", "-accuracy")
+    regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
+    shown = table(
+        "request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", f"-{_figure(outcomes).lower()}"
+    )
     for outcome in outcomes:
         shown.add_row(
             outcome.request,
@@ -218,9 +218,15 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
             "erased" if outcome.rollback_to is None else str(outcome.rollback_to),
             str(outcome.rounds),
             "-" if outcome.scratch_rounds is None else str(outcome.scratch_rounds),
-            percent(outcome.accuracy),
+            number(outcome.mean_squared_error) if regression else percent(outcome.accuracy),
         )
     return shown
+
+
+def _figure(outcomes: list[Outcome]) -> str:
+    """Return the name of the figure that says how good models are."""
+    regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
+    return "Mean squared error" if regression else "Accuracy"
 
 
 def show_outcomes(folder: Path, outcomes: list[Outcome]) -> Answer:
@@ -238,8 +244,11 @@ def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
         return
     out.print(outcomes_table(outcomes))
     held_out = "" if outcomes[-1].held_out is None else f"; the current model has {outcomes[-1].held_out.words}"
+    before = outcomes[-1].held_out_before
+    if held_out and before is not None:
+        held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}"
     out.print(
-        f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. Accuracy is "
+        f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {_figure(outcomes)} is "
         f"{TRAINING_DATA}{held_out}."
     )
     for outcome in outcomes:

@@ -107,7 +107,14 @@ def seconds_text(seconds: float) -> str:
 MOST_OPTIONS = 16
 OF_TERMS = ("method", "unit", "scope", "epsilon", "delta")
 OF_PLAN = ("level", "delta_at_most", "delta_reached", "psi_star", "wanted_node")
-OF_PREDICTION = ("predicted_rounds", "predicted_accuracy", "predicted_interval", "scratch_rounds", "notes")
+OF_PREDICTION = (
+    "predicted_rounds",
+    "predicted_accuracy",
+    "squared_error_now",
+    "predicted_interval",
+    "scratch_rounds",
+    "notes",
+)
 OF_BUDGET = ("budget", "used", "cost", "left", "covered")
 
 
@@ -391,6 +398,8 @@ def print_plan(plan: Plan, everything: bool) -> None:
         facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
     if plan.predicted_accuracy is not None:
         facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % when it is done")
+    if plan.squared_error_now is not None:
+        facts.add_row("mean squared error", f"{number(plan.squared_error_now)} now, on training data")
     if terms.records:
         facts.add_row("afterwards", f"{escape(terms.clients[0])} stays with what it has left")
     covers = "every later release" if terms.scope == "all" else "the latest release only"

@@ -194,7 +194,8 @@ def join(
 ) -> Answer:
     """Let clients join a head in closed form: each sends its statistics once, and the head is solved again.
 
-    The run remembers where the file lies, and reads it again when it needs the data. Records that a known client gained
+    A table needs the same columns, in any order, and names the client in its column or by --client. The run stores the
+    path and reads the file again when it needs the data. Records that a known client gained
     join under another name; records that it lost go with sifu forget --records. Run the same command again after an
     interruption.
     """

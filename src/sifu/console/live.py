@@ -42,7 +42,7 @@ class Live:
     run ever did. A point of `curve` is a round with its accuracy (None where the run predicts real numbers), its loss,
     and how many clients took part in it. `seconds_left` is a guess from the curve and the speed of the last
     minute, `last_step` the latest event in the life of a request. `accuracy` is on the active clients' training data,
-    `held_out` on held-out rows.
+    `held_out` on held-out rows; `mean_squared_error` takes its place where the run predicts real numbers.
     """
 
     phase: str
@@ -65,6 +65,7 @@ class Live:
     waiting: int
     overdue: int
     held_out: HeldOutFigures | None = None
+    mean_squared_error: float | None = None
 
 
 @dataclass
@@ -153,6 +154,7 @@ class LiveView:
             waiting=len(pending),
             overdue=sum(request.overdue for request in pending),
             held_out=read_held_out(reader.folder, tip),
+            mean_squared_error=spec.regime.squared_error(so_far.points[-1][2] if so_far.points else None),
         )
 
     def _read_on(self, reader: RunReader, branch: int, seq: int, accuracies: bool, counted: bool) -> _ReadSoFar:

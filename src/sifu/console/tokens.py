@@ -217,7 +217,9 @@ class TokenFile:
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """The tokens to be changed; two commands at once wait for each other."""
-        private_folder(self.path.parent, parents=True)
+        if not self.path.parent.parent.is_dir():
+            raise InputError(f"there is no folder {self.path.parent.parent}: give a run, or a folder of runs")
+        private_folder(self.path.parent)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -27,8 +27,9 @@ class HeldOutFigures:
     """Figures on `rows` held-out rows of the clients that stay, or that belong to no client.
 
     Classification has `accuracy`; of tables also `auc` (of several classes the mean of one against the rest), `f1` (of
-    several classes their mean) and, where the model gives probabilities, `calibration_error`. Regression has
-    `mean_squared_error` in squares of the target's unit.
+    several classes their mean) and, where the model gives probabilities, `calibration_error`. `positive` is the class
+    that AUC and F1 of two classes refer to, "" where they are means. Regression has `mean_squared_error` in squares of
+    the target's unit and `r2`, the share of the target's variance on these rows that is explained.
     """
 
     rows: int
@@ -37,6 +38,8 @@ class HeldOutFigures:
     f1: float | None = None
     calibration_error: float | None = None
     mean_squared_error: float | None = None
+    r2: float | None = None
+    positive: str = ""
 
     @property
     def where(self) -> str:
@@ -49,20 +52,38 @@ class HeldOutFigures:
     @property
     def words(self) -> str:
         """
-        >>> HeldOutFigures(184, 0.8204, 0.881, 0.8).words
-        '82.0 % on 184 held-out rows (AUC 0.881, F1 0.800)'
-        >>> HeldOutFigures(1, mean_squared_error=0.25).words
-        'mean squared error 0.25 on 1 held-out row'
+        >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
+        "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"
+        >>> HeldOutFigures(64, mean_squared_error=0.25, r2=0.9).words
+        'R2 0.900, mean squared error 0.25 on 64 held-out rows'
         """
         if self.accuracy is None:
-            return f"mean squared error {self.mean_squared_error:.4g} {self.where}"
+            explained = "" if self.r2 is None else f"R2 {self.r2:.3f}, "
+            return f"{explained}mean squared error {self.mean_squared_error:.4g} {self.where}"
         return f"{100 * self.accuracy:.1f} % {self.where}" + (f" ({self.details})" if self.details else "")
 
     @property
     def details(self) -> str:
-        """What there is besides the accuracy."""
-        named = (("AUC", self.auc), ("F1", self.f1), ("calibration error", self.calibration_error))
-        return ", ".join(f"{name} {value:.3f}" for name, value in named if value is not None)
+        """The figures besides the accuracy, with the class or the averaging that they refer to.
+
+        >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, 0.02).details
+        'AUC and F1 as means over classes 0.881 and 0.800, calibration error 0.020'
+        """
+        pairs = {name: value for name, value in (("AUC", self.auc), ("F1", self.f1)) if value is not None}
+        of = f"of class {self.positive!r}" if self.positive else "as means over classes"
+        parts = (
+            [f"{' and '.join(pairs)} {of} {' and '.join(f'{value:.3f}' for value in pairs.values())}"] if pairs else []
+        )
+        if self.calibration_error is not None:
+            parts.append(f"calibration error {self.calibration_error:.3f}")
+        return ", ".join(parts)
+
+
+LAST_CLIENT = (
+    "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
+    "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
+)
+"""Why the last client of a run is not forgotten by a request, and what to do instead."""
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:

@@ -51,16 +51,18 @@ def read_table(
     test_file: Path | None = None,
     seed: int = 0,
     one_client: bool = False,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """The data set in a file with a column for the client, or in a folder with one file per client.
 
     A share `held_out` of each client's rows, drawn by `seed` and each row's identity, is kept for testing; or all rows
     of `test_file` are. Rows without an identity are drawn by `held_out_by`, their content or their number. With
-    `one_client` a file without a column for the client is one client's.
+    `one_client` a file without a column for the client is one client's. `columns` are the features that it must have,
+    in their order, whatever that of the file is.
     """
     tables = _read_tables(path, coding, one_file=one_client)
     testing: dict[str, Any] = {"held_out": held_out, "held_out_by": held_out_by, "test_file": test_file, "seed": seed}
-    return _dataset(f"table:{path.stem}", tables, coding, **testing)
+    return _dataset(f"table:{path.stem}", tables, coding, columns=columns, **testing)
 
 
 def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
@@ -103,8 +105,17 @@ def _dataset(
     held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     features = _feature_columns(tables, coding)
+    other = sorted(set(columns) ^ set(features)) if columns else []
+    if other:
+        has, remedy = ("no", "add it") if other[0] in columns else ("another", "leave it out")
+        raise InputError(
+            f"{tables[0].name} has {has} column {other[0]!r}, unlike the table that the run was trained from: "
+            f"{remedy}; its features are {', '.join(columns)[:400]}"
+        )
+    features = list(columns) or features
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
         samples.append(coding.features(table, features))
@@ -235,7 +246,7 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
                 f"{int(np.argmin(counts_of > 0))}: if there is none, list the others in data.classes"
             )
         share = counts_of.max() / y.size
-        if share > 0.95:
+        if share > 0.95 and y.size > 20:
             _warn(
                 f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is "
                 "as accurate; look at the AUC, not at the accuracy"

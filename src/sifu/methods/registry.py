@@ -79,7 +79,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     """The accuracy expected on the clients that stay when the request is done; None where the record does not tell."""
     forecast = Forecast(view, plan.terms)
     tip = forecast.first.evaluated.get(view.path.nodes[view.path.tip].node)
-    if tip is None or not math.isfinite(tip.accuracy):
+    if tip is None or not math.isfinite(tip.accuracy) or not view.spec.regime.has_accuracy:
         return None
     now = tip.accuracy + forecast.gain
     if plan.terms.method == CLOSED_FORM:
@@ -120,11 +120,13 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
     waiting = waiting_note(view.reader, view.spec, staying)
     notes = (left_alone(view, terms), also_left_out(view, terms), waiting)
     solved = plan.terms.method == CLOSED_FORM
+    tip = Forecast(view, plan.terms).first.evaluated.get(view.path.nodes[view.path.tip].node)
     return replace(
         plan,
         notes=(*plan.notes, *filter(None, notes)),
         before_after=guarantee_of_all(view.reader, view.spec, view.indices(terms.clients), terms) if solved else None,
         predicted_accuracy=released_accuracy(view, plan),
+        squared_error_now=view.spec.regime.squared_error(tip.loss if tip else None),
     )
 
 

@@ -277,6 +277,8 @@ class Plan:
     """The guarantee against an observer of all releases; None means not protected."""
     predicted_accuracy: float | None = None
     """Of the model when the request is done, on the clients that stay; None where the record does not tell."""
+    squared_error_now: float | None = None
+    """Mean squared error of the current model on training data, where real numbers are predicted."""
 
     @property
     def method(self) -> str:

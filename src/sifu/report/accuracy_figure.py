@@ -55,7 +55,8 @@ def draw_before_after(data: ReportData) -> Figure:
             left.plot([100 * scratch], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
         _dumbbell(left, -line, *forgotten, VERMILLION)
         _dumbbell(right, -line, *remaining, BLUE)
-    for axes, title in ((left, "Clients that were forgotten"), (right, "Clients that remain")):
+    concerned = "Clients concerned" if any(request.records for request in shown) else "Clients that were forgotten"
+    for axes, title in ((left, concerned), (right, "Clients that remain")):
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xlabel("Accuracy in %")
         only_ticks(axes, grid="x")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sifu.api.status import RunStatus, status_of
-from sifu.core.method_info import method_info
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.report.accuracy_figure import (
     accuracy_message,
     before_after_message,
@@ -22,7 +22,7 @@ from sifu.report.accuracy_figure import (
 )
 from sifu.report.psi_figure import draw_history, draw_psi, history_message, psi_message
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
-from sifu.requests.outcome import Measured, accuracy_of
+from sifu.requests.outcome import Measured, accuracy_of, cost_of
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.kept_outside import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
@@ -151,6 +151,20 @@ FIGURES: tuple[FigureKind, ...] = (
 )
 
 
+def figures_of(data: ReportData) -> list[FigureKind]:
+    """Return the figures that have something to show: a head in closed form has neither rounds nor noise."""
+    left_out = set[str]()
+    if data.status.closed_form:
+        left_out |= {"history", "psi", "rounds", "accuracy"}
+    if data.regression:
+        left_out |= {"before-after", "accuracy"}
+    if data.requests and not data.psi_panels:
+        left_out.add("psi")
+    if data.status.closed_form and not data.requests:
+        left_out.add("before-after")
+    return [kind for kind in FIGURES if kind.name not in left_out]
+
+
 MOST_PANELS = 6
 MOST_SUBJECTS = 24
 
@@ -165,6 +179,7 @@ def collect(run_folder: str | Path) -> ReportData:
 def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
     status = status_of(view)
+    solved = status.closed_form  # solves, also those for newcomers, are no rounds
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
@@ -172,8 +187,8 @@ def _collect(reader: RunReader) -> ReportData:
     return ReportData(
         run=reader.value("run"),
         status=status,
-        training_rounds=max(node.position for node in nodes.values() if node.branch == 0),
-        rounds_in_all=status.rounds_run + _rounds_apart(nodes.values()),
+        training_rounds=0 if solved else max(node.position for node in nodes.values() if node.branch == 0),
+        rounds_in_all=0 if solved else status.rounds_run + _rounds_apart(nodes.values()),
         branches=_branches(nodes, on_path, _rounds_before(nodes), view.requests),
         requests=_requests(reader, view, status, nodes),
         psi_panels=_psi_panels(reader, view),
@@ -187,6 +202,7 @@ def _collect(reader: RunReader) -> ReportData:
         last_event=events[-1].time if events else "",
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
+        squared_error_per_loss=view.spec.regime.squared_error_per_loss,
     )
 
 
@@ -276,7 +292,7 @@ def _requests(
             **vars(request),
             noise_std=row.noise_std,
             rollback=None if source is None else (source.branch, source.position),
-            rounds=last.get(row.request_order, 0) if row.request_order else 0,
+            rounds=_rounds_of(reader, row, last),
             accuracy=accuracy_of(measured.remaining_after) if view.spec.regime.has_accuracy else None,
             target=status.target,
             measured=measured,
@@ -285,6 +301,13 @@ def _requests(
         )
         result.append(reported)
     return tuple(result)
+
+
+def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> int:
+    """Return the rounds of a request so far; `last` is the position of the last node of each branch."""
+    if row.method == CLOSED_FORM:
+        return cost_of(reader, row).rounds if row.status == "done" else 0
+    return last.get(row.request_order, 0) if row.request_order else 0
 
 
 def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:

@@ -16,9 +16,8 @@ from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report import words
-from sifu.report.collect import FIGURES, collect
+from sifu.report.collect import collect, figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
-from sifu.requests.outcome import accuracy_of
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.projection import ModelRow
 from sifu.theory.history import PathNode
@@ -31,13 +30,14 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     """The whole page; `drawings` holds the SVG of each figure by its name, and with `-phone` behind it a narrow one."""
     environment = words.templates("sifu.report")
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
-    environment.filters.update(request_row=_request_row, model_row=_model_row)
-    environment.globals.update(words=words, wording=wording, terms_words=terms_words, accuracy_of=accuracy_of)
+    environment.filters.update(model_row=_model_row)
+    environment.globals.update(words=words, wording=wording, terms_words=terms_words)
     return environment.get_template("report.html").render(
         data=data,
         title=data.status.run.rstrip("/").rsplit("/", 1)[-1] or data.run,
         style=Markup(files("sifu.report").joinpath("report.css").read_text(encoding="utf-8")),
         facts=_facts(data),
+        request_table=_request_table(data),
         figures=list(_figures(data, drawings)),
         folded=len(data.requests) > OPEN_UP_TO,
         folder_word=shlex.quote(data.status.run),
@@ -59,20 +59,38 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         ]
     elif held is not None:
         held_out = [("Held-out mean squared error", f"{held.mean_squared_error:.4g}", held.where)]
+        if held.r2 is not None:
+            held_out.insert(0, ("Held-out R²", f"{held.r2:.3f}", held.where))
+    training = ("Training accuracy", words.percent(data.status.accuracy), f"{TRAINING_DATA}; {target}")
+    if data.squared_error_per_loss is not None:
+        loss = data.status.loss
+        error = "–" if loss is None else f"{data.squared_error_per_loss * loss:.4g}"
+        training = ("Training mean squared error", error, TRAINING_DATA)
+    work = [
+        ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
+        ("Models kept", f"{len(data.models):,}", byte_size(stored)),
+    ]
+    if data.status.closed_form:
+        kept = data.status.statistics
+        work = [
+            ("Rounds of forgetting", f"{rounds:,}", "the head is solved in closed form"),
+            ("Statistics kept", counted(kept.files, "file"), byte_size(kept.bytes)),
+        ]
+    records = [("Records forgotten", f"{data.records_count:,}", "their clients stay")] if data.records_count else []
     return [
         ("Clients that remain", f"{active:,}", f"of {len(data.status.clients):,}"),
         ("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done"),
+        *records,
         *held_out,
-        ("Training accuracy", words.percent(data.status.accuracy), f"{TRAINING_DATA}; {target}"),
-        ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
+        training,
         ("Model", data.status.model, counted(data.status.parameters, "parameter")),
-        ("Models kept", f"{len(data.models):,}", byte_size(stored)),
+        *work,
     ]
 
 
 def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, Markup, str]]:
     """Each figure's drawings, for a desk and for a phone, with its caption."""
-    for kind in FIGURES:
+    for kind in figures_of(data):
         if not data.requests and kind.name in ("psi", "rounds", "before-after"):
             continue
         label = html.escape(f"{kind.message(data)}. {kind.explained(data)}")
@@ -118,6 +136,21 @@ def _model_name(branch: int, position: int) -> str:
     return f"{where}, round {position:,}"
 
 
+NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Went back to")
+
+
+def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the table of requests; a head in closed form has no noise and goes back to nothing."""
+    figure = "mean squared error" if data.regression else "accuracy"
+    heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", "#From scratch", f"#Training {figure}"]
+    rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]
+    left_out = NOISE_COLUMNS if data.status.closed_form else ()
+    if data.status.closed_form and not any(request.scratch_rounds for request in data.requests):
+        left_out = (*left_out, "#From scratch")
+    chosen = [place for place, head in enumerate(heads) if head not in left_out]
+    return [heads[place] for place in chosen], [[row[place] for place in chosen] for row in rows]
+
+
 def _request_row(request: ReportedRequest) -> Sequence[str]:
     certificate = request.certificate or {}
     went_back = "–" if request.rollback is None else _model_name(*request.rollback)
@@ -126,7 +159,7 @@ def _request_row(request: ReportedRequest) -> Sequence[str]:
     waits = request.status in ("received", "verified", "planned")
     return (
         request.request,
-        f"{len(request.clients):,}",
+        counted(request.records, "record") if request.records else counted(len(request.clients), "client"),
         request.level or ("waiting" if waits else request.status),
         f"{request.epsilon:g}",
         f"{request.delta:g}",
@@ -138,7 +171,6 @@ def _request_row(request: ReportedRequest) -> Sequence[str]:
         "–"
         if request.scratch_rounds is None
         else f"{request.scratch_rounds:,}" + ("" if request.scratch_reached else "+"),
-        words.percent(request.accuracy),
     )
 
 
@@ -157,7 +189,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     try:
         private_folder(page.parent, parents=True)
         drawings = {}
-        for kind in FIGURES:
+        for kind in figures_of(data):
             figure = kind.draw(data)
             svg = figure_bytes(figure, "svg")
             drawings[kind.name] = svg.decode()

@@ -8,7 +8,7 @@ from typing import Any
 
 from sifu.api.status import RequestStatus, RunStatus
 from sifu.requests.outcome import Measured
-from sifu.store.projection import ModelRow
+from sifu.store.projection import EvaluationRow, ModelRow
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.history import PathNode
 
@@ -129,11 +129,35 @@ class ReportData:
     last_event: str
     ledger_head: str
     public_key: str
+    squared_error_per_loss: float | None = None
+    """The factor from a mean loss to the mean squared error, where real numbers are predicted."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether real numbers are predicted, so that there is no accuracy."""
+        return self.squared_error_per_loss is not None
 
     @property
     def forgotten_count(self) -> int:
-        """Clients whose forgetting is certified, at whatever level but none."""
-        return sum(len(request.clients) for request in self.done if request.level not in (None, "none"))
+        """Clients whose forgetting is certified, at whatever level but none; not those that stay with fewer records."""
+        return sum(
+            len(request.clients)
+            for request in self.done
+            if request.records is None and request.level not in (None, "none")
+        )
+
+    @property
+    def records_count(self) -> int:
+        """Records whose forgetting is certified, of clients that stay."""
+        return sum(request.records or 0 for request in self.done if request.level not in (None, "none"))
+
+    def fit(self, evaluation: EvaluationRow | None) -> str:
+        """Return how good a model is in an evaluation: its accuracy, or its mean squared error."""
+        if evaluation is None:
+            return "–"
+        if self.squared_error_per_loss is None:
+            return f"{100 * evaluation.accuracy:.1f} %"
+        return f"{self.squared_error_per_loss * evaluation.loss:.4g}"
 
     @property
     def done(self) -> tuple[ReportedRequest, ...]:

@@ -69,6 +69,8 @@ def verdict(data: ReportData) -> str:
         text = "No client has asked to be forgotten."
         if data.status.phase == "training":
             text += f" Training has not finished: {counted(data.training_rounds, 'round')} so far."
+        elif data.status.closed_form:
+            text += " The head was solved in closed form."
         else:
             text += f" The model was trained for {counted(data.training_rounds, 'round')}."
     if data.status.groups:
@@ -79,13 +81,14 @@ def verdict(data: ReportData) -> str:
 
 def _done_words(done: tuple[ReportedRequest, ...]) -> str:
     levels = Counter(request.level or "none" for request in done)
-    certified = sum(len(request.clients) for request in done if (request.level or "none") != "none")
-    removed = sum(len(request.clients) for request in done) - certified
+    certified, removed = list[ReportedRequest](), list[ReportedRequest]()
+    for request in done:
+        (removed if (request.level or "none") == "none" else certified).append(request)
     who = []
     if certified:
-        who.append(f"{counted(certified, 'client')} forgotten")
+        who.append(f"{_subjects(certified)} forgotten")
     if removed:
-        who.append(f"{counted(removed, 'client')} removed without any guarantee")
+        who.append(f"{_subjects(removed)} removed without any guarantee")
     first = f"{counted(len(done), 'request')}, {' and '.join(who)}"
     named = {level: levels[level] for level in ("exact", "proven", "conditional") if levels[level]}
     if not named:
@@ -95,6 +98,14 @@ def _done_words(done: tuple[ReportedRequest, ...]) -> str:
         return f"{first}, {'' if len(done) == 1 else 'all '}certified as {level}"
     each = [f"{number:,} certified as {level}" for level, number in named.items()]
     return f"{first}: {', '.join(each)}" + (f", {levels['none']:,} not certified" if levels["none"] else "")
+
+
+def _subjects(requests: Sequence[ReportedRequest]) -> str:
+    """Return how many clients and records requests forget; a client that stays with fewer records is not counted."""
+    clients = sum(len(request.clients) for request in requests if request.records is None)
+    records = sum(request.records or 0 for request in requests)
+    parts = [counted(count, word) for count, word in ((clients, "client"), (records, "record")) if count]
+    return " and ".join(parts)
 
 
 def strength(attacker: float) -> str:

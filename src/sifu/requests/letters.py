@@ -16,6 +16,7 @@ from sifu.core.ledger import canonical_json
 from sifu.core.record_commitments import commitments_to, is_commitment
 from sifu.core.request_terms import AUTO, LATER_TERMS, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
+from sifu.core.wording import LAST_CLIENT
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
 from sifu.methods.registry import method_for
 from sifu.planning.plan import Plan, least_level
@@ -164,7 +165,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
     leaving += [] if terms.records else [terms.clients]
     if len(view.forgotten) + sum(map(len, leaving)) >= len(view.clients):
-        raise InputError("the requests together would forget every client: none would be left to train with")
+        raise InputError(f"the requests together would forget every client. {LAST_CLIENT}")
 
 
 FORGET_ME = "forget me"

@@ -119,11 +119,12 @@ class Outcome:
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
     it took (those that made the starting model included), `scratch_rounds` those of training from scratch where it was
-    compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
-    no target). `delta_reached` is what this release spent, `delta_at_most` what the budget gives once it is used up.
-    `cost` is what the request took, `training_noise` what noise in training promises. `held_out` are the
-    figures of the released model on the held-out rows of those who stay, as long as it is the current one. Figures that
-    a purge erased are not numbers (nan), and `rollback_to` is None.
+    compared. `accuracy` is on the training data of the active clients (`mean_squared_error` where real numbers are
+    predicted), and `target` what it should have reached (0: no target). `delta_reached` is what this release spent,
+    `delta_at_most` what the budget gives once it is used up. `cost` is what the request took, `training_noise` what
+    noise in training promises. `held_out` are the figures of the released model on the held-out rows of those who stay,
+    as long as it is the current one; `held_out_before` are those of the model before it on the same rows, known only to
+    the command that executed the request. Figures that a purge erased are not numbers (nan), and `rollback_to` is None.
     """
 
     request: str
@@ -148,6 +149,8 @@ class Outcome:
     cost: Cost
     training_noise: TrainingNoise | None = None
     held_out: HeldOutFigures | None = None
+    mean_squared_error: float | None = None
+    held_out_before: HeldOutFigures | None = None
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
@@ -186,4 +189,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         cost=cost,
         training_noise=recorded.training_noise,
         held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
+        mean_squared_error=recorded.view.spec.regime.squared_error(
+            measured.remaining_after.loss if measured.remaining_after else None
+        ),
     )

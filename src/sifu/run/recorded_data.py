@@ -71,7 +71,11 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
         return None
     if not spec.regime.has_accuracy:
         error = scorer.squared_error(model, samples)
-        return HeldOutFigures(samples.count, mean_squared_error=error) if math.isfinite(error) else None
+        if not math.isfinite(error):
+            return None
+        spread = float(np.mean(np.var(np.asarray(samples.y, dtype=np.float64).reshape(samples.count, -1), axis=0)))
+        explained = 1.0 - error / spread if spread > 0.0 else None
+        return HeldOutFigures(samples.count, mean_squared_error=error, r2=explained)
     predicted = scorer.predictions(model, samples.x)
     right = predicted == samples.y.reshape(predicted.shape)
     accuracy = float(np.mean(right if right.ndim == 1 else right.all(axis=1)))
@@ -85,7 +89,16 @@ def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRow
         auc=area_under_curve(samples.y, scores),
         f1=f1_score(samples.y, predicted, scores.shape[1]),
         calibration_error=None if probabilities is None else calibration_error(samples.y, probabilities),
+        positive=_positive_class(spec) if scores.shape[1] == 2 else "",
     )
+
+
+def _positive_class(spec: Spec) -> str:
+    """Return the name of the second of two classes."""
+    from sifu.data.table_coding import TableCoding
+
+    names = TableCoding.from_spec(spec.data).class_names
+    return names[1] if len(names) == 2 else "1"
 
 
 def area_under_curve(labels: Array, scores: Floats) -> float | None:
@@ -246,7 +259,7 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     """The data set in a file of newcomers, coded as the run's own."""
     from sifu.data import load
     from sifu.data.table import ENDINGS, column_names, read_table
-    from sifu.data.table_coding import TableCoding
+    from sifu.data.table_coding import TableCoding, split_names
 
     if spec.data.name != TABLE:
         if file.suffix.lower() in ENDINGS:
@@ -260,7 +273,8 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     names_clients = coding.client != "" and coding.client in column_names(file, coding)
     coding = coding if names_clients else replace(coding, client="")
     testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}
-    dataset = read_table(file, coding, one_client=not names_clients, **testing)
+    columns = split_names(spec.data.columns, "data.columns")
+    dataset = read_table(file, coding, one_client=not names_clients, columns=columns, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine, LacksData, ShowsSamples
+from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
+from sifu.core.wording import HeldOutFigures
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
@@ -99,18 +101,29 @@ class RunEngines:
             raise InputError(reason)  # an engine that was handed over, with its own data
         return engine, digests, absent
 
-    def measure_held_out(self, writer: RunWriter) -> None:
-        """Note how well the current model does on held-out rows, see `Run.measure_held_out`."""
+    def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
+        """Note how well the current model does on held-out rows, see `Run.measure_held_out`.
+
+        Args:
+            writer: The run.
+            earlier: A model from before, compared on the same rows and noted nowhere.
+
+        Returns:
+            The figures of `earlier`; None without one, or where the current model was measured already.
+        """
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         rows = available_rows(spec, self._data_folder, self.frame)
         if rows is None or read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
-            return
+            return None
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
-        figures = None
+        figures = before = None
         with suppress(SifuError, ValueError):
             figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
+            if earlier is not None and not spec.regime.tunes:  # an earlier head is one of other networks
+                before = held_out_figures(spec, self.current(), earlier, rows.of(stay))
         if figures is not None:
             write_held_out(writer.folder, tip, figures)
+        return before
 
     def complete(self) -> Engine:
         """The engine with everyone's data, see `Run.complete_engine`."""

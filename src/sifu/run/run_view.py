@@ -23,6 +23,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
 from sifu.core.spec.run_spec import number_of_groups
+from sifu.core.wording import LAST_CLIENT
 from sifu.errors import InputError, RoundRejectedError
 from sifu.store.erased_figures import last_erased
 from sifu.store.given_approvals import leaving_requests
@@ -458,7 +459,7 @@ class RunView:
         if terms.records:
             check_rows(self.reader, indices[0], terms.records)
         elif len(self.forgotten) + len(indices) >= len(self.clients):
-            raise InputError("the request would forget every client: none would be left to train with")
+            raise InputError(f"the request would forget every client. {LAST_CLIENT}")
         first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
         return tuple(
             Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)

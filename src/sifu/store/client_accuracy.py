@@ -81,11 +81,13 @@ def read_standing(folder: Path) -> Standing | None:
 
 
 def _figures(content: dict[str, Any]) -> HeldOutFigures:
-    figures = {name: None if value is None else float(value) for name, value in dict(content).items()}
+    content = dict(content)
+    positive = str(content.pop("positive", ""))
+    figures = {name: None if value is None else float(value) for name, value in content.items()}
     rows = int(figures.pop("rows") or 0)
     if figures.get("accuracy") is None and figures.get("mean_squared_error") is None:
         raise ValueError("neither an accuracy nor a squared error")
-    return HeldOutFigures(rows, **figures)
+    return HeldOutFigures(rows, **figures, positive=positive)
 
 
 def remove_standing(folder: Path) -> None:

@@ -18,6 +18,15 @@ function set(panel, field, text) {
   if (place && place.textContent !== text) place.textContent = text;
 }
 
+function figure(value) {
+  return String(Number(value.toPrecision(4)));
+}
+
+function heldOut(figures) {
+  if (figures.accuracy !== null) return percent(figures.accuracy);
+  return figure(figures.r2 === null ? figures.mean_squared_error : figures.r2);
+}
+
 function show(live) {
   const panel = document.querySelector(".live");
   if (panel) {
@@ -28,7 +37,8 @@ function show(live) {
     set(panel, "rounds", String(live.rounds));
     set(panel, "expected", live.expected_words);
     set(panel, "accuracy", percent(live.accuracy));
-    set(panel, "held-out", live.held_out ? percent(live.held_out.accuracy) : "–");
+    set(panel, "held-out", live.held_out ? heldOut(live.held_out) : "–");
+    if (live.mean_squared_error !== null) set(panel, "error", figure(live.mean_squared_error));
     set(panel, "held-out-rows", live.held_out ? `on ${live.held_out.rows} held-out rows` : "");
     set(panel, "target", live.target > 0 ? `target ${percent(live.target)}` : "no target");
     set(panel, "participants", live.participants === null ? "–" : String(live.participants));

@@ -123,6 +123,16 @@ class Regime:
         return self.spec.model.kind != "least_squares"
 
     @property
+    def squared_error_per_loss(self) -> float | None:
+        """The factor from a mean loss to the mean squared error in squares of the target's unit, where there is one."""
+        return None if self.has_accuracy else 2.0 / max(1, self.spec.model.outputs)
+
+    def squared_error(self, loss: float | None) -> float | None:
+        """Return the mean squared error that a mean loss stands for; None where predictions are right or wrong."""
+        factor = self.squared_error_per_loss
+        return None if factor is None or loss is None else factor * loss
+
+    @property
     def maps_samples(self) -> bool:
         """Whether samples go through a feature map before the model."""
         return self.spec.features.kind != "none"
@@ -256,6 +266,11 @@ class ClosedForm(Regime):
     def has_accuracy(self) -> bool:
         """Whether a prediction is right or wrong."""
         return self.spec.ridge.task != "regression"
+
+    @property
+    def squared_error_per_loss(self) -> float | None:
+        """The square of the target's scale: targets are scaled before a head is solved."""
+        return None if self.has_accuracy else self.spec.ridge.scale**2 / max(1, self.spec.model.outputs)
 
     @property
     def maps_samples(self) -> bool:
