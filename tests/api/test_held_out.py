@@ -258,7 +258,7 @@ def test_short_answers_fit_one_screen_and_all_says_the_rest(trained: Path, tmp_p
     assert "not covered" in short
     assert "Not covered" in whole
     assert "Not covered" in public
-    assert "with a 1 % false-alarm rate detects at most " in " ".join(short.split())
+    assert "with a 1 % false-alarm rate, detects at most " in " ".join(short.split())
     status = cli("status", run).out
     assert len(status.splitlines()) <= 25
     assert "on the active clients' training data; " in " ".join(status.split())

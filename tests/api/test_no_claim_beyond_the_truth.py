@@ -48,13 +48,13 @@ def test_scope_latest_speaks_of_the_latest_model_alone(own_trained: Path, cli: C
     run.forget(["client-000"], "latest", sigma=0.5, scope="latest")
     run.forget(["client-001"], "all", sigma=0.5)
     for text in (public_text(cli, own_trained, "latest"), client_text(own_trained, "client-000", "latest")):
-        assert "from the latest model alone" in text
+        assert "who sees only the latest released model" in text
         assert "models released since whether" not in text
     assert "learns more, and nothing bounds how much" in public_text(cli, own_trained, "latest")
-    assert "from the models released since" in public_text(cli, own_trained, "all")
+    assert "who sees only the models released from this request on" in public_text(cli, own_trained, "all")
     assert "nothing bounds how much" not in public_text(cli, own_trained, "all")
     plan = cli("plan", own_trained, "--clients", "client-002", "--sigma", "0.5", "--scope", "latest")
-    assert "from the latest model alone" in " ".join(plan.out.replace("│", " ").split())
+    assert "who sees only the latest released model" in " ".join(plan.out.replace("│", " ").split())
 
 
 def test_one_number_for_one_risk(own_trained: Path, tmp_path: Path, cli: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import random
@@ -169,6 +170,7 @@ def test_random_bad_input_to_every_command(
 ) -> None:
     draw, odd = random.Random(share), odd_files(tmp_path / "odd", own_trained)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     (tmp_path / "spec.toml").write_text(json.dumps(small_spec()["data"]))
     for words, parameters in every_command()[share::4]:
         for _ in range(6):
