@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import ClassVar
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -295,8 +294,8 @@ class _ChangesForEveryCopy(_ChangesLater):
 def test_a_module_that_changes_while_clients_go_through_is_refused(good_calls: int) -> None:
     _ChangesForEveryCopy.everywhere.clear()
     x = np.random.default_rng(1).random((10, 6))
+    features = NetworkFeatures(_ChangesForEveryCopy([], good_calls), (6,))
     with pytest.raises(InputError, match="other features than at first"):
-        features = NetworkFeatures(_ChangesForEveryCopy([], good_calls), (6,))
         [list(features.chunks(x)) for _ in range(9)]
 
 
