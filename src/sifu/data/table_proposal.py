@@ -237,8 +237,8 @@ class _Roles:
                 )
         scales = {name: scale for name in self.numbers if (scale := _published(name)) is not None}
         if scales:
-            units = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
-            yield f"scale: published ranges by name; which units have they? Assumed: {', '.join(units)}"
+            assumed = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
+            yield f"scale: published ranges by name; in which units? Assumed: {', '.join(assumed)}"
         for name, units in scales.items():
             unit, scale = next(iter(units.items()))
             if self.columns[name].lies_outside(scale):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,8 @@ class LoadedModel(nn.Module):
         names = self._score_names(scores.shape[1])
         predicted = iter(zip(self._named(self._decided(scores)), scores, strict=True))
         rows = []
-        for number, identity in enumerate(identities or range(len(x))):
+        ids: Sequence[str | int] = identities or range(len(x))
+        for number, identity in enumerate(ids):
             if number in refused:
                 rows.append(PredictedRow(identity, None, {}, refused[number]))
             else:
