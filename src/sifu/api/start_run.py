@@ -164,7 +164,9 @@ def train(
         test_file=_absolute(data_spec.test_file),
         columns=columns_of_features(data_spec, clients) if given else "",
     )
-    create_run(folder, spec, replace(resolved, data=located), engine, digests).close()
+    model_at = resolved.features.model
+    features = replace(resolved.features, model=_absolute(model_at) if Path(model_at).is_dir() else model_at)
+    create_run(folder, spec, replace(resolved, data=located, features=features), engine, digests).close()
     created = again()
     created._engines.engine = engine
     return created.train(progress)

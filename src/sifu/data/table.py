@@ -211,7 +211,7 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
     """Warn of what looks like a mistake, one sentence for each kind; nothing is refused for it."""
     start, numbers = 0, 0
     scaled, unscaled, unlike = dict[str, int](), dict[str, int](), []
-    for name in columns:
+    for name in () if coding.text else columns:
         values, start = x[:, start], start + coding.width(name)
         if name in coding.categories:
             continue

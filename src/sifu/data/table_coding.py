@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.spec import DataSpec
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
@@ -102,10 +103,24 @@ class TableCoding:
     """Further texts that stand for a missing value, by column."""
     regression: bool = False
     """Whether labels are numbers to predict; whole numbers are not classes then."""
+    text: str = ""
+    """The column of texts, which is the only feature."""
+    model: str = ""
+    """The model whose tokenizer reads texts."""
+    tokens: int = 0
+    """How many tokens of a text are read."""
 
     @classmethod
-    def from_spec(cls, data: DataSpec, *, regression: bool = False) -> TableCoding:
-        """Return the coding that a spec declares; `regression` says that its labels are numbers to predict."""
+    def from_spec(
+        cls, data: DataSpec, features: FeaturesSpec | None = None, *, regression: bool = False
+    ) -> TableCoding:
+        """Return the coding that a spec declares.
+
+        Args:
+            data: The section on data.
+            features: The section whose model reads texts.
+            regression: Whether labels are numbers to predict.
+        """
         classes = parse_classes(data.classes) if data.classes.strip() else {}
         missing = {column: _split(text, "|", empty=True) for column, text in _entries(data.missing, "data.missing")}
         return cls(
@@ -121,6 +136,9 @@ class TableCoding:
             tuple(split_names(data.header, "data.header")),
             {column: tuple(map(_unquoted, words)) for column, (_, *words) in missing.items() if words},
             regression,
+            data.text,
+            "" if features is None else features.model,
+            0 if features is None else features.size,
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -146,10 +164,15 @@ class TableCoding:
             missing_words={
                 str(name): tuple(map(str, words)) for name, words in mapping.get("missing_words", {}).items()
             },
+            text=str(mapping.get("text", "")),
+            model=str(mapping.get("model", "")),
+            tokens=int(mapping.get("tokens", 0)),
         )
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
         """The columns that are features, in the order given."""
+        if self.text:
+            return [self.text]
         others = {self.label, self.client, self.identity, *self.ignored}
         return [name for name in columns if name not in others]
 
@@ -157,6 +180,7 @@ class TableCoding:
         """Every column that the spec names must be there, and leave one that is a feature."""
         named = [
             ("data.label", [self.label]), ("data.client", [self.client]), ("data.id", [self.identity]),
+            ("data.text", [self.text]),
             ("data.ignore", self.ignored), ("data.categories", self.categories), ("data.scale", self.scales),
             ("data.missing", self.missing),
         ]  # fmt: skip
@@ -176,7 +200,7 @@ class TableCoding:
             if both is not None:
                 remedy = f"leave it out of {key}" if key == "data.scale" else f'write data.missing = "{both}="'
                 raise InputError(f"column {both!r} is in data.categories and has a number in {key}: {remedy}")
-        roles = [self.label, *filter(None, (self.client, self.identity)), *self.ignored]
+        roles = [self.label, *filter(None, (self.client, self.identity, self.text)), *self.ignored]
         twice = next((name for name in roles if roles.count(name) > 1), None)
         if twice is not None:
             raise InputError(f"column {twice!r} has two roles: name it once among data.label, client, id and ignore")
@@ -188,7 +212,7 @@ class TableCoding:
         return len(self.categories.get(name, [name])) + (name in self.missing)
 
     def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
-        """Return the features of these columns, one row per row of the table.
+        """Return the features of these columns, one row per row of the table; of texts their tokens.
 
         Args:
             table: The table as it was read.
@@ -201,6 +225,11 @@ class TableCoding:
         Raises:
             InputError: If a value cannot be coded and `refused` is None.
         """
+        if self.text:
+            from sifu.data.feature_maps.transformer_networks import tokenised  # imports torch
+
+            texts = ["" if value is None else str(value) for value in table.columns[self.text]]
+            return tokenised(self.model, texts, self.tokens)
         return np.concatenate([self._coded(name, table, refused) for name in names], axis=1)
 
     def _coded(self, name: str, table: TableFile, refused: dict[int, str] | None) -> Array:

@@ -86,7 +86,7 @@ def describe(
     if published := releases(reader):
         seq, head = published[-1].seq, reader.hashes()[published[-1].seq]
     ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
-    coding = TableCoding.from_spec(spec.data) if spec.data.columns or spec.data.name == TABLE else None
+    coding = TableCoding.from_spec(spec.data, spec.features) if spec.data.columns or spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
     stored = _stored(spec) if given is None else {"shape": list(given), "bytes": False}
     return {

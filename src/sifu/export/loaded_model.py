@@ -20,7 +20,7 @@ from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
-from sifu.data.feature_maps.build import tuned_map
+from sifu.data.feature_maps.build import texts_as_tokens, tuned_map
 from sifu.data.feature_maps.feature_map import LARGEST_INPUT
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.sources import scale_of
@@ -122,7 +122,11 @@ class LoadedModel(nn.Module):
         return np.asarray(self._mapped(self._samples(samples)).numpy())
 
     def scores(self, x: Any) -> Array:
-        """The scores of raw samples `x` as an array; see `forward`."""
+        """The scores of raw samples `x`, texts among them, as an array; see `forward`."""
+        if self.description["features"].get("kind") == "transformers":
+            x = texts_as_tokens(
+                x, Spec.from_mapping({"features": self.description["features"] | {"tune": "none"}}).features
+            )
         samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         with torch.no_grad():
             parts = [self(batch).numpy() for batch in torch.split(samples, self._batch)] if len(samples) else []

@@ -146,6 +146,8 @@ def _prediction(
 
 def _through_networks(graph: Graph, description: dict[str, Any], networks: Mapping[str, Array]) -> Prepared:
     """The inputs of a graph and their features through a public network, and through what groups tuned of it."""
+    if description["features"]["kind"] == "transformers" and len(description["input_shape"] or ()) != 3:
+        raise InputError(f"the tokenizer of a text cannot be part of an ONNX graph: {INSTEAD}")
     samples, shape = raw_samples(graph, description, None)
     flat = samples if len(shape) == 1 else graph.add("Flatten", samples, axis=1)
     valid = at_most(graph, graph.cast(flat, np.float64), float(np.finfo(np.float32).max))

@@ -29,7 +29,7 @@ OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9
 """Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
-NETWORK_MAPS = ("module", "pretrained")
+NETWORK_MAPS = ("module", "pretrained", "transformers")
 INSTEAD = "export it as safetensors, which sifu predict and sifu.load_model use"
 
 

@@ -151,7 +151,7 @@ def _own_dataset(spec: Spec) -> Any:
         raise InputError(
             f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
         )
-    coding = TableCoding.from_spec(data, regression=not spec.regime.has_accuracy)
+    coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     return read_table(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
 
 
@@ -170,7 +170,7 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
     from sifu.data.table_coding import TableCoding
 
     data = replace(spec.data, name=TABLE, partition="given")
-    coding = TableCoding.from_spec(data, regression=not spec.regime.has_accuracy)
+    coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     dataset = read_frame(frame, coding, **_testing(data, spec.seed))
     return {"spec": replace(spec, data=data), "dataset": dataset}
 

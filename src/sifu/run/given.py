@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sifu.core.spec import Spec
 from sifu.data.client_data import is_frame
+from sifu.data.feature_maps.build import texts_as_tokens
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
 
@@ -60,6 +61,7 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
             raise InputError(
                 "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
             )
+        named = _with_tokens(named, spec)
         clients = (
             from_arrays(named, dtype=spec.model.dtype)
             if all(pairs.values())
@@ -77,6 +79,16 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
     if len(clients) < 2:
         raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
     return with_features(spec, clients, device)
+
+
+def _with_tokens(data: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
+    """Pairs (x, y) with token ids in the place of texts, where features come from a model that reads them."""
+    if spec.features.kind != "transformers":
+        return data
+    return {
+        name: (texts_as_tokens(pair[0], spec.features), *pair[1:]) if isinstance(pair, tuple | list) else pair
+        for name, pair in data.items()
+    }
 
 
 def check_names_differ(clients: Any) -> None:

@@ -269,7 +269,7 @@ def _joining_data(spec: Spec, file: Path) -> Any:
         return load("npz", file)
     if file.suffix.lower() not in ENDINGS:
         raise InputError(f"{file} is not a table: this run was trained from one, give a {', '.join(ENDINGS)} file")
-    coding = TableCoding.from_spec(spec.data, regression=not spec.regime.has_accuracy)
+    coding = TableCoding.from_spec(spec.data, spec.features, regression=not spec.regime.has_accuracy)
     names_clients = coding.client != "" and coding.client in column_names(file, coding)
     coding = coding if names_clients else replace(coding, client="")
     testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}

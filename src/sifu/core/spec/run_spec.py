@@ -117,6 +117,10 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "features.size", 0 <= features.size <= 4096, "in 0 to 4096"
     named = bool(features.module) == (features.kind == "module")
     yield "features.module", named, 'given with features.kind = "module", and only then'
+    named = bool(features.model) == (features.kind == "transformers")
+    yield "features.model", named, 'given with features.kind = "transformers", and only then'
+    read = not data.text or features.kind == "transformers"
+    yield "data.text", read, 'empty unless features.kind = "transformers": a text needs a model that reads it'
     yield "features.count", features.kind != "random_fourier" or features.count % 2 == 0, "even for random_fourier"
     yield "features.norm", 0 < features.norm <= 1e6, "in (0, 1e6]"
     yield "features.bandwidth", 0 < features.bandwidth <= 1e6, "in (0, 1e6]"

@@ -20,10 +20,10 @@ HEAD_KINDS = (*LINEAR_KINDS, RIDGE)
 ROW_KINDS = (*HEAD_KINDS, "mlp")
 """Models whose samples are rows of numbers, not images."""
 
-IMAGE_FEATURES = ("random_convolutions", "pretrained", "module")
+IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
 """Feature maps that take images as such, with values in [0, 1]."""
 
-NETWORK_FEATURES = ("pretrained", "module")
+NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps through networks, which a GPU computes faster."""
 
 OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
@@ -62,6 +62,7 @@ class DataSpec:
     folder: str = key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
     file: str = key("", "the file of npz; of table a CSV or Parquet file, or a folder with one file per client")
     label: str = key("label", "table: the column of the label")
+    text: str = key("", "table: the column of texts, for features.kind = transformers; other columns are left out")
     client: str = key("", "table: the column that says whose a row is; empty with one file per client")
     id: str = key("", "table: the column that identifies a row (a patient's number); never a feature")
     classes: str = key(
@@ -122,17 +123,25 @@ class ModelSpec:
 class FeaturesSpec:
     """Public features that a linear model is put on, the same for everyone; no client's data shapes them."""
 
-    kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained", "module"] = key(
+    kind: Literal[
+        "none", "random_convolutions", "random_fourier", "projection", "pretrained", "transformers", "module"
+    ] = key(
         "none",
         "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
-        "images, extra pretrained), module (a torch module of your own)",
+        "images, extra pretrained), transformers (images or texts, extra transformers), module (a torch module of your "
+        "own)",
     )
+    model: str = key("", "transformers: a folder with a model of Hugging Face, or its name on the hub")
     seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
     layers: int | Literal["deep", "last"] = key(
         "deep", "networks: last (the last layer), deep (the blocks before it as well), or a number of those blocks"
     )
-    size: int = key(0, "pretrained: pixels of a side that smaller images are enlarged to; 0 is 224")
-    mirror: bool = key(True, "pretrained: average over an image and its mirror image")
+    size: int = key(
+        0,
+        "pretrained: pixels of a side that smaller images are enlarged to, 0 is 224; transformers: pixels of a side, 0 "
+        "is the model's own, or tokens of a text, 0 is 128",
+    )
+    mirror: bool = key(True, "pretrained, transformers: average over an image and its mirror image")
     count: int = key(
         0, "how many features of random_fourier (even) and projection, 0 is 512; networks: projected to, 0 is all"
     )
@@ -142,7 +151,7 @@ class FeaturesSpec:
     bandwidth: float = key(1.0, "random_fourier: width of the kernel, in units of the inputs")
     tune: Literal["none", "merge", "blocks"] = key(
         "none",
-        "ridge on pretrained or module: groups tune the network apart; blocks forgets in no round, merge in one and "
+        "ridge on a network: groups tune the network apart; blocks forgets in no round, merge in one and "
         "predicts through two networks",
     )
     block: int = key(400, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")

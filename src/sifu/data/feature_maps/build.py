@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from sifu.theory.closed_form import FixedPoint, Targets
 if TYPE_CHECKING:  # it imports torch, which commands that only read a run do without
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
-KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained")
+KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained", "transformers")
 IMAGE_KINDS = ("random_convolutions", "pretrained")
 ROW_MAPS = {"none": PlainInputs, "projection": Projection, "random_fourier": RandomFourier}
 
@@ -40,6 +40,10 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
     if kind == "random_convolutions" and max(shape[1:]) > LARGEST_SIDE:
         options = LARGE_IMAGES | options
     make: Callable[..., FeatureMap] = ROW_MAPS.get(kind, RandomConvolutions)
+    if kind == "transformers":
+        from sifu.data.feature_maps.transformer_networks import transformer_features
+
+        make = transformer_features
     if kind in ("module", "pretrained"):
         from sifu.data.feature_maps import fixed_networks
 
@@ -89,6 +93,9 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
         options |= {"size": features.size or USUAL_SIDE, "mirror": features.mirror, "count": features.count}
         options["blocks"] = _blocks(features, DEEP_BLOCKS)
+    if features.kind == "transformers":
+        reading = ("model", "layers", "size", "mirror", "count")
+        options |= {name: getattr(features, name) for name in reading}
     if features.kind == "module":
         options["module"] = _read_deeply(features, options["module"], shape)
     return feature_map(features.kind, shape, **options)
@@ -117,6 +124,15 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
 
     assert isinstance(public, NetworkFeatures)
     return TunedFeatures(public, features, outputs, count, stretch)
+
+
+def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
+    """Texts as rows of token ids, as the model of a section `[features]` reads them; anything else as it is."""
+    if isinstance(x, str) or not isinstance(x, Sequence) or not x or not isinstance(x[0], str):
+        return x
+    from sifu.data.feature_maps.transformer_networks import tokenised
+
+    return tokenised(features.model, x, features.size)
 
 
 def module_of(name: str) -> tuple[Any, str]:

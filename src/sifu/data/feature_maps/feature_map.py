@@ -77,7 +77,7 @@ class FeatureMap(abc.ABC):
     @property
     def is_declared(self) -> bool:
         """Whether the operator must declare that the map is public: a seed says it on its own, a network does not."""
-        return self.kind in ("module", "pretrained")
+        return self.kind in ("module", "pretrained", "transformers")
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Features of many samples, `CHUNK` at a time, with their rows."""

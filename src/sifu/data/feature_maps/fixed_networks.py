@@ -210,7 +210,9 @@ class NetworkFeatures(FeatureMap):
         check_norm(self.norm)
         # In training mode batch norm would mix samples, and dropout would draw again.
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
-        object.__setattr__(self, "_weights", weights_digest(self.module))
+        # The files of a model of Hugging Face are in `source`, whatever the library calls their parts.
+        known_files = self.kind == "transformers"
+        object.__setattr__(self, "_weights", "" if known_files else weights_digest(self.module))
         try:
             known = self.module.features if isinstance(self.module, Reading) else 0
             width = known or self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
@@ -232,6 +234,8 @@ class NetworkFeatures(FeatureMap):
         parts = [
             f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in self.module.named_modules()
         ]
+        if self.kind == "transformers":
+            parts = []
         chosen = {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
         return chosen | (self.module.settings() if isinstance(self.module, DeepNetwork) else {})
 

@@ -1,0 +1,261 @@
+"""Backbones of Hugging Face's `transformers`, for images and texts, from a folder or by their name on the hub.
+
+Weights are read from safetensors files only, and no code that comes with a model is run. The digest of the map covers
+every file that decides its features: configuration, weights, tokenizer and preprocessing.
+
+`tokenised` turns a text into a row of token ids, -1 after its end. An activation is the mean over the tokens of a text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sifu.data.feature_maps.deep_network import blocks_of, deep_network, pooled
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.errors import InputError, install_extra
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+"""Files of a model that are read; all others, programs among them, are left alone."""
+USUAL_TOKENS = 128
+END = -1
+"""What follows the last token of a text."""
+RESIZING = {2: "bilinear", 3: "bicubic"}
+"""How images are resized, by the number that preprocessing has for it."""
+
+
+class StillNetwork(nn.Module):
+    """A network that stays in evaluation mode while it is tuned: dropout would draw numbers."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Return the means after the embedding and after every layer."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the means of the last layer."""
+        return self.activations(x)[-1]
+
+    def train(self, mode: bool = True) -> StillNetwork:
+        """Stay in evaluation mode."""
+        super().train(False)
+        return self
+
+    def _states(self, **inputs: Tensor) -> Sequence[Tensor]:
+        states: Sequence[Tensor] | None = self.network(**inputs, output_hidden_states=True).hidden_states
+        if not states:
+            raise InputError(f"{type(self.network).__name__} shows no hidden states: choose another features.model")
+        return states
+
+
+class TextNetwork(StillNetwork):
+    """Rows of token ids to means over the tokens of each text."""
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Return the means over tokens after the embedding and after every layer."""
+        ids = x.round().long() if x.is_floating_point() else x.long()
+        is_token = ids != END
+        is_token = torch.cat([torch.ones_like(is_token[:, :1]), is_token[:, 1:]], dim=1)  # an empty text has one
+        states = self._states(input_ids=ids.clamp(min=0), attention_mask=is_token.long())
+        weights = is_token.unsqueeze(-1).to(states[-1].dtype)
+        return [(state * weights).sum(dim=1) / weights.sum(dim=1) for state in states]
+
+
+class ImageNetwork(StillNetwork):
+    """Images of numbers from 0 to 1 to means over positions, prepared as the model's configuration says."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, side: int, prepared: dict[str, Any]) -> None:
+        super().__init__(network)
+        self.side, self.mode = side, RESIZING.get(prepared.get("resample", 2), "bilinear")
+        centred = prepared.get("do_normalize", True)
+        for name, key, neutral in (("mean", "image_mean", 0.0), ("deviation", "image_std", 1.0)):
+            numbers = prepared.get(key) if centred else None
+            values = torch.tensor(numbers if numbers else [neutral] * 3, dtype=torch.float32)
+            self.register_buffer(name, values.reshape(1, -1, 1, 1))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the side that images are resized to."""
+        return {"size": self.side}
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Return the means over positions after the embedding and after every layer."""
+        if x.shape[1] == 1:
+            x = x.expand(-1, 3, -1, -1)
+        if tuple(x.shape[2:]) != (self.side, self.side):
+            shrinks = min(x.shape[2:]) > self.side
+            x = F.interpolate(x, (self.side, self.side), mode=self.mode, align_corners=False, antialias=shrinks)
+        states = self._states(pixel_values=(x - self.mean.to(x.dtype)) / self.deviation.to(x.dtype))
+        return [pooled(state) for state in states]
+
+
+def transformer_features(
+    shape: tuple[int, ...],
+    *,
+    model: str,
+    layers: int | str = "deep",
+    size: int = 0,
+    mirror: bool = True,
+    count: int = 0,
+    seed: int = 0,
+    norm: float = 10.0,
+    device: str = "cpu",
+) -> NetworkFeatures:
+    """Return the features of images, or of texts as rows of token ids, through a public model.
+
+    Args:
+        shape: (channels, height, width) of images, (tokens,) of texts.
+        model: A folder, or a name on the hub.
+        layers: "deep", "last", or how many layers before the last one are read.
+        size: Side that images are resized to; 0 is that of the model's preprocessing.
+        mirror: Whether images are averaged with their mirror images.
+        count: Numbers that the features are projected to; 0 keeps all.
+        seed: Public seed of the projection.
+        norm: Length of a sample's features.
+        device: Where they are computed.
+    """
+    folder = model_folder(model)
+    network = _loaded(folder)
+    of_images = len(shape) == 3
+    backbone: StillNetwork
+    if of_images:
+        prepared = _preprocessing(folder)
+        backbone = ImageNetwork(getattr(network, "vision_model", network), size or _side(folder, prepared), prepared)
+    else:
+        backbone = TextNetwork(getattr(network, "text_model", network))
+    blocks = layers if isinstance(layers, int) else 0
+    if layers == "deep":
+        blocks = blocks_of(backbone, shape)
+    read = deep_network(backbone, shape, blocks, mirror=mirror and of_images, count=count, seed=seed)
+    return NetworkFeatures(read, shape, norm=norm, kind="transformers", device=device, source=files_digest(folder))
+
+
+def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int32]:
+    """Return texts as rows of `size` token ids (0: 128), longer ones cut, -1 after the end of shorter ones."""
+    wanted = size or USUAL_TOKENS
+    strange = next((text for text in texts if not isinstance(text, str)), None)
+    if strange is not None:
+        raise InputError(f"a text was expected, found {strange!r}")
+    tokenizer, rows = _tokenizer(str(model_folder(model))), np.full((len(texts), wanted), END, dtype=np.int32)
+    if not len(texts):
+        return rows
+    for row, ids in zip(rows, tokenizer(list(texts), truncation=True, max_length=wanted)["input_ids"], strict=True):
+        row[: len(ids)] = ids
+    return rows
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of a model: the one named, or that of a model of the hub, which is downloaded if it must be.
+
+    Raises:
+        InputError: If the model is neither here nor can be fetched.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = _from_hub(name)
+    if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is no model: it needs config.json and weights in files *.safetensors")
+    return folder
+
+
+@functools.cache
+def _from_hub(name: str) -> Path:
+    _library()
+    from huggingface_hub import snapshot_download
+
+    for offline in (True, False):
+        try:
+            return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=offline))
+        except Exception as error:  # of many kinds: no such name, no connection, no space
+            cause = error
+    raise InputError(
+        f"the model {name!r} is no folder and cannot be downloaded ({type(cause).__name__}): where there is a "
+        f"connection run hf download {name} --local-dir FOLDER, and set features.model to that folder"
+    ) from cause
+
+
+def files_digest(folder: Path) -> str:
+    """Return the digest of all files of a model that are read, each hashed once per process."""
+    hashed = hashlib.sha256()
+    for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
+        found = path.stat()
+        digest = _file_digest(str(path), found.st_size, found.st_mtime_ns, found.st_ino)
+        hashed.update(f"{path.name} {digest}\n".encode())
+    return hashed.hexdigest()
+
+
+@functools.cache
+def _file_digest(path: str, size: int, changed: int, inode: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _library() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            f'features.kind = "transformers" needs the library of that name: {install_extra("transformers")}'
+        ) from error
+    return transformers
+
+
+def _loaded(folder: Path) -> nn.Module:
+    """Return the model in a folder, without the layer that only its own pretraining needed."""
+    library, here = _library(), {"local_files_only": True, "trust_remote_code": False}
+    try:
+        network: Any = library.AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **here)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise InputError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}") from error
+    if getattr(network.config, "is_encoder_decoder", False):
+        network = network.get_encoder()
+    pooler = getattr(network, "pooler", None)
+    if isinstance(pooler, nn.Module) and any(True for _ in pooler.parameters()):
+        network.pooler = nn.Identity()
+    return network.eval()  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(folder: str) -> Any:
+    try:
+        return _library().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(f"{folder} has no tokenizer: {str(error).splitlines()[0][:300]}") from error
+
+
+def _preprocessing(folder: Path) -> dict[str, Any]:
+    """Return how the model's images are prepared."""
+    try:
+        prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder} has no preprocessor_config.json that can be read, which says how images are prepared: choose a "
+            "model for images"
+        ) from error
+    if not isinstance(prepared, dict):
+        raise InputError(f"{folder / 'preprocessor_config.json'} is no table of keys")
+    return prepared
+
+
+def _side(folder: Path, prepared: dict[str, Any]) -> int:
+    for key in ("crop_size", "size"):
+        size = prepared.get(key)
+        side = size.get("height") or size.get("shortest_edge") if isinstance(size, dict) else size
+        if isinstance(side, int) and side > 0:
+            return side
+    raise InputError(f"{folder / 'preprocessor_config.json'} names no size: set features.size")

@@ -1,0 +1,274 @@
+"""Models of Hugging Face as backbones, for images and texts, made here from a configuration."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sifu
+import sifu_verifier
+from sifu.api import verify_run
+from sifu.core.spec.sections import FeaturesSpec
+from sifu.data.feature_maps.build import specified_map
+from sifu.errors import InputError
+from sifu.store.reader import RunReader
+
+transformers = pytest.importorskip("transformers")
+
+from sifu.data.feature_maps import transformer_networks  # noqa: E402
+from sifu.data.feature_maps.transformer_networks import tokenised  # noqa: E402
+
+WORDS = ("good", "bad", "fine", "poor", "film", "book", "very", "not", "a", "the")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate((*special, *WORDS))}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text-model")
+    torch.manual_seed(1)
+    config = transformers.BertConfig(vocab_size=14, max_position_embeddings=16, **SIZES)
+    transformers.BertModel(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("image-model")
+    torch.manual_seed(1)
+    transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=8, **SIZES)).save_pretrained(folder)
+    prepared = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
+    return folder
+
+
+TEXTS = ["good film", "not a good book", "very very bad", "", "an unknown word", "the film " * 20]
+
+
+def test_deep_features_of_a_text_are_the_means_over_its_tokens(text_model: Path) -> None:
+    """Each text alone, without padding, through the library's own tokenizer and model."""
+    features = specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=8), (8,))
+    assert features.features == 3 * 16
+    rows = features(tokenised(str(text_model), TEXTS, 8))
+    model = transformers.AutoModel.from_pretrained(text_model).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(text_model)
+    for text, row in zip(TEXTS, rows, strict=True):
+        inputs = tokenizer(text, truncation=True, max_length=8, return_tensors="pt")
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        parts = [state[0].mean(dim=0).double().numpy() for state in states]
+        expected = np.concatenate([part / np.linalg.norm(part) for part in parts])
+        np.testing.assert_allclose(row, 10.0 * expected / np.linalg.norm(expected), atol=1e-4)
+
+
+def test_token_ids_end_with_the_text(text_model: Path) -> None:
+    assert tokenised(str(text_model), ["good film"], 6).tolist() == [[2, 4, 8, 3, -1, -1]]
+    assert tokenised(str(text_model), ["good film"]).shape == (1, 128)
+    with pytest.raises(InputError, match="a text was expected, found 3"):
+        tokenised(str(text_model), [3])  # type: ignore[list-item]
+
+
+def test_images_are_prepared_as_the_model_says(image_model: Path) -> None:
+    x = np.random.default_rng(0).random((3, 3, 16, 16))
+    chosen = FeaturesSpec(kind="transformers", model=str(image_model), mirror=False, layers="last")
+    model = transformers.AutoModel.from_pretrained(image_model).eval()
+    with torch.no_grad():
+        prepared = (torch.tensor(x, dtype=torch.float32) - 0.5) / 0.25
+        last = model(prepared, output_hidden_states=True).hidden_states[-1].mean(dim=1).double().numpy()
+    expected = 10.0 * last / np.linalg.norm(last, axis=1, keepdims=True)
+    np.testing.assert_allclose(specified_map(chosen, (3, 16, 16))(x), expected, atol=1e-4)
+    deep = specified_map(FeaturesSpec(kind="transformers", model=str(image_model)), (3, 16, 16))
+    assert deep.features == 3 * 16
+    np.testing.assert_allclose(deep(x), deep(x[..., ::-1].copy()), atol=1e-4)
+    assert specified_map(chosen, (1, 8, 8))(x[:, :1, :8, :8]).shape == (3, 16)  # grey and smaller
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])
+def test_every_file_of_a_model_is_part_of_the_digest(text_model: Path, tmp_path: Path, file: str) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    features = FeaturesSpec(kind="transformers", model=str(folder), size=8)
+    before = specified_map(features, (8,)).digest()
+    assert before == specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=8), (8,)).digest()
+    content = (folder / file).read_bytes()
+    changed = content[:-1] + bytes([content[-1] ^ 1]) if file.endswith("safetensors") else content + b"\n"
+    (folder / file).write_bytes(changed)
+    assert specified_map(features, (8,)).digest() != before
+
+
+def test_files_are_hashed_once_per_process(text_model: Path) -> None:
+    transformer_networks._file_digest.cache_clear()
+    digests = {transformer_networks.files_digest(text_model) for _ in range(5)}
+    assert len(digests) == 1
+    assert transformer_networks._file_digest.cache_info().misses == len(
+        {path for pattern in transformer_networks.FILES for path in text_model.glob(pattern)}
+    )
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_model: Path) -> None:
+    import huggingface_hub
+
+    def unreachable(*arguments: Any, **options: Any) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(InputError, match="hf download somebody/small --local-dir FOLDER"):
+        transformer_networks.model_folder("somebody/small")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"weights in files \*\.safetensors"):
+        transformer_networks.model_folder(str(tmp_path))
+    with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(text_model)), (3, 16, 16))
+
+
+def test_code_that_comes_with_a_model_is_not_run(text_model: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(folder)), (8,))
+    assert not (tmp_path / "marker").exists()
+
+
+def table_of(folder: Path, clients: int = 5, rows: int = 8) -> Path:
+    drawn = np.random.default_rng(4)
+    file = folder / "reviews.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["number", "site", "review", "verdict"])
+        for row in range(clients * rows):
+            verdict = "up" if row % 2 else "down"
+            word = ("good", "fine") if row % 2 else ("bad", "poor")
+            text = f"the {drawn.choice(['film', 'book'])} very {drawn.choice(word)}"
+            writer.writerow([f"n{row}", f"site-{row % clients}", text, verdict])
+    return file
+
+
+def spec_of(file: Path, model: Path, **features: Any) -> dict[str, Any]:
+    return {
+        "data": {
+            "name": "table", "file": str(file), "partition": "given", "label": "verdict", "client": "site",
+            "id": "number", "text": "review", "classes": "down,up", "preprocessing": "fixed",
+        },
+        "model": {"kind": "ridge"},
+        "features": {"kind": "transformers", "model": str(model), "size": 8} | features,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["ridge", "softmax"])
+def test_a_column_of_texts_goes_from_a_table_to_a_prediction(tmp_path: Path, text_model: Path, kind: str) -> None:
+    file = table_of(tmp_path)
+    spec = spec_of(file, text_model) | {"model": {"kind": kind}, "stop": {"max_rounds": 3, "target": 0.0}}
+    run = sifu.train(spec, run=tmp_path / "run")
+    (outcome,) = run.forget(["site-2"])
+    if kind == "ridge":
+        assert outcome.level == "exact"
+        assert run.status().accuracy == 1.0
+    assert verify_run(run.folder).problems == []
+    assert sifu_verifier.verify(run.folder) == []
+    exported = run.export(tmp_path / "model.safetensors")
+    described = json.loads((tmp_path / "model.safetensors.json").read_text())
+    assert described["features"]["model"] == str(text_model)
+    with RunReader(run.folder) as reader:
+        assert described["features_digest"] == reader.facts["features"]
+    loaded = sifu.load_model(exported)
+    predicted = loaded.predict_rows(file)
+    assert [row.id for row in predicted[:2]] == ["n0", "n1"]
+    texts = [row["review"] for row in csv.DictReader(file.open())]
+    assert [row.prediction for row in predicted] == [("down", "up")[index] for index in loaded.predict(texts)]
+    with pytest.raises(InputError, match="tokenizer of a text cannot be part of an ONNX graph"):
+        run.export(tmp_path / "model.onnx")
+
+
+def test_records_and_newcomers_of_texts(tmp_path: Path, text_model: Path) -> None:
+    run = sifu.train(spec_of(table_of(tmp_path), text_model), run=tmp_path / "run")
+    (tmp_path / "late").mkdir()
+    late = table_of(tmp_path / "late", clients=1)
+    late.write_text(late.read_text().replace("site-0", "site-9"))
+    assert run.join(file=late) == ["site-9"]
+    outcome = run.forget(["site-1"], records=["n1"])[0]
+    assert outcome.level == "exact"
+    assert verify_run(run.folder).problems == []
+
+
+def test_texts_in_python(tmp_path: Path, text_model: Path) -> None:
+    clients = {f"c{number}": (["good film", "bad book", "fine film", "poor book"], [1, 0, 1, 0]) for number in range(4)}
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": 2},
+        "features": {"kind": "transformers", "model": str(text_model), "size": 8},
+    }
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    assert run.model().predict(["good film", "poor book"]).tolist() == [1, 0]
+    assert run.forget(["c1"])[0].level == "exact"
+
+
+@pytest.mark.parametrize("trainable", ["lora(2)", "last"])
+def test_groups_tune_adapters_on_texts(tmp_path: Path, text_model: Path, trainable: str) -> None:
+    spec = spec_of(table_of(tmp_path, clients=6), text_model, tune="blocks", block=6, trainable=trainable) | {
+        "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
+        "local": {"rate": 0.1, "steps": 2, "clip": 1.0},
+    }
+    run = sifu.train(spec, run=tmp_path / "run")
+    with RunReader(run.folder) as reader:
+        assert reader.layout.shapes[0][0] == 48 + 2 * 6
+        assert any("lora_b" in name for name in reader.group_layout.names) == (trainable == "lora(2)")
+    assert run.forget(["site-1"])[0].level == "exact"
+    assert sifu.audit_run(run).exact[0].same_model
+    assert verify_run(run.folder).problems == []
+
+
+def test_an_image_model_goes_from_a_file_to_a_prediction(tmp_path: Path, image_model: Path) -> None:
+    drawn = np.random.default_rng(0)
+    x, y = drawn.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8), np.arange(40) % 2
+    x[y == 1, :4] //= 4
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=np.arange(40) // 8)
+    spec = {
+        "data": {"name": "npz", "file": str(tmp_path / "own.npz"), "partition": "given", "preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": 2},
+        "features": {"kind": "transformers", "model": str(image_model)},
+    }
+    run = sifu.train(spec, run=tmp_path / "run")
+    assert run.forget(["2"])[0].level == "exact"
+    assert verify_run(run.folder).problems == []
+    loaded = sifu.load_model(run.export(tmp_path / "model.safetensors"))
+    assert np.mean(loaded.predict(x) == y) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"features": {"kind": "transformers"}}, r"features\.model must be given"),
+        ({"features": {"model": "somebody/small"}}, r"features\.model must be given"),
+        ({"data": {"text": "review"}}, r"data\.text must be empty unless"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(tmp_path: Path, sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        sifu.train(sections, run=tmp_path / "run")
