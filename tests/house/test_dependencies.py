@@ -22,6 +22,7 @@ NEEDS_AN_EXTRA = (
     "sifu.console",
     "sifu.data.feature_maps.deep_network",
     "sifu.data.feature_maps.fixed_networks",
+    "sifu.data.feature_maps.transformer_networks",
     "sifu.data.feature_maps.tuned_networks",
     "sifu.data.fresh_modules",
     "sifu.engines",
