@@ -240,8 +240,8 @@ class _Roles:
             assumed = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
             yield f"scale: published ranges by name; in which units? Assumed: {', '.join(assumed)}"
         for name, units in scales.items():
-            unit, scale = next(iter(units.items()))
-            if self.columns[name].lies_outside(scale):
+            unit, constants = next(iter(units.items()))
+            if self.columns[name].lies_outside(constants):
                 yield f"scale: most values of {name} are far from the range in {unit}: {_in_units(name, units)}"
         unscaled = [
             name for name in self.numbers if name not in scales and not set(self.columns[name].words) <= {"0", "1"}
