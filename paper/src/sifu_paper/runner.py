@@ -200,20 +200,24 @@ class Bench:
     # -- run folders -------------------------------------------------------------------------------------
 
     def model_bytes(self, spec: Spec) -> int:
-        """The bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say.
+        """Return the bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say.
 
-        Of a head in closed form the bytes of a client's statistics, whose larger part is half of a Gram matrix.
+        For a head in closed form, return a client's share of the sum and of what is kept of all clients: rows of four
+        bytes a number, or half of a Gram matrix where that is smaller.
         """
         key = (spec.data.name, spec.model, spec.features)
         if key not in self._model_bytes:
             try:
-                layout = engine_from_spec(spec, self.cache.clients(spec))[0].layout
+                engine = engine_from_spec(spec, self.cache.clients(spec))[0]
             except InputError:
                 return 0
+            layout = engine.layout
             size = layout.size * np.dtype(layout.dtype).itemsize
             if spec.regime.solves:
-                inputs = layout.size // layout.shapes[-1][-1]
-                size += 4 * inputs * (inputs + 1)
+                inputs, outputs = layout.size // layout.shapes[-1][-1], layout.shapes[-1][-1]
+                triangle = size + 4 * inputs * (inputs + 1)
+                rows = 4 * (inputs + outputs) * max(client.samples for client in engine.clients)
+                size = -(-triangle // len(engine.clients)) + min(rows, triangle)
             self._model_bytes[key] = size
         return self._model_bytes[key]
 

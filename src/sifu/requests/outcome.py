@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -150,7 +150,7 @@ class Outcome:
     training_noise: TrainingNoise | None = None
     held_out: HeldOutFigures | None = None
     mean_squared_error: float | None = None
-    held_out_before: HeldOutFigures | None = None
+    held_out_before: HeldOutFigures | None = field(default=None, compare=False)
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:

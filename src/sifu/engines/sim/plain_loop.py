@@ -109,7 +109,9 @@ class LoopTrainer:
 
     def _compared_from(self) -> Vector:
         """The first parameters moved a little: under a last layer of zeros nothing would show."""
-        first: Vector = parameters_to_vector(self._pristine.parameters()).detach().cpu().numpy()
+        # reshape, because parameters of a GPU may lie with their channels last
+        parts = [parameter.detach().reshape(-1) for parameter in self._pristine.parameters()]
+        first: Vector = torch.cat(parts).cpu().numpy()
         return first + np.asarray(PROBED_APART, dtype=first.dtype)
 
     def _train_to_compare(self, client: int, data: tuple[Tensor, Tensor] | None = None) -> Tensor:
