@@ -1,5 +1,5 @@
-"""The operator's desk in the browser: all runs under some folders, requests with approval, and a JSON API.
+"""The console: a web page for operators with all runs under some folders, requests with approval, and a JSON API.
 
-`tokens` and `roles` say who may do what; `desk` is what can be done; `pages` and `json_api` are the two
-ways to ask; `app` puts them together behind `security`. `sifu serve` starts it. Needs the extra `console`.
+`tokens` defines who may do what, `desk` holds the operations, `pages` and `json_api` are its two interfaces, and `app`
+combines them behind `security`. `sifu serve` starts the console. It needs the extra `console`.
 """

@@ -40,7 +40,7 @@ LOGINS_PER_SECOND, LOGINS_AT_ONCE = 0.2, 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How a console is set up; `hosts` are names it answers to in addition to those of this machine."""
+    """Settings of a console; `hosts` are the host names it answers to in addition to those of this machine."""
 
     folders: Sequence[Path]
     state: Path
@@ -54,7 +54,7 @@ class Settings:
 
 
 def make_app(settings: Settings) -> ASGIApp:
-    """The application, ready for a server."""
+    """Return the application, ready for a server."""
     tokens = TokenFile(settings.state)
     desk = Desk(settings.folders, settings.state, settings.data_folder)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
@@ -82,7 +82,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
-    """What is not there, not in time or too large."""
+    """Answer a request that failed with an HTTP error: no such page, too slow, or too large."""
     assert isinstance(error, HTTPException)
     if error.status_code != 404:
         return refused(error.status_code, error.detail, error.headers)
@@ -92,7 +92,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _probe(request: Request) -> Response:
-    """`/healthz`: the process answers. `/readyz`: it can read its tokens and look for runs."""
+    """Answer the probes: `/healthz` if the process is alive, `/readyz` if it can read its tokens and find runs."""
     if request.url.path == "/readyz":
         console: Console = request.app.state.console
         try:

@@ -1,4 +1,4 @@
-"""What both ways in share: reading what was sent, finding who asks, and turning errors into answers."""
+"""Helpers that the pages and the JSON API share: reading input, identifying the visitor, mapping errors to statuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEPARATORS = re.compile(r"[,;|\t\r\n]")
 
 @dataclass
 class Console:
-    """What every handler needs."""
+    """The objects that every handler needs."""
 
     desk: Desk
     tokens: TokenFile
@@ -35,7 +35,7 @@ class Console:
     secure_cookie: bool
     logins: RateLimit
     sign_in: Any = None
-    """A `sign_in.SignIn`, where people may sign in through a provider."""
+    """The `sign_in.SignIn` of the provider, or None without one."""
 
 
 class NotKnownError(SifuError):
@@ -45,19 +45,19 @@ class NotKnownError(SifuError):
 
 
 class ForgedError(SifuError):
-    """A change that does not come from one of our pages."""
+    """The change was not sent from one of the console's own pages."""
 
     exit_code = 2
 
 
 def console_of(request: Request) -> Console:
-    """The console that answers."""
+    """Return the console that answers a request."""
     console: Console = request.app.state.console
     return console
 
 
 def visitor_of(request: Request) -> Visitor:
-    """The visitor of a request; it is an error if there is none."""
+    """Return the visitor of a request; raise `NotKnownError` if they are not logged in."""
     visitor = console_of(request).sessions.visitor(request)
     if visitor is None:
         raise NotKnownError("log in first, or send a token that works")
@@ -65,7 +65,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 class Visit:
-    """What is asked of the console: by whom, with which fields of a form or of a JSON object, of which request."""
+    """A request to the console: its visitor, the fields of its form or JSON body, and the run it concerns."""
 
     def __init__(self, request: Request, visitor: Visitor, fields: dict[str, Any]) -> None:
         self.request, self.visitor, self.fields = request, visitor, fields
@@ -75,21 +75,21 @@ class Visit:
 
     @cached_property
     def run(self) -> RunAtDesk:
-        """The run that it is about."""
+        """The run that the URL names."""
         return self.desk.find(self.who, self.request.path_params["run"])
 
     def text(self, name: str) -> str:
-        """A field of a form."""
+        """Return a field of the form, or an empty string."""
         return str(self.fields.get(name, ""))
 
     def note(self, sentence: str, tone: str = "good") -> None:
-        """Something for the visitor's next page to say."""
+        """Add a message to the visitor's next page."""
         if self.visitor.session:
             self.visitor.session.notes.append((tone, sentence))
 
 
 async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, Any]:
-    """The fields of a form; a logged-in browser must send its page's CSRF token along."""
+    """Return the fields of a form; a logged-in browser must also send the CSRF token of its page."""
     try:
         text = (await request.body()).decode("ascii")
         read = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
@@ -102,7 +102,7 @@ async def read_form(request: Request, visitor: Visitor | None = None) -> dict[st
 
 
 async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
-    """The object of a JSON body; a browser's session needs the header X-CSRF-Token."""
+    """Return the object in a JSON body; a browser session must send the header X-CSRF-Token."""
     if not visitor.csrf_holds(request.headers.get("x-csrf-token", "")):
         raise ForgedError("the header X-CSRF-Token is missing or wrong")
     body = await request.body()
@@ -124,9 +124,9 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def client_names(value: Any, known: Collection[str] = ()) -> list[str]:
-    """Names of clients: a list, or a text with names separated in any usual way, each once.
+    """Return a list of client names, from a list or from text with the usual separators.
 
-    Names may hold a comma or a space themselves: what is a `known` name is not split further.
+    Names may contain a comma or a space, so a `known` name is not split further.
     """
     names = _names_in(value, known) if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -147,7 +147,7 @@ def _names_in(text: str, known: Collection[str]) -> list[str]:
 
 
 def days(value: Any) -> int:
-    """A deadline in days; nothing is the usual one."""
+    """Return a deadline in days; the default one if it is empty."""
     if value in (None, ""):
         return DEADLINE_DAYS
     try:
@@ -157,7 +157,7 @@ def days(value: Any) -> int:
 
 
 def terms_given(values: Any) -> TermsGiven:
-    """The terms of a request as far as they were given; what is empty comes from the run's spec."""
+    """Return the terms of a request that were given; empty ones come from the run's spec."""
     if not isinstance(values, dict):
         raise InputError("terms is an object")
     offered = terms_on_offer()
@@ -169,7 +169,7 @@ def terms_given(values: Any) -> TermsGiven:
 
 
 def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
-    """One term as JSON or a form has it; `RequestTerms` checks what it says."""
+    """Return one term, read from JSON or a form; `RequestTerms` validates its value."""
     if term.kind is SigmaChoice:
         return parse_sigma(str(value))
     try:
@@ -187,20 +187,20 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
 
 
 def _records_in(text: str) -> list[str]:
-    """Records separated in any usual way; an identity may hold a space, between row numbers it separates."""
+    """Split a list of records at the usual separators; spaces separate row numbers but may be part of an identity."""
     parts = [part.strip() for part in SEPARATORS.split(text) if part.strip()]
     return [word for part in parts for word in (part.split() if part.replace(" ", "").isdecimal() else [part])]
 
 
 def _number(kind: type, value: Any) -> int | float:
-    """A number as it was given: neither true nor 2.7 is a whole one."""
+    """Return a number of this kind; booleans are no numbers, and 2.7 is no integer."""
     if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
     return int(value) if kind is int else float(value)
 
 
 def _record(value: Any) -> int | str:
-    """A record of a client: a row number, or an identity."""
+    """Return a client's record: a row number or an identity."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(value)
     # An identity with leading zeros is none that a row number could stand for.
@@ -208,7 +208,7 @@ def _record(value: Any) -> int | str:
 
 
 def status_code(error: SifuError) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     codes: tuple[tuple[type[SifuError], int], ...] = (
         (NotKnownError, 401),
         (NotAllowedError, 403),

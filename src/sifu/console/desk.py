@@ -1,6 +1,6 @@
-"""The desk: the runs under some folders, their requests as lists show them, and all that can be done with them.
+"""The console's service: the runs under some folders, their requests, and every operation on them.
 
-Pages and JSON API are thin: they find out who asks and call this.
+The pages and the JSON API identify the visitor and then call this module.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sifu.store.given_approvals import approvals_needed, unapproved
 from sifu.store.inbox import letters
 
 FOUND_AGAIN_EVERY = 3.0
-"""Seconds between two looks for new run folders."""
+"""Interval between two searches for new run folders, in seconds."""
 REPORT = Path("report", "index.html")
 KEPT_LONGER = 20.0
 MOST_REMEMBERED = 64
 SETTLED = ("done", "refused", "withdrawn")
 REFUSAL_SECONDS = 0.25
-"""A refusal that tells nothing comes at a multiple of this after the request."""
+"""Time unit of refusals that must reveal nothing: each is sent at a multiple of this many seconds after the request."""
 CANNOT_BE_FILED = (
     "this request cannot be filed: a client or a record may be unknown, forgotten already or in a request that waits, "
     "the id may be taken, or too few clients would be left in training before anyone has agreed. Check it, or ask the "
@@ -51,29 +51,29 @@ log = logging.getLogger(__name__)
 
 
 class UnknownError(SifuError):
-    """Something was asked for that is not there, or not for them."""
+    """The requested object does not exist, or the visitor may not see it."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class NumberedRequest:
-    """A request with its place in the run's record: ids may be telling, so addresses have numbers."""
+    """A request with its number within the run. URLs contain the number because an id may reveal a name."""
 
     number: int
     record: RequestRecord
     state: str
-    """Where it stands, in one of the words of `RequestStatus.state`, or `failed`."""
+    """State of the request: a value of `RequestStatus.state`, or `failed`."""
 
     @property
     def finished(self) -> str:
-        """When it was settled, also by a refusal."""
+        """Time at which the request was settled, by execution or refusal; empty if it is open."""
         return self.record.steps[-1].time if self.state in SETTLED else ""
 
 
 @dataclass(frozen=True)
 class RequestLine:
-    """A request as lists show it, of whichever run; its number is None while it waits in an inbox."""
+    """A request as a row of the lists. Its number is None while it waits in an inbox."""
 
     run: str
     name: str
@@ -83,7 +83,7 @@ class RequestLine:
     level: str | None
     deadline: str
     overdue: bool
-    """Not settled by its deadline, or settled after it."""
+    """True if the request was not settled by its deadline."""
     received: str
     finished: str
     clients: tuple[str, ...]
@@ -92,27 +92,27 @@ class RequestLine:
 
     @staticmethod
     def of(run: RunAtDesk, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
-        """The line of a request in the ledger, or of one in the inbox, of which less is known."""
+        """Return the row of a request in the ledger, or of one in the inbox, for which fewer fields are known."""
         nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
         return RequestLine(**nothing | theirs | {"run": run.key, "name": run.name} | ours)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more happens to it."""
+        """True if the request is in a final state."""
         return self.state in SETTLED
 
     def urgency(self) -> tuple[Any, ...]:
-        """What a list is ordered by."""
+        """Return the sort key of the lists: open requests by deadline, then settled ones, latest first."""
         latest_first = tuple(-ord(letter) for letter in self.finished or self.received)
         return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)
 
 
 class RunAtDesk:
-    """One run and what can be done with it at the desk: its requests, plans, decisions and long work.
+    """One run and the operations on it: its requests, plans, decisions and long jobs.
 
-    Every right is checked here, once. What is worked out is shared. What a run does, its requests and
-    the names of its clients never wait for a slow plan: they have a lock of their own.
+    Every right is checked here, once. Derived values are cached and shared. The run's progress, its requests and the
+    names of its clients have a separate lock, so that they never wait for a slow plan.
     """
 
     def __init__(self, folder: Path, jobs: Jobs, data_folder: Path | None = None) -> None:
@@ -127,15 +127,21 @@ class RunAtDesk:
         self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
 
     def live(self) -> Live:
-        """The run now."""
+        """Return the current state of the run."""
         with self._live_lock:
             return self._live_view.read()
 
     def remembered(self, what: tuple[Any, ...], work: Callable[[], Any], lock: AbstractContextManager[Any]) -> Any:
-        """A result that holds as long as nothing is written to the run.
+        """Return a result from the cache, or compute and cache it.
 
-        While rounds are all that is written, it is also kept for `KEPT_LONGER` times as long as it took to work out:
-        however many ask, a run at work is not slowed by more than that. All who wait for `lock` share one result.
+        A result is valid as long as nothing is written to the run. While only rounds are written, it also stays valid
+        for `KEPT_LONGER` times the time that computing it took. This limits the load on a running run, however many
+        visitors ask. All threads that wait for `lock` share one result.
+
+        Args:
+            what: Key of the result in the cache.
+            work: Function that computes the result.
+            lock: Lock held while the result is computed.
         """
         kept = self._kept(what)
         if kept is None:
@@ -151,26 +157,26 @@ class RunAtDesk:
         return kept[0]
 
     def _kept(self, what: tuple[Any, ...]) -> tuple[Any] | None:
-        """What was worked out before, if it is as good as a new result."""
+        """Return the cached result as a 1-tuple, or None if it is missing or no longer valid."""
         live = self.live()
         events, beside_rounds, until, kept = self._memory.get(what, (None, None, 0.0, None))
         same_but_rounds = live.at_work and beside_rounds == _beside_rounds(live) and time.monotonic() < until
         return kept if events == live.events or same_but_rounds else None
 
     def written(self) -> None:
-        """We wrote to the run: nothing that was read before holds, nor what is being worked out now."""
+        """Invalidate everything read from the run so far, because this console wrote to it."""
         with self._live_lock:
             self._live_view.look_again()
         self._memory = {}
 
     def status(self, who: Token) -> RunStatus:
-        """Everything that is known of a run."""
+        """Return the full status of the run."""
         who.demand("see")
         status: RunStatus = self.remembered(("status",), self.run.status, self.lock)
         return status
 
     def requests(self, who: Token) -> list[NumberedRequest]:
-        """The requests of a run that a visitor may see, in the order they were received."""
+        """Return the requests that a visitor may see, in the order of their receipt."""
         what = ("requests", utc_now()[:10])
         records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
@@ -180,7 +186,7 @@ class RunAtDesk:
         ]
 
     def _state(self, status: RequestStatus) -> str:
-        """A request's state; what this console started counts before it is in the ledger."""
+        """Return the state of a request. A job that this console started counts before the ledger records it."""
         if status.state in SETTLED:
             return status.state
         jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == status.request]
@@ -188,14 +194,14 @@ class RunAtDesk:
         return states.get(jobs[0].state, status.state) if jobs else status.state
 
     def request(self, who: Token, number: int | str) -> NumberedRequest:
-        """One request, by its number or its id."""
+        """Return one request, by its number or its id."""
         for numbered in self.requests(who):
             if number in (numbered.number, numbered.record.status.request):
                 return numbered
         raise UnknownError("there is no such request here")
 
     def posted(self, who: Token) -> list[PendingRequest]:
-        """Requests that wait in the inbox of a run and are not in its ledger yet."""
+        """Return the requests that wait in the run's inbox and are not in its ledger yet."""
         if not letters(self.folder):
             return []
         with self.run.reader() as reader:
@@ -206,7 +212,7 @@ class RunAtDesk:
         return [row for row in waiting if row.request in own]
 
     def lines(self, who: Token) -> list[RequestLine]:
-        """All of these as lists show them, the most urgent first."""
+        """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first."""
         recorded = [
             RequestLine.of(self, row.record.status, state=row.state, number=row.number, finished=row.finished)
             for row in self.requests(who)
@@ -215,14 +221,14 @@ class RunAtDesk:
         return sorted(recorded + posted, key=RequestLine.urgency)
 
     def plan(self, who: Token, clients: Sequence[str], terms: TermsGiven) -> Plan:
-        """What a request would do; where its method is left to `auto`, with every way side by side."""
+        """Return the plan of a request; with the method `auto`, it compares all methods."""
         who.demand("see")
         what = ("plan", tuple(clients), json.dumps(terms, sort_keys=True))
         plan: Plan = self.remembered(what, lambda: self.run.plan(clients, **terms), self.lock)
         return plan
 
     def plan_of(self, who: Token, request: str) -> Plan:
-        """What a waiting request would do, planned from exactly the terms that it was filed with."""
+        """Return the plan of a waiting request, made from the terms it was filed with."""
         who.demand("see")
         plan: Plan = self.remembered(("plan of", request), lambda: self.run.plan_of(request), self.lock)
         return plan
@@ -236,7 +242,21 @@ class RunAtDesk:
         terms: TermsGiven,
         nonces: Mapping[str, str] | None = None,
     ) -> str:
-        """Put a request into the ledger or the inbox of its run; the same id with the same terms changes nothing."""
+        """Put a request into the ledger or the inbox of its run.
+
+        Filing the same id with the same terms again changes nothing.
+
+        Args:
+            who: Token of the person who files the request.
+            clients: Names of the clients to forget, or of the client whose records are to be forgotten.
+            request: Id of the request; a random one if None.
+            deadline_days: Days until the request is due.
+            terms: Terms that differ from the run's spec.
+            nonces: Nonce of the commitment to each record, by record.
+
+        Returns:
+            The id of the request.
+        """
         who.demand("file")
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
@@ -286,16 +306,24 @@ class RunAtDesk:
         return filed
 
     def _look_for_records(self, clients: Sequence[str], records: Sequence[int | str] | None) -> None:
-        """Read the data as for a client of the run where `clients` has none: it takes as long as if it were there."""
+        """Read the data of some client even if `clients` names none of the run, so that the timing reveals nothing."""
         with self.run.view() as view:
             there = [client.name for client in view.clients]
             if records and not set(view.names_now(list(clients))) & set(there):
                 rows_of_identities(view.reader, there[0], [str(record) for record in records])
 
     def decide(self, who: Token, request: str, decision: str, reason: str, terms: str = "") -> str:
-        """Approve, refuse, verify or withdraw a request; returns what became of the decision.
+        """Approve, refuse, verify or withdraw a request.
 
-        An approval names the digest of the terms that the approver saw.
+        Args:
+            who: Token of the person who decides.
+            request: Id of the request.
+            decision: `approved`, `refused`, `verified` or `withdrawn`.
+            reason: Reason for the decision, recorded in the ledger.
+            terms: Digest of the terms that the approver saw; required for an approval.
+
+        Returns:
+            `recorded`, `unchanged`, or the outcome of putting the decision into the inbox.
         """
         rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
         if decision == "withdrawn":
@@ -315,7 +343,7 @@ class RunAtDesk:
         return outcome
 
     def carry_out(self, who: Token, request: str) -> Job:
-        """Carry a request out in a new process."""
+        """Execute a request in a new process."""
         who.demand("carry out")
         numbered = self.request(who, request)
         status = numbered.record.status
@@ -333,12 +361,12 @@ class RunAtDesk:
         return self.jobs.start("carry out", self.key, arguments, who.name, request)
 
     def start(self, who: Token, kind: Literal["verify", "report"]) -> Job:
-        """Verify a run, or write its report, in a new process."""
+        """Verify the run, or write its report, in a new process."""
         who.demand("examine")
         return self.jobs.start(kind, self.key, [kind, str(self.folder)], who.name)
 
     def report(self, who: Token) -> bytes:
-        """The page of the report, as it was last written."""
+        """Return the page of the report that was written last."""
         who.demand("examine")
         try:
             return (self.folder / REPORT).read_bytes()
@@ -346,7 +374,7 @@ class RunAtDesk:
             raise UnknownError("no report was written yet") from error
 
     def evidence(self, who: Token, number: int) -> tuple[str, bytes]:
-        """The name and the bytes of the evidence of a request; the run is verified for it."""
+        """Return the file name and the bytes of a request's evidence, after verifying the run."""
         from sifu.report.evidence import evidence_bytes
 
         who.demand("examine")
@@ -354,13 +382,16 @@ class RunAtDesk:
         return f"evidence-{request}.zip", evidence_bytes(self.folder, request)
 
     def certificate(self, who: Token, number: int) -> dict[str, Any]:
-        """The public certificate of a request."""
+        """Return the public certificate of a request."""
         return self.run.certificate(self.request(who, number).record.status.request).to_mapping()
 
     def trail(self, who: Token, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The latest events of the ledger: what happened when by whom, and the number of all events.
+        """Return the latest events of the ledger and the total number of events.
 
-        `kind` leaves only events whose kind begins like it.
+        Args:
+            who: Token of the visitor.
+            kind: Prefix of the event kinds to include; all if empty.
+            most: Maximum number of events to return.
         """
         who.demand("examine")
         of_kind = (len(kind), kind)
@@ -383,7 +414,7 @@ class RunAtDesk:
         return events, count
 
     def verification(self, who: Token) -> dict[str, Any] | None:
-        """What the last verification found, if this console ever verified the run."""
+        """Return the result of the last verification by this console, or None."""
         who.demand("see")
         return self.jobs.verifications().get(self.key)
 
@@ -408,14 +439,14 @@ class RunAtDesk:
             )
 
     def _check_id_is_own(self, who: Token, request: str) -> None:
-        """A requester must not learn that an id is taken by another requester, nor change that request."""
+        """Refuse an id that another requester uses, without revealing why."""
         for record in self.run.request_records():
             if record.status.request == request and not is_own(who, record.status.filed_by):
                 raise InputError(f"request {request} cannot be filed: use another id")
 
 
 class Desk:
-    """Everything that the console shows and does."""
+    """All runs under the console's folders, and the operations that span them."""
 
     def __init__(self, folders: Sequence[Path], state: Path, data_folder: Path | None = None) -> None:
         self.folders, self.state, self._data = tuple(folders), state, data_folder
@@ -427,7 +458,7 @@ class Desk:
         self._lock = threading.Lock()
 
     def every_run(self) -> dict[str, RunAtDesk]:
-        """All runs, by key; folders are looked through again from time to time."""
+        """Return all runs by key; search the folders for new ones at most every `FOUND_AGAIN_EVERY` seconds."""
         with self._lock:
             if time.monotonic() - self._looked >= FOUND_AGAIN_EVERY:
                 self._looked = time.monotonic()
@@ -444,12 +475,12 @@ class Desk:
             return dict(self._runs)
 
     def runs(self, who: Token) -> list[RunAtDesk]:
-        """The runs that a visitor may see."""
+        """Return the runs that a visitor may see, sorted by name."""
         who.demand("see own")
         return sorted(self.every_run().values(), key=lambda run: run.name)
 
     def find(self, who: Token, key: str) -> RunAtDesk:
-        """A run by its key."""
+        """Return a run by its key."""
         who.demand("see own")
         run = self.every_run().get(key)
         if run is None:
@@ -457,8 +488,10 @@ class Desk:
         return run
 
     def lines(self, who: Token) -> list[RequestLine]:
-        """The requests of all runs that a person sees: what is overdue first, then by deadline; what is settled comes
-        last, the latest first."""
+        """Return the requests of all runs that a person may see.
+
+        Open requests come first, by deadline; settled ones follow, latest first.
+        """
         lines: list[RequestLine] = []
         for run in self.runs(who):
             with suppress(SifuError):  # the list of runs names what cannot be read
@@ -466,7 +499,15 @@ class Desk:
         return sorted(lines, key=RequestLine.urgency)
 
     def trail(self, who: Token, key: str | None, kind: str, page: int, size: int) -> tuple[list[dict[str, Any]], int]:
-        """A page of the ledger of a run, or of all, the latest first, and the number of events; see `RunAtDesk`."""
+        """Return one page of the ledger of a run, latest events first, and the total number of events.
+
+        Args:
+            who: Token of the visitor.
+            key: Key of the run; None for all runs.
+            kind: Prefix of the event kinds to include; all if empty.
+            page: Number of the page, from 1.
+            size: Events per page.
+        """
         who.demand("examine")
         events: list[dict[str, Any]] = []
         count = 0
@@ -479,7 +520,7 @@ class Desk:
 
 
 def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
-    """Requesters ask for clients or records, and for more protection than is usual here, never for less."""
+    """Refuse terms that only operators may set, and budgets weaker than the run's own."""
     others = sorted(set(terms) - set(TERMS_OF_REQUESTERS))
     if others:
         raise NotAllowedError(
@@ -495,10 +536,10 @@ def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
 
 
 def _beside_rounds(live: Live) -> tuple[Any, ...]:
-    """What changes when something other than a round happens to a run."""
+    """Return the values that change when anything other than a round is recorded."""
     return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
 
 
 def is_own(who: Token, filed_by: str) -> bool:
-    """Whether this person filed it."""
+    """Return whether this person filed the request."""
     return same_address(who.name, filed_by)

@@ -27,15 +27,15 @@ EVENTS_PER_PAGE = 100
 RECENT_DAYS = 30
 STATES = ("open", "overdue", "received", "waiting for approval", "approved", "running", "failed", "done", "refused",
           "withdrawn")  # fmt: skip
-"""What the list of requests can be narrowed to: a state, all that are not settled, or all that are late."""
+"""Filters of the list of requests: a state, all open requests, or all overdue ones."""
 FILTERS = ("state", "run", "level", "text", "page")
 KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "key": "of keys"}
-"""What the audit trail can be narrowed to, by how the kind of an event begins."""
+"""Filters of the audit trail: prefix of an event kind to its label."""
 
 
 @page
 def list_requests(visit: Visit) -> Response:
-    """Every request that the visitor sees, narrowed as they asked."""
+    """Show the requests that the visitor may see and that match the filters."""
     chosen = _filters(visit)
     narrowed = [line for line in visit.desk.lines(visit.who) if _fits(line, chosen)]
     return show(
@@ -52,7 +52,7 @@ def list_requests(visit: Visit) -> Response:
 
 @page
 def download_requests(visit: Visit) -> Response:
-    """The same as a table for a spreadsheet, all pages of it."""
+    """Return the filtered list of requests, all pages, as CSV."""
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
     writer.writerow(field.name for field in fields(RequestLine))
@@ -64,7 +64,7 @@ def download_requests(visit: Visit) -> Response:
 
 
 def _filters(visit: Visit) -> dict[str, str]:
-    """What a list is narrowed to. A text may be a name, so it is taken from a form alone, never from an address."""
+    """Return the filters of a list; read the search text from a form only, never from the URL, as it may be a name."""
     posted = visit.request.method == "POST"
     given = visit.fields if posted else visit.request.query_params
     return {name: given.get(name, "").strip()[:200] if posted or name != "text" else "" for name in FILTERS}
@@ -82,14 +82,14 @@ def _fits(line: RequestLine, chosen: Mapping[str, str]) -> bool:
 
 
 def _cell(value: Any) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Return a CSV cell that no spreadsheet interprets as a formula."""
     text = "; ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
     return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
 
 
 @page
 def show_overview(visit: Visit) -> Response:
-    """What a data-protection officer is asked for: what is open, what is late, what was done and what it is worth."""
+    """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
     visit.who.demand("see")
     lines = visit.desk.lines(visit.who)
     now = current_time()
@@ -112,7 +112,7 @@ def show_overview(visit: Visit) -> Response:
 
 @page
 def show_people(visit: Visit) -> Response:
-    """Who may do what here, and what they did; names in the ledgers that have no token come last."""
+    """Show each person's roles and actions; names in the ledgers that have no token come last."""
     visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}
@@ -138,7 +138,7 @@ def show_people(visit: Visit) -> Response:
 
 @page
 def show_trail(visit: Visit) -> Response:
-    """The audit trail of a run, or of all: every event, the latest first."""
+    """Show the audit trail of one run or of all, latest events first."""
     key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
     number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""

@@ -25,12 +25,12 @@ from sifu.store.files import private_folder, write_atomically
 JobKind = Literal["carry out", "verify", "report"]
 JobState = Literal["running", "done", "failed"]
 MOST_JOBS = 50
-"""Finished jobs that are remembered, of all runs."""
+"""Maximum number of finished jobs to remember, over all runs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command at work on a run, or what became of it."""
+    """A command that runs, or ran, on a run."""
 
     id: str
     kind: JobKind
@@ -43,22 +43,22 @@ class Job:
 
 
 class Jobs:
-    """The commands that this console started, and what they found."""
+    """The commands that this console started, and their results."""
 
     def __init__(self, state: Path) -> None:
         self._folder, self._verifications = state / "jobs", state / "verifications.json"
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self.failures: list[Job] = []
-        """Requests whose carrying out failed, for the webhooks."""
+        """Jobs that failed to execute a request, for the webhooks."""
 
     def of_run(self, run: str) -> list[Job]:
-        """The jobs of a run, the latest first."""
+        """Return the jobs of a run, latest first."""
         with self._lock:
             return [job for job in reversed(self._jobs.values()) if job.run == run]
 
     def start(self, kind: JobKind, run: str, arguments: Sequence[str], actor: str, request: str | None = None) -> Job:
-        """Start `sifu ARGUMENTS`; a second one of its kind on the same run has to wait."""
+        """Start `sifu ARGUMENTS`; refuse if a job of the same kind already runs on the same run."""
         job = Job(secrets.token_hex(6), kind, run, actor, time.time(), request)
         with self._lock:
             if any(
@@ -109,7 +109,7 @@ class Jobs:
                 write_atomically(self._verifications, json.dumps(content, indent=1).encode())
 
     def verifications(self) -> dict[str, dict[str, Any]]:
-        """The last verification of each run that this console verified, by key."""
+        """Return the last verification of each run that this console verified, by key."""
         try:
             content = json.loads(self._verifications.read_bytes())
             return content if isinstance(content, dict) else {}

@@ -1,6 +1,6 @@
-"""What programs read: the JSON API with its OpenAPI 3.1 description, from one table, and metrics for Prometheus.
+"""The JSON API with its OpenAPI 3.1 description, both from one table, and metrics for Prometheus.
 
-Metrics are counts and times of every run, and nothing of any client.
+Metrics are counts and times of each run; they contain nothing about any client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METRICS = {
     "sifu_last_verification_timestamp_seconds": "When this console last verified the run.",
     "sifu_last_verification_holds": "1 if it held, 0 if something was wrong.",
 }
-"""Every metric and what it says; what ends in _total is a counter."""
+"""Help text of every metric; names that end in `_total` are counters."""
 
 
 class _AllRuns(Collector):
@@ -160,7 +160,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "verify": {"properties": {}},
 }
 SCHEMAS = {name: {"type": "object", "additionalProperties": False} | body for name, body in BODIES.items()}
-"""What is published of the bodies, and what is checked."""
+"""Schemas of the request bodies, used both for the published description and for validation."""
 WHY_NOT = {"application/json": {"schema": {"type": "object", "properties": {"error": TEXT}}}}
 ERRORS = {
     "400": "What was sent cannot be used; the sentence says why.",
@@ -174,11 +174,11 @@ ERRORS = {
 
 Handler = Callable[[Request], Awaitable[Response]]
 Operation = Callable[[Visit], Any]
-"""What answers, with a Response or with what becomes JSON; its docstring says what it does."""
+"""A function that returns a Response or a value to send as JSON. Its docstring is its summary in the description."""
 
 
 def catching(handler: Handler) -> Handler:
-    """Errors become a JSON object with a sentence and the right status."""
+    """Wrap a handler so that errors become a JSON object with a message and the matching status."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -192,7 +192,7 @@ def catching(handler: Handler) -> Handler:
 
 
 def answering(operation: Operation, success: int = 200) -> Handler:
-    """An operation for who is logged in, carried out in another thread: other requests are answered meanwhile."""
+    """Wrap an operation as a handler for logged-in visitors that runs in a worker thread."""
 
     @catching
     @functools.wraps(operation)
@@ -207,7 +207,7 @@ def answering(operation: Operation, success: int = 200) -> Handler:
 
 
 def list_runs(visit: Visit) -> Any:
-    """Every run with what it does now."""
+    """List every run with its current state."""
     listed = []
     for run in visit.desk.runs(visit.who):
         try:
@@ -219,14 +219,14 @@ def list_runs(visit: Visit) -> Any:
 
 
 def show_run(visit: Visit) -> Any:
-    """One run now, the curve of its accuracy, its last verification."""
+    """Return one run: its current state, accuracy curve and last verification."""
     run, verification = visit.run, visit.run.verification(visit.who)
     jobs = [asdict(job) for job in run.jobs.of_run(run.key)]
     return {"run": run.key, "name": run.name, "verification": verification, "jobs": jobs} | asdict(run.live())
 
 
 def list_requests(visit: Visit) -> Any:
-    """The requests of a run, and those in its inbox."""
+    """List the requests of a run, including those in its inbox."""
     recorded = [_request(numbered) for numbered in visit.run.requests(visit.who)]
     posted = [row.to_mapping() for row in visit.run.posted(visit.who)]
     return {"requests": recorded, "posted": [{key: row[key] for key in row if key != "run"} for row in posted]}
@@ -237,7 +237,7 @@ def _request(numbered: NumberedRequest) -> dict[str, Any]:
 
 
 def show_request(visit: Visit) -> Any:
-    """One request with every step of its life."""
+    """Return one request with all its steps."""
     return _request(visit.run.request(visit.who, visit.number))
 
 
@@ -260,12 +260,12 @@ def decide(visit: Visit) -> Any:
 
 
 def carry_out(visit: Visit) -> Any:
-    """Start to carry a request out."""
+    """Start the execution of a request."""
     return {"job": asdict(visit.run.carry_out(visit.who, visit.text("request")))}
 
 
 def compare_ways(visit: Visit) -> Any:
-    """What every method would do for some clients; changes nothing."""
+    """Compare the methods for forgetting some clients; changes nothing."""
     terms = terms_given(visit.fields.get("terms", {}))
     terms["method"] = AUTO
     plan = visit.run.plan(visit.who, client_names(visit.fields["clients"]), terms)
@@ -274,23 +274,23 @@ def compare_ways(visit: Visit) -> Any:
 
 
 def verify(visit: Visit) -> Any:
-    """Start to verify a run."""
+    """Start the verification of a run."""
     return {"job": asdict(visit.run.start(visit.who, "verify"))}
 
 
 def certificate(visit: Visit) -> Any:
-    """Its public certificate."""
+    """Return the public certificate of a request."""
     return visit.run.certificate(visit.who, visit.number)
 
 
 def pending(visit: Visit) -> Any:
-    """What waits in all runs, overdue first."""
+    """List the open requests of all runs, overdue ones first."""
     visit.who.demand("see")
     return {"requests": [asdict(line) for line in visit.desk.lines(visit.who) if not line.settled]}
 
 
 def metrics(visit: Visit) -> Response:
-    """Metrics for Prometheus; needs a token that may examine."""
+    """Return metrics for Prometheus; needs a token with the right to examine."""
     visit.who.demand("examine")
     return Response(generate_latest(_AllRuns(visit.desk)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -309,11 +309,11 @@ OPERATIONS: list[tuple[str, str, Operation, int]] = [
     ("post", "/runs/{run}/plan", compare_ways, 200),
     ("post", "/runs/{run}/verify", verify, 202),
 ]
-"""Method, path, what answers and says what it does, and the status when it works."""
+"""The operations: HTTP method, path, handler, and status code of success."""
 
 
 def openapi_document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler, success in OPERATIONS:
         operation = handler.__name__
@@ -345,7 +345,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 async def openapi(request: Request) -> Response:
-    """This API in words for machines; tells nothing of any run."""
+    """Return the OpenAPI description of this API; it contains nothing about any run."""
     return JSONResponse(openapi_document())
 
 

@@ -1,4 +1,4 @@
-"""What a run does at this moment, cheap enough to be asked every second: a few rows, and nothing of any client."""
+"""The current state of a run, cheap enough to read every second: a few rows, and nothing about any client."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders
 
 MOST_POINTS = 60
-"""Points of the curve that are sent; a longer one is thinned."""
+"""Maximum number of points of the curve to send; a longer curve is thinned."""
 COUNTED_UP_TO = 5000
-"""With more clients, participants of a round are not counted: the table is ordered by client."""
+"""Maximum number of clients for which a round's participants are counted; the table is ordered by client."""
 FRESH_FOR = 0.9
-"""Seconds for which what was read of a run at work is good enough, unless its inbox changed."""
+"""Seconds for which the state of a running run stays valid, unless its inbox changes."""
 
 
 Point = tuple[int, float | None, float, int | None]
@@ -35,14 +35,14 @@ Point = tuple[int, float | None, float, int | None]
 
 @dataclass(frozen=True)
 class Live:
-    """A run now: how far it is with what, and what waits.
+    """The current state of a run: its progress, and the requests that wait.
 
-    `rounds` are those of the current work (training, or the retraining of `request`), `limit` and `target` its stop
-    rule, `expected` the rounds that are predicted for it (None where nothing predicts them), `rounds_run` all that the
-    run ever did. A point of `curve` is a round with its accuracy (None where the run predicts real numbers), its loss,
-    and how many clients took part in it. `seconds_left` is a guess from the curve and the speed of the last
-    minute, `last_step` the latest event in the life of a request. `accuracy` is on the active clients' training data,
-    `held_out` on held-out rows; `mean_squared_error` takes its place where the run predicts real numbers.
+    `rounds` counts the rounds of the current work (training, or retraining for `request`); `limit` and `target` are its
+    stop rule, and `expected` is the predicted number of rounds (None without a prediction). `rounds_run` counts all
+    rounds of the run. A point of `curve` is a round with its accuracy (None for regression), its loss, and its number
+    of participants. `seconds_left` is an estimate from the curve and the speed of the last minute. `last_step` is the
+    latest event of any request. `accuracy` is measured on the active clients' training data, `held_out` on held-out
+    rows; for regression, `mean_squared_error` replaces it.
     """
 
     phase: str
@@ -70,7 +70,7 @@ class Live:
 
 @dataclass
 class _ReadSoFar:
-    """What is read once: history only grows, so each look reads what came since the last one."""
+    """Values that are read once: the history only grows, so each read adds the rows since the last one."""
 
     run: str = ""
     branch: int = -1
@@ -83,9 +83,9 @@ class _ReadSoFar:
 
 
 class LiveView:
-    """Reads a run again only when something was written to it, and remembers how fast its rounds come.
+    """Reader of a run's current state, which rereads only after a change and measures the speed of the rounds.
 
-    A run at work writes all the time: then a look is shared by everybody who asks within the same second.
+    A running run writes all the time, so all visitors within the same second share one read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class LiveView:
         self._seen: deque[tuple[float, int, int]] = deque(maxlen=120)
 
     def read(self) -> Live:
-        """The run now."""
+        """Return the current state of the run."""
         at_work = is_locked(self.folder)
         today = current_time().date()
         inbox = tuple(sorted(entry.name for entry in (self.folder / "inbox").glob("*.json")))
@@ -113,7 +113,7 @@ class LiveView:
         return self._state[2]
 
     def look_again(self) -> None:
-        """Read the run at the next look, however fresh the last one is: we wrote to it."""
+        """Force the next read to read the run again, because this console wrote to it."""
         self._looked = -FRESH_FOR
 
     def _read(self, reader: RunReader, at_work: bool) -> Live:
@@ -158,7 +158,7 @@ class LiveView:
         )
 
     def _read_on(self, reader: RunReader, branch: int, seq: int, accuracies: bool, counted: bool) -> _ReadSoFar:
-        """What came since the last look; everything where the folder holds another run or an older copy."""
+        """Read the rows since the last read; read all rows if the folder holds another run or an older copy."""
         run, so_far = reader.value("run"), self._so_far
         if run != so_far.run or seq < so_far.last_event:
             so_far = self._so_far = _ReadSoFar(run)
@@ -193,7 +193,7 @@ class LiveView:
         return so_far
 
     def _seconds_left(self, branch: int, rounds: int, expected: int | None) -> float | None:
-        """From the rounds seen over the last minute, if they belong to the current work."""
+        """Estimate the remaining seconds from the rounds of the last minute that belong to the current work."""
         now = time.monotonic()
         if self._seen and (self._seen[-1][1] != branch or self._seen[-1][2] > rounds):
             self._seen.clear()
@@ -209,7 +209,7 @@ class LiveView:
 def _expected(
     reader: RunReader, running: RequestRow | None, rounds: int, points: list[Point], stop: StopSpec
 ) -> int | None:
-    """Rounds that the current work takes, by its learning curve or its plan; None where neither predicts them."""
+    """Return the rounds predicted for the current work by its learning curve or its plan, or None."""
     if stop.target <= 0:
         return stop.max_rounds
     seen = [(at, accuracy) for at, accuracy, _, _ in points if accuracy is not None]
@@ -222,6 +222,6 @@ def _expected(
 
 
 def _thinned(points: list[Point]) -> list[Point]:
-    """Evenly spaced points, the last one among them."""
+    """Return evenly spaced points that include the last one."""
     step = max(1, -(-len(points) // MOST_POINTS))
     return points[::-1][::step][::-1]

@@ -1,4 +1,4 @@
-"""The pages: forms and tables that work without JavaScript, filled by jinja2, which escapes everything."""
+"""The console's pages: forms and tables that work without JavaScript, rendered by jinja2 with automatic escaping."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ from sifu.store.reader import clients_now, plain_name
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100
 MOST_LINES = 200
-"""Requests on the first page; the list of requests has all."""
+"""Maximum number of requests on the first page; the list of requests shows all."""
 MOST_PICKED = 2000
-"""Clients that the picker of the form offers; others are typed."""
+"""Maximum number of clients that the form's picker offers; others are typed."""
 FILE_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""For documents of our own that carry their style within: the report and figures."""
+"""Content security policy of the report and figures, which contain their own styles."""
 NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
-"""Instead of the figure of a request that is being carried out already."""
+"""Placeholder figure of a request that is already being executed."""
 
 
 def catching(handler: Handler) -> Handler:
-    """Errors become a page with a sentence; visitors who are not logged in are redirected to the login page."""
+    """Wrap a handler so that errors become a page with a message; redirect visitors who are not logged in."""
 
     @wraps(handler)
     async def answer(request: Request) -> Response:
@@ -79,7 +79,7 @@ def catching(handler: Handler) -> Handler:
 
 
 def page(handler: Callable[[Visit], Response]) -> Handler:
-    """A page for people who are logged in, made in another thread: other requests are answered meanwhile."""
+    """Wrap a handler as a page for logged-in visitors that is made in a worker thread."""
 
     @catching
     @wraps(handler)
@@ -92,13 +92,13 @@ def page(handler: Callable[[Visit], Response]) -> Handler:
 
 
 def way_back(request: Request) -> str:
-    """The page of the run that a form belongs to."""
+    """Return the URL of the run that a form belongs to."""
     run = request.path_params.get("run")
     return f"/runs/{quote(str(run))}" if run else "/"
 
 
 def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any) -> HTMLResponse:
-    """A page for a visitor, with what is to be said to them."""
+    """Return a page rendered for a visitor, with their pending messages."""
     session = visitor.session if visitor else None
     text = render(
         template,
@@ -111,7 +111,7 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
 
 
 async def show_login(request: Request) -> Response:
-    """The door."""
+    """Show the login page."""
     return _door(request)
 
 
@@ -133,7 +133,7 @@ async def log_in(request: Request) -> Response:
 
 
 def enter(console: Console, session: Session, response: Response) -> Response:
-    """Hand a browser the cookie of its session."""
+    """Set the session cookie in a response."""
     response.set_cookie(
         COOKIE,
         session.id,
@@ -157,7 +157,7 @@ def log_out(visit: Visit) -> Response:
 
 @page
 def home(visit: Visit) -> Response:
-    """All runs, and what waits in them."""
+    """Show all runs and their open requests."""
     lines, sees = visit.desk.lines(visit.who), visit.who.may("see")
     lines = [line for line in lines if not (sees and line.settled)]
     runs = []
@@ -171,7 +171,7 @@ def home(visit: Visit) -> Response:
 
 @page
 def show_run(visit: Visit) -> Response:
-    """One run: what it does now, its requests, and what can be asked of it."""
+    """Show one run: its current state, its requests, and the form for new ones."""
     number = visit.request.query_params.get("forget", "")
     chosen = int(number) if number.isdecimal() and len(number) < 8 else None
     return show("run.html", visit.visitor, **_run_values(visit.run, visit.who, chosen))
@@ -200,7 +200,7 @@ def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[s
 
 
 def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
-    """Names, whether they can be asked to be forgotten, and numbers of the clients of a run."""
+    """Return the name of each client of a run, whether it can be forgotten, and its number."""
 
     def read() -> list[tuple[str, bool, int]]:
         with run.run.snapshot() as reader:  # not the view that a plan in another thread may be using
@@ -214,7 +214,7 @@ def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
 
 @page
 def show_clients(visit: Visit) -> Response:
-    """The clients of a run, a page of them, the most influential first."""
+    """Show one page of a run's clients, the most influential first."""
     status = visit.run.status(visit.who)
     clients = sorted(enumerate(status.clients), key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
     return show(
@@ -228,12 +228,12 @@ def show_clients(visit: Visit) -> Response:
 
 
 def page_number(text: str) -> int:
-    """The page of a list that was asked for."""
+    """Return the number of the requested page of a list, from 1."""
     return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
 
 
 def pager(name: str, rows: Sequence[Any], size: int, text: str) -> dict[str, Any]:
-    """The rows of one page of a list under this name, and what a template says of the other pages."""
+    """Return the template values of one page of a list: its rows as `name`, and the counts of rows and pages."""
     number = page_number(text)
     shown = rows[size * (number - 1) : size * number]
     return {name: shown, "count": len(rows), "page": number, "pages": -(-len(rows) // size)}
@@ -264,7 +264,7 @@ def file_request(visit: Visit) -> Response:
 
 
 def _field_of(sentence: str) -> str:
-    """The field of the form that an error is about; the clients where nothing else is named."""
+    """Return the form field that an error message is about; the clients by default."""
     first = sentence.split()[0] if sentence.split() else ""
     if first in terms_on_offer():
         return first
@@ -281,7 +281,7 @@ def _check_confirmed(visit: Visit, what: str) -> None:
 
 @page
 def start(visit: Visit) -> Response:
-    """Start to verify a run, or to write its report."""
+    """Start the verification or the report of a run."""
     if visit.request.url.path.endswith("/verify"):
         visit.run.start(visit.who, "verify")
         visit.note("The run is being verified.")
@@ -293,12 +293,12 @@ def start(visit: Visit) -> Response:
 
 @page
 def show_report(visit: Visit) -> Response:
-    """The report as it was last written."""
+    """Show the report that was written last."""
     return HTMLResponse(visit.run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})
 
 
 def live_values(run: RunAtDesk, who: Token) -> dict[str, Any]:
-    """What a page shows without being loaded again; `stamp` changes when more of it must be fetched."""
+    """Return the values that a live page updates; when `stamp` changes, the page fetches more."""
     who.demand("see")
     live, jobs = run.live(), [asdict(job) for job in run.jobs.of_run(run.key)[:5]]
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
@@ -309,7 +309,7 @@ def live_values(run: RunAtDesk, who: Token) -> dict[str, Any]:
 
 @page
 def show_request(visit: Visit) -> Response:
-    """One request: where it stands, what can be decided, every way to forget, or its certificate in words."""
+    """Show one request: its state, the possible decisions, and a comparison of methods or its certificate in words."""
     run, who = visit.run, visit.who
     numbered, spec = run.request(who, visit.number), run.run.spec
     status = numbered.record.status
@@ -355,7 +355,7 @@ def show_request(visit: Visit) -> Response:
 
 
 def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
-    """Every way side by side under the same terms; nothing where they rule all others out."""
+    """Return a plan that compares all methods under the same terms, or None if the terms exclude all others."""
     given = terms.to_mapping() | {"method": AUTO}
     clients = given.pop("clients")
     with suppress(InputError, NotCertifiableError):
@@ -364,7 +364,7 @@ def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
 
 
 def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
-    """The terms of a request as people read them; a default from the spec is shown with its value."""
+    """Return the terms of a request in words; a default from the spec is shown with its value."""
     filed = terms.shown()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
     words["records"] = rows_words(terms.records, identities)
@@ -380,7 +380,7 @@ def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] =
 
 
 def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """The answer to the client as paragraphs, each with the list that belongs to it."""
+    """Return the answer to the client as paragraphs, each with its list."""
     paragraphs: list[tuple[str, list[str]]] = []
     for line in plain_answer(body):
         if line.startswith("- ") and paragraphs:
@@ -392,7 +392,7 @@ def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 @page
 def decide(visit: Visit) -> Response:
-    """Record a decision from a button."""
+    """Record a decision that was made with a button."""
     name, decision = visit.text("request"), visit.text("decision")
     if decision == "refused" and visit.who.may("refuse"):
         _check_confirmed(visit, "a refusal")
@@ -404,7 +404,7 @@ def decide(visit: Visit) -> Response:
 
 @page
 def carry_out(visit: Visit) -> Response:
-    """Start to carry a request out."""
+    """Start the execution of a request."""
     if visit.who.may("carry out"):
         _check_confirmed(visit, "carrying out a request")
     visit.run.carry_out(visit.who, visit.text("request"))
@@ -419,7 +419,7 @@ def _back_to_request(visit: Visit) -> Response:
 
 @page
 def figure(visit: Visit) -> Response:
-    """The figure of what each noise would cost, for a request that waits."""
+    """Return the figure of the predicted cost of each noise level, for a waiting request."""
     from sifu.plots.style import figure_bytes, narrow_figures
     from sifu.report.psi_figure import draw_plan
 
@@ -441,7 +441,7 @@ def figure(visit: Visit) -> Response:
 
 
 def evidence(visit: Visit) -> Response:
-    """Its evidence, a zip file."""
+    """Return the evidence of a request as a zip file."""
     name, content = visit.run.evidence(visit.who, visit.number)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(content, media_type="application/zip", headers=headers)

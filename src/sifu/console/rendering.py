@@ -1,4 +1,4 @@
-"""Filling templates with everything escaped, and small SVG charts with axes, a line, the target and values on hover."""
+"""Templates with automatic escaping, and small SVG charts with axes, a line, the target and values on hover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """A page."""
+    """Return a page: the template filled with the values."""
     return _environment().get_template(template).render(**values)
 
 
@@ -38,7 +38,7 @@ def _percent(value: float | None) -> str:
 
 
 def expected_words(live: Live) -> str:
-    """How many rounds the current work takes in all."""
+    """Return how many rounds the current work is expected to take, in words."""
     if not live.at_work:
         return "nothing is at work"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
@@ -46,18 +46,18 @@ def expected_words(live: Live) -> str:
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
-    """Some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 WIDTH, HEIGHT = 360, 180
 LEFT, RIGHT, TOP, BOTTOM = 46, 350, 26, 150
-"""Edges of the plot; what is written stands around it."""
+"""Edges of the plot; labels are drawn outside them."""
 
 
 def charts(live: Live) -> Markup:
-    """Accuracy, loss and clients by round, as far as they were recorded; nothing before the second point."""
+    """Return charts of accuracy, loss and participants by round, each from its second point on."""
     series: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], float | None]] = [
         ("Training accuracy", [(point[0], point[1]) for point in live.curve], _axis_percent, live.target or None),
         ("Training loss", [(point[0], point[2]) for point in live.curve], "{:.3g}".format, None),
@@ -113,7 +113,7 @@ def _chart(
 
 
 def _ticks(low: float, high: float, whole: bool) -> list[float]:
-    """Three to six round numbers that span a range.
+    """Return three to six round numbers that span a range.
 
     >>> _ticks(0.62, 0.94, False), _ticks(0, 40, True)
     ([0.6, 0.7, 0.8, 0.9, 1.0], [0.0, 10.0, 20.0, 30.0, 40.0])

@@ -1,11 +1,11 @@
-"""What stands in front of every page: hosts, origins, sizes, rates, headers, and silence about what went wrong.
+"""Checks in front of every page: hosts, origins, sizes, rates, response headers, and errors without details.
 
 | header | why |
 |---|---|
-| Content-Security-Policy | scripts, styles and images come from here alone, and nothing inside a page is executed |
+| Content-Security-Policy | scripts, styles and images come only from here, and no inline script runs |
 | X-Frame-Options, frame-ancestors | other sites cannot embed these pages |
-| Cross-Origin-*, Referrer-Policy | no other page learns anything from them |
-| Cache-Control: no-store | what is confidential stays in no cache |
+| Cross-Origin-*, Referrer-Policy | other pages learn nothing from them |
+| Cache-Control: no-store | confidential content is never cached |
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ HEADERS = {
     "cache-control": "no-store",
 }
 LARGEST_BODY = 256 << 10
-"""Bytes of a request; the largest is a list of clients."""
+"""Maximum size of a request body in bytes; the largest bodies are lists of clients."""
 BODY_SECONDS = 20.0
-"""In which the body of a request must arrive."""
+"""Seconds within which the body of a request must arrive."""
 PROBES = ("/healthz", "/readyz")
-"""Asked by whatever keeps the console running, under any host name; they tell nothing of any run."""
+"""Paths for health checks, answered under any host name; they reveal nothing about any run."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 log = logging.getLogger("sifu.console")
 
@@ -55,7 +55,7 @@ class RateLimit:
         self._left: dict[str, tuple[float, float]] = {}
 
     def allows(self, who: str) -> bool:
-        """Whether one more is allowed now."""
+        """Return whether one more request is allowed now, and count it."""
         now = time.monotonic()
         left, last = self._left.get(who, (self._burst, now))
         left = min(self._burst, left + (now - last) * self._rate)
@@ -66,7 +66,7 @@ class RateLimit:
 
 
 class Guard:
-    """Refuses what no page of ours would send, before anything else looks at it."""
+    """Middleware that refuses, before any handler runs, requests that none of the console's pages would send."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], per_second: float = 200.0, burst: int = 600) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Guard:
         self._changes = RateLimit(per_second / 20, max(1, burst // 10))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,7 +145,7 @@ class Guard:
 
 
 def origin_of(scope: Scope) -> str:
-    """Return what limits count a visitor by: the address, or the /64 network of an IPv6 address, which one person has.
+    """Return the key by which limits count a visitor: the address, or for IPv6 its /64 network, which one person has.
 
     >>> origin_of({"client": ("2001:db8::7:1", 9)}), origin_of({"client": ("::ffff:10.0.0.7", 9)}), origin_of({})
     ('2001:db8::/64', '10.0.0.7', 'unknown')
@@ -162,7 +162,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 def _name_of(host: str) -> str | None:
-    """Return a host without its port; None where it is no host, such as one with a user's name before an @.
+    """Return a host without its port, or None if it is not a host, for example with a user name before an @.
 
     >>> _name_of("localhost:8765"), _name_of("[::1]:8765"), _name_of("localhost:x@evil.example")
     ('localhost', '::1', None)
@@ -182,5 +182,5 @@ def is_host(name: str) -> bool:
 
 
 def refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer to what is not done, with the reason."""
+    """Return a JSON response that refuses the request with a reason."""
     return JSONResponse({"error": sentence}, status, headers)

@@ -1,4 +1,4 @@
-"""Starting the console: on this machine alone, unless TLS or an explicit word allows more; slow senders are cut off."""
+"""The console's web server: loopback only unless TLS or an option allows more; it disconnects slow senders."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 HEAD_SECONDS = 10.0
-"""From the connection, or from the first byte of a further request, to the end of its headers."""
+"""Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
 READ_SECONDS = 60.0
-"""In which a visitor must take what waits to be sent to them."""
+"""Seconds within which a client must accept pending output."""
 WAITING_SHARE = 0.5
-"""Of all connections that are allowed, those that may wait for a head; the one that waits longest makes room."""
+"""Share of the allowed connections that may wait for headers; beyond it, the oldest one is closed."""
 
 
 class ImpatientProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with a time limit on headers, which uvicorn lacks."""
+    """uvicorn's HTTP/1.1 protocol with a time limit on headers, which uvicorn lacks."""
 
     _limit: asyncio.TimerHandle | None = None
     _reader_limit: asyncio.TimerHandle | None = None
     _waiting: ClassVar[dict[ImpatientProtocol, None]] = {}
-    """Connections that wait for a head, the longest first."""
+    """Connections that wait for headers, oldest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The time for the first request begins."""
+        """Start the time limit for the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: a whole head ends the limit, a part of one begins it."""
+        """Start the time limit at incomplete headers, and end it at complete ones."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to wait for."""
+        """Cancel all time limits."""
         self._end_limit()
         self._end_reader_limit()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The visitor does not take what is sent: their time begins."""
+        """Start the time limit for accepting pending output."""
         super().pause_writing()
         self._end_reader_limit()
         self._reader_limit = self.loop.call_later(READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """They took it."""
+        """Cancel the time limit for accepting output."""
         self._end_reader_limit()
         super().resume_writing()
 
@@ -97,7 +97,7 @@ MOST_CONNECTIONS = 4000
 
 @dataclass(frozen=True)
 class Binding:
-    """Where the console listens, and how what is sent is protected."""
+    """Address that the console listens at, and the protection of its connections."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -106,21 +106,21 @@ class Binding:
     without_tls: bool = False
     names: Sequence[str] = ()
     proxies: Sequence[str] = ()
-    """Addresses, or networks, of proxies whose word on the address of a visitor is believed."""
+    """Addresses or networks of proxies that are trusted to forward a visitor's address (X-Forwarded-For)."""
 
     @property
     def encrypted(self) -> bool:
-        """Whether browsers reach it by https, so that cookies must not travel otherwise."""
+        """True if browsers reach the console by https, so that its cookies must be sent over https only."""
         return self.tls or self.without_tls or bool(self.proxies)
 
     @property
     def tls(self) -> bool:
-        """Whether this console itself terminates TLS."""
+        """True if the console itself terminates TLS."""
         return self.certificate is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only.
+    """Return whether an address is reachable from this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.org")
     (True, True, False, False)
@@ -134,7 +134,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(binding: Binding) -> None:
-    """Refuse to send tokens and names over a network that anybody can read."""
+    """Refuse settings that would send tokens and names over an unprotected network."""
     if (binding.certificate is None) != (binding.key is None):
         raise InputError("TLS needs both: --tls-cert FILE and --tls-key FILE")
     for path in (binding.certificate, binding.key):
@@ -160,7 +160,7 @@ def check_binding(binding: Binding) -> None:
 
 
 def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
-    """Refuse to start a console that has no token to log in with."""
+    """Refuse to start a console without a token to log in with."""
     if not tokens.all():
         raise InputError(
             f"there is no token to log in with: create one, sifu token create {folder} --name NAME --role operator"
@@ -168,7 +168,7 @@ def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
 
 
 def listen(binding: Binding) -> socket.socket:
-    """The socket that the console listens at; a port in use is reported before anything else is done."""
+    """Return the socket that the console listens at; report a port in use before anything else starts."""
     family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
     try:
         return socket.create_server((binding.host, binding.port), family=family, backlog=2048)
@@ -180,9 +180,9 @@ def listen(binding: Binding) -> socket.socket:
 
 
 def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Server:
-    """The server, not started yet; addresses and names are in no log.
+    """Return the server, not yet started; its logs contain neither addresses nor names.
 
-    An address that a proxy forwards is believed from the proxies of the binding alone.
+    Only the proxies of the binding are trusted to forward a visitor's address.
     """
     from uvicorn import Config, Server
 
@@ -204,6 +204,6 @@ def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Serv
 
 
 def serve(app: object, binding: Binding, listening: socket.socket) -> None:
-    """Answer until the process is ended."""
+    """Answer requests until the process ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     server(app, binding).run(sockets=[listening])

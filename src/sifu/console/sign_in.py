@@ -1,8 +1,8 @@
-"""Sign-in through OpenID Connect: the provider says who people are, `tokens.json` says what they may do.
+"""Sign-in through OpenID Connect: the provider identifies people, and `tokens.json` defines what they may do.
 
-People are named by the e-mail address that their provider verified, and by the account (issuer and subject) that first
-signed in under it. What lies between the two visits to the console is
-kept here, in memory, under a separate cookie: browsers do not send the session cookie when another site redirects back.
+People are identified by the e-mail address that their provider verified, and by the account (issuer and subject) that
+first signed in under it. The state between the two visits to the console is kept in memory under a separate cookie,
+because browsers do not send the session cookie when another site redirects back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_SECONDS, MOST_UNDER_WAY = 600.0, 1000
 
 @dataclass
 class SignIn:
-    """A provider, and the sign-ins that are under way: what was agreed with it, by the cookie of the browser."""
+    """A provider and its pending sign-ins: the state of each, by the cookie of the browser."""
 
     issuer: str
     client: str
@@ -53,7 +53,7 @@ class SignIn:
         )
 
     async def check_issuer(self) -> str:
-        """Return the issuer that the provider's discovery document names, which must be the one asked for."""
+        """Return the issuer that the provider's discovery document names; it must be the configured one."""
         document = await self.provider.load_server_metadata()
         named = document.get("issuer")
         if not isinstance(named, str) or named.rstrip("/") != self.issuer.rstrip("/"):
@@ -61,7 +61,7 @@ class SignIn:
         return named
 
     def begin(self, browser: str) -> dict[str, Any]:
-        """Room for what is agreed with the provider for one browser."""
+        """Return an empty state for the sign-in of one browser."""
         now = time.monotonic()
         self.under_way = {key: entry for key, entry in self.under_way.items() if now - entry[0] < MOST_SECONDS}
         while len(self.under_way) >= MOST_UNDER_WAY:
@@ -70,14 +70,14 @@ class SignIn:
         return self.under_way[browser][1]
 
     def agreed(self, browser: str) -> dict[str, Any]:
-        """What was agreed for a browser; it serves once."""
+        """Return the state of a browser's sign-in, and remove it: it is valid once."""
         since, agreed = self.under_way.pop(browser, (0.0, {}))
         return agreed if time.monotonic() - since < MOST_SECONDS else {}
 
 
 @catching
 async def begin(request: Request) -> Response:
-    """Send a browser to the provider."""
+    """Redirect a browser to the provider."""
     console = console_of(request)
     sign_in: SignIn = console.sign_in
     browser = secrets.token_urlsafe(32)
@@ -95,7 +95,7 @@ async def begin(request: Request) -> Response:
 
 @catching
 async def come_back(request: Request) -> Response:
-    """Begin a session for whom the provider names, if they may do anything here."""
+    """Begin a session for the person the provider identifies, if they have a role here."""
     console = console_of(request)
     sign_in: SignIn = console.sign_in
     request.scope["session"] = sign_in.agreed(request.cookies.get(COOKIE, ""))

@@ -1,7 +1,6 @@
-"""Live pages: server-sent events, one reader a run however many watch it.
+"""Live pages by server-sent events, with one reader per run.
 
-The first who watches a run starts its reader, the last who leaves ends it. What is sent is made once and shared, so two
-hundred viewers cost little more than one.
+The first viewer of a run starts its reader, the last one ends it. Each message is made once and shared by all viewers.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from sifu.core.ledger import plain_values
 from sifu.errors import SifuError
 
 EVERY = 1.0
-"""Seconds between two looks at a run that is being watched."""
+"""Interval between two reads of a watched run, in seconds."""
 STILL_HERE = 15.0
-"""Seconds after which a line is sent even if nothing happened, so that a dead connection is noticed."""
+"""Seconds after which a line is sent even without news, to detect dead connections."""
 MOST_VIEWERS = 2000
 MOST_PER_PERSON = 20
-"""Streams of one person at once, over all their windows."""
+"""Maximum number of concurrent streams of one person, over all windows."""
 
 
 class Broadcast:
-    """Tells everybody who watches a run what changed."""
+    """Sender of a run's changes to all of its viewers."""
 
     def __init__(self) -> None:
         self._latest: dict[str, bytes] = {}
@@ -44,10 +43,10 @@ class Broadcast:
         self._watching: dict[str, int] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._streams: Counter[str] = Counter()
-        """Streams that are open or about to be, by the token of the person."""
+        """Number of open or admitted streams, by the id of the person's token."""
 
     def admit(self, who: Token) -> str | None:
-        """Count one more stream of a person, until `leave`; a sentence if there is no room for it."""
+        """Count one more stream of a person until `leave`; return a message if the limit is reached, else None."""
         if self._streams[who.id] >= MOST_PER_PERSON:
             return f"you watch in {MOST_PER_PERSON} windows already: close one"
         if self._streams.total() >= MOST_VIEWERS:
@@ -56,12 +55,12 @@ class Broadcast:
         return None
 
     def leave(self, who: Token) -> None:
-        """Count one stream of a person less."""
+        """Count one stream fewer for a person."""
         self._streams[who.id] -= 1
         self._streams += Counter()  # keeps positive counts alone
 
     async def watch(self, console: Console, who: Token, run: RunAtDesk, first: bytes) -> AsyncIterator[bytes]:
-        """Messages until the viewer leaves, or their token ends."""
+        """Yield messages until the viewer disconnects or their token stops working."""
         key = run.key
         self._watching[key] = self._watching.get(key, 0) + 1
         self._changed.setdefault(key, asyncio.Event())
@@ -102,14 +101,14 @@ class Broadcast:
 
 
 class CountedStream(StreamingResponse):
-    """A stream that says when it has ended, also where its first message was never asked for."""
+    """A stream that calls a function when it ends, even if its first message was never requested."""
 
     def __init__(self, messages: AsyncIterator[bytes], ended: Callable[[], None], **options: Any) -> None:
         super().__init__(messages, **options)
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the messages."""
+        """Send the messages, then report the end of the stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -117,18 +116,18 @@ class CountedStream(StreamingResponse):
 
 
 def as_message(values: dict[str, Any]) -> bytes:
-    """Values as one server-sent event."""
+    """Return values as one server-sent event."""
     return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
 
 
 def show_live(visit: Visit) -> dict[str, Any]:
-    """What a run does now, once."""
+    """Return the current state of a run, once."""
     return live_values(visit.run, visit.who)
 
 
 @catching
 async def stream(request: Request) -> Response:
-    """Stream what a run does until the browser disconnects."""
+    """Stream the state of a run until the browser disconnects."""
     broadcast: Broadcast = request.app.state.broadcast
     console, who = console_of(request), visitor_of(request).token
     run = await run_in_threadpool(console.desk.find, who, request.path_params["run"])

@@ -1,7 +1,7 @@
-"""Tokens and roles: who may enter the console and what each role may do.
+"""Tokens and roles: who may enter the console, and what each role may do.
 
-A visitor sends a token in the header `Authorization`, or has a session that a token began in the browser. Sessions are
-kept in memory: when the console is started again, people log in again. A session ends with its token.
+A visitor sends a token in the header `Authorization`, or has a browser session that a token began. Sessions are
+kept in memory, so people log in again after a restart of the console. A session ends with its token.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
 
 Role = Literal["requester", "approver", "auditor", "operator"]
-"""requester files requests and sees their own; approver decides; auditor reads everything; operator carries out."""
+"""Roles: requesters file requests and see their own; approvers decide; auditors read everything; operators execute."""
 Right = Literal[
     "see", "see own", "file", "approve", "refuse", "withdraw own", "withdraw", "set terms", "carry out", "examine"
 ]
-"""`see` covers runs, clients, requests, plans and public certificates; `examine` what is confidential: verification,
-the audit trail, the report, the evidence and metrics; `set terms` every term of a request, without it people ask for
-`TERMS_OF_REQUESTERS` alone."""
+"""Rights of a person.
+
+`see` covers runs, clients, requests, plans and public certificates. `examine` covers confidential content:
+verification, the audit trail, the report, evidence and metrics. `set terms` covers every term of a request; without
+it, people may set `TERMS_OF_REQUESTERS` only.
+"""
 
 RIGHTS: dict[Role, frozenset[Right]] = {
     "requester": frozenset(("see own", "file", "withdraw own")),
@@ -46,14 +49,14 @@ RIGHTS: dict[Role, frozenset[Right]] = {
         ("see", "see own", "file", "refuse", "withdraw own", "withdraw", "set terms", "carry out", "examine")
     ),
 }
-"""Operators cannot approve: carrying out and agreeing are for different people. A person may have several roles."""
+"""Rights of each role. The role operator cannot approve; a person may have several roles."""
 TERMS_OF_REQUESTERS = ("records", "epsilon", "delta", "level")
-"""Whose data to forget, and a stronger protection than the run's own; what could spoil the model is for operators."""
+"""Terms that requesters may set: the data to forget, and stronger protection than the run's."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def rights_of(roles: Collection[Role]) -> frozenset[Right]:
-    """Everything that these roles allow.
+    """Return all rights of these roles.
 
     >>> "approve" in rights_of(["operator"]), "approve" in rights_of(["operator", "approver"])
     (False, True)
@@ -69,15 +72,15 @@ class NotAllowedError(SifuError):
 
 TOKENS_FILE = "tokens.json"
 PREFIX = "sifu_"
-"""So that a token that leaked into a repository is found by those who look for such things."""
+"""Prefix of every token, by which secret scanners find tokens that leaked into a repository."""
 LONGEST_DAYS = 3650
 SIGN_IN = "sign-in:"
-"""In the place of a hash: its owner signs in through a provider, and no secret is of this form."""
+"""Prefix that replaces the hash of a person who signs in through a provider; no secret hashes to it."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """Whose token it is and what they may do; `hash` is SHA-256 of its secret, `expires` a day or empty for never.
+    """A token: its owner, roles and validity. `hash` is the SHA-256 of its secret, `expires` a day, or empty for never.
 
     `issuer` and `subject` are the provider's account that first signed in under this name; empty before that.
     """
@@ -93,21 +96,21 @@ class Token:
     subject: str = ""
 
     def works(self, today: str) -> bool:
-        """Whether it lets its owner in; it still does on its last day."""
+        """Return whether the token is valid on this day; its last day counts."""
         return not self.revoked and (not self.expires or today <= self.expires)
 
     def may(self, right: Right) -> bool:
-        """Whether its owner may do this."""
+        """Return whether the owner has this right."""
         return right in rights_of(self.roles)
 
     def demand(self, right: Right) -> None:
-        """Refuse what its owner's roles do not allow."""
+        """Raise `NotAllowedError` unless the owner has this right."""
         if not self.may(right):
             raise NotAllowedError(f"your roles ({', '.join(self.roles)}) do not allow that")
 
 
 def same_address(first: str, second: str) -> bool:
-    """Return whether two addresses are the same, but for the case of ASCII letters.
+    """Return whether two addresses are equal, ignoring the case of ASCII letters.
 
     >>> same_address("Ann@x.org", "ann@X.org"), same_address("strau\u00df@x.org", "strauss@x.org")
     (True, False)
@@ -116,31 +119,31 @@ def same_address(first: str, second: str) -> bool:
 
 
 def state_folder(folder: Path) -> Path:
-    """Where the console keeps its own files: inside a folder of runs, or next to a run."""
+    """Return the folder of the console's own files: inside a folder of runs, or next to a single run."""
     return folder.with_name(f"{folder.name}.console") if (folder / DATABASE).exists() else folder / ".sifu-console"
 
 
 class TokenFile:
-    """The tokens of a console, in a file that commands change and the server reads."""
+    """The tokens of a console, in a file that commands write and the server reads."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / TOKENS_FILE
         self._read: tuple[Any, dict[str, Token]] = (None, {})
 
     def all(self) -> list[Token]:
-        """Every token there ever was, in the order they were made."""
+        """Return every token ever created, in order of creation."""
         return list(self._by_hash().values())
 
     def owner(self, secret: str) -> Token | None:
-        """The token with this secret, if it works now."""
+        """Return the token with this secret if it is valid now."""
         token = self._by_hash().get(hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest())
         return token if token is not None and token.works(utc_now()[:10]) else None
 
     def signed_in(self, name: str, issuer: str, subject: str) -> Token | None:
-        """Return the person who signs in under this name, if they may now, and bind the name to their account.
+        """Return the person who signs in under this name if they may, and bind the name to their account.
 
-        The account of the first sign-in is the only one that enters under a name: a provider may give an address that
-        became free to another person. An account enters under one name only.
+        Only the account of the first sign-in may use a name, because a provider may reassign an address to another
+        person. An account may use one name only.
         """
         account, today = (issuer, subject), utc_now()[:10]
 
@@ -162,14 +165,24 @@ class TokenFile:
         return found
 
     def still_works(self, token: Token) -> Token | None:
-        """The same token as it is now, if it still works."""
+        """Return the current entry of this token if it is still valid."""
         now = self._by_hash().get(token.hash)
         return now if now is not None and now.works(utc_now()[:10]) else None
 
     def create(
         self, name: str, roles: Sequence[str], days: int | None = None, *, sign_in: bool = False
     ) -> tuple[Token, str]:
-        """A new token and its secret, which is stored nowhere; nothing opens that of one who signs in elsewhere."""
+        """Create a token.
+
+        Args:
+            name: Owner of the token.
+            roles: Roles of the owner.
+            days: Days until the token expires; None for never.
+            sign_in: Whether the owner signs in through a provider; then the secret opens nothing.
+
+        Returns:
+            The token and its secret, which is not stored.
+        """
         owner = actor_name(name).strip()
         unknown = [role for role in roles if role not in ROLES]
         if unknown or not roles:
@@ -194,7 +207,7 @@ class TokenFile:
         return token, "" if sign_in else secret
 
     def revoke(self, name_or_id: str) -> list[Token]:
-        """Let a token open nothing from now on, by its id or its owner's name."""
+        """Revoke the tokens with this id or owner, and return them."""
         with self._changing() as tokens:
             chosen = [token for token in tokens if name_or_id in (token.id, token.name) and not token.revoked]
             if not chosen:
@@ -216,7 +229,7 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
-        """The tokens to be changed; two commands at once wait for each other."""
+        """Lock the token file, yield its tokens for changes, and write them back."""
         if not self.path.parent.parent.is_dir():
             raise InputError(f"there is no folder {self.path.parent.parent}: give a run, or a folder of runs")
         private_folder(self.path.parent)
@@ -249,17 +262,17 @@ MOST_SESSIONS = 10_000
 
 @dataclass
 class Session:
-    """A logged-in browser; `csrf` must come back with every form."""
+    """A logged-in browser; every form must send `csrf` back."""
 
     id: str
     token: Token
     csrf: str
     since: float = field(default_factory=time.monotonic)
     notes: list[tuple[str, str]] = field(default_factory=list)
-    """What the next page says, each with its tone: good or bad."""
+    """Messages for the next page, each with its tone: good or bad."""
 
     def take_notes(self) -> list[tuple[str, str]]:
-        """What is to be said, once."""
+        """Return the messages, and clear them."""
         notes, self.notes = self.notes, []
         return notes
 
@@ -272,7 +285,7 @@ class Visitor:
     session: Session | None = None
 
     def csrf_holds(self, given: str) -> bool:
-        """Whether a change comes from one of our own pages; a program with a token has no pages."""
+        """Return whether a change comes from one of the console's own pages, or from a program with a token."""
         return self.session is None or hmac.compare_digest(given.encode(), self.session.csrf.encode())
 
 
@@ -285,12 +298,12 @@ class Sessions:
         self._lock = threading.Lock()
 
     def begin(self, secret: str) -> Session | None:
-        """A new session for the owner of a token."""
+        """Begin a session for the owner of a token; return None if the secret is not valid."""
         token = self._tokens.owner(secret.strip())
         return None if token is None else self.begin_for(token)
 
     def begin_for(self, token: Token) -> Session:
-        """A new session for a person who showed who they are."""
+        """Begin a session for an authenticated person."""
         session = Session(secrets.token_urlsafe(32), token, secrets.token_urlsafe(32))
         with self._lock:
             now = time.monotonic()
@@ -301,12 +314,12 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Log out."""
+        """End a session."""
         with self._lock:
             self._sessions.pop(session.id, None)
 
     def visitor(self, request: Request) -> Visitor | None:
-        """Who asks, if they may."""
+        """Return the visitor of a request, or None if they are not authenticated."""
         kind, _, secret = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             token = self._tokens.owner(secret.strip())

@@ -1,8 +1,8 @@
-"""Webhooks: a ticket system is told when a request was received, is due soon, is overdue, is done, or failed.
+"""Webhooks that notify a ticket system when a request was received, is due soon, is overdue, is done, or failed.
 
-Each is told at least once: what a receiver does not take is sent again, with the same id, also after a restart. The
-body holds the run's key, the request's id and times; no client is named. With SIFU_WEBHOOK_SECRET in the environment,
-the header X-Sifu-Signature is `sha256=` and the HMAC of the body.
+Each notification is delivered at least once: a failed one is sent again with the same id, even after a restart. The
+body holds the run's key, the request's id and times, but no client. If SIFU_WEBHOOK_SECRET is set in the
+environment, the header X-Sifu-Signature is `sha256=` followed by the HMAC of the body.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ TIMEOUT = 10.0
 SENT = "webhooks.json"
 log = logging.getLogger("sifu.console")
 Send = Callable[[str, bytes, dict[str, str]], None]
-"""Hands a body with headers to an address; an error means that it was not taken."""
+"""A function that sends a body with headers to an address, and raises an error if delivery fails."""
 
 
 def check_address(address: str) -> str:
-    """Refuse what is not an address on the web."""
+    """Return a webhook address; refuse anything but an http or https URL."""
     if not address.startswith(("https://", "http://")):
         raise InputError(f"a webhook is an http or https URL, found {address[:80]!r}")
     return address
 
 
 def post(address: str, body: bytes, headers: dict[str, str]) -> None:
-    """Send by HTTP; answers other than success are errors."""
+    """Send a body by HTTP; raise an error for any answer other than success."""
     request = urllib.request.Request(address, data=body, headers=headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT):
         pass
 
 
 class Webhooks:
-    """Watches all runs and tells what happens."""
+    """Watcher of all runs that sends the notifications."""
 
     def __init__(self, desk: Desk, addresses: Sequence[str], send: Send = post) -> None:
         self._desk, self._send = desk, send
@@ -71,7 +71,7 @@ class Webhooks:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._stop.set()
 
     def _watch(self) -> None:
@@ -82,7 +82,7 @@ class Webhooks:
                 log.warning("webhooks: %s", type(error).__name__)
 
     def tell(self) -> int:
-        """Send what happened and was not taken yet; returns how many were taken now."""
+        """Send all notifications not yet delivered, and return how many were delivered."""
         taken = 0
         for address, key, body in self._happened():
             if key in self._sent:
@@ -104,7 +104,7 @@ class Webhooks:
         return taken
 
     def _happened(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Address, key and body of everything there is to tell."""
+        """Yield the address, key and body of every notification."""
         for body in self._events():
             for address in self._addresses:
                 # A request is received once, in the inbox or in the ledger, whenever that is.
