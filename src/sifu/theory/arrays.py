@@ -1,4 +1,4 @@
-"""Names for the array types that the whole package uses."""
+"""Aliases for the array types used throughout the package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 Words = NDArray[np.uint64]
-"""64-bit words, of which draws and masks are made."""
+"""64-bit words for draws and masks."""
 Array = NDArray[Any]
-"""An array of any type: data as its source delivers it."""
+"""Array of any type: data as its source delivers it."""

@@ -1,4 +1,4 @@
-r"""From a budget (epsilon, delta) to a noise multiplier, and back (docs/theory.md, section 7).
+r"""Conversion between a budget (epsilon, delta) and a noise multiplier (docs/theory.md, section 7).
 
 The Gaussian mechanism with sensitivity Psi and noise N(0, sigma^2 I) is (epsilon, delta)-DP exactly when
 sigma / Psi >= s(epsilon, delta), the root in s of
@@ -8,9 +8,9 @@ sigma / Psi >= s(epsilon, delta), the root in s of
 which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2 ln(1.25/delta)) /
 epsilon instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
 
-What noise added to every update while training promises a client, over all rounds together, is derived in section 10:
-a round is a Gaussian mechanism of ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)), and all rounds that W
-really took part in are one of ratio sqrt(sum_n mu_n^2).
+Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round is a
+Gaussian mechanism of ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)), and all rounds that W took part in
+are one of ratio sqrt(sum_n mu_n^2).
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 LARGEST_EPSILON = 1e4
-"""Beyond this a budget protects nothing, and float64 gives out."""
+"""Largest accepted epsilon: a larger one protects nothing and exceeds the precision of float64."""
 LARGEST_NOISE = 1e30
-"""Beyond this a model with noise is nothing but noise, and float32 gives out."""
+"""Largest accepted sigma: a larger one leaves nothing of the model and overflows float32."""
 SMALLEST_DELTA = 1e-10
-"""What is lost in the far tail of the sampler (some 1e-14) must stay far below delta: neither asked for nor stated."""
+"""Smallest delta that is accepted or stated: the error in the sampler's far tail (some 1e-14) must stay far below it.
+"""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Refuse a budget that means nothing: epsilon must be positive and finite, delta inside (0, 1)."""
+    """Refuse a meaningless budget: epsilon must be positive and at most `LARGEST_EPSILON`, delta inside (0, 1)."""
     if not 0.0 < epsilon <= LARGEST_EPSILON:
         raise InputError(
             f"epsilon must be a positive number of at most {LARGEST_EPSILON:g}, found {epsilon}; "
@@ -47,14 +48,17 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_deliverable(epsilon: float, delta: float) -> None:
-    """Refuse also a delta that noise made from 53-bit uniforms cannot deliver: it never goes beyond 8.6 sigma."""
+    """Refuse an invalid budget, and a delta too small for noise made from 53-bit uniforms.
+
+    Such noise never exceeds 8.6 sigma.
+    """
     check_budget(epsilon, delta)
     if delta < SMALLEST_DELTA:
         raise InputError(f"delta must be at least {SMALLEST_DELTA:g}, found {delta}: float64 noise cannot deliver less")
 
 
 def delta_reached(epsilon: float, multiplier: float) -> float:
-    """The smallest delta for which noise of `multiplier` times the sensitivity is (epsilon, delta)-DP.
+    """Return the smallest delta for which noise of `multiplier` times the sensitivity is (epsilon, delta)-DP.
 
     Balle & Wang 2018, theorem 8: `multiplier` is s = sigma / Psi.
 
@@ -65,14 +69,14 @@ def delta_reached(epsilon: float, multiplier: float) -> float:
 
 
 def delta_reached_up(epsilon: float, multiplier: float) -> float:
-    """An upper bound of `delta_reached`, with what float64 can have lost of it."""
+    """Return an upper bound of `delta_reached` that includes its float64 error."""
     return sum(_delta_and_error(epsilon, multiplier))
 
 
 def stated_delta(epsilon: float, multiplier: float) -> float:
-    """`delta_reached` as it may be claimed: rounded up, and never below what noise in floating point can deliver.
+    """Return `delta_reached` as a certificate may state it: rounded up, and at least `SMALLEST_DELTA`.
 
-    At a large epsilon the formula underflows to 0, and no noise of finite size is worth that.
+    At a large epsilon the formula underflows to 0, which no noise of finite size achieves.
 
     >>> stated_delta(1e4, 5.0), delta_reached(1e4, 5.0), round(stated_delta(10, 0.31075), 5)
     (1e-10, 0.0, 0.04058)
@@ -81,7 +85,7 @@ def stated_delta(epsilon: float, multiplier: float) -> float:
 
 
 def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
-    """delta(epsilon, s) and more than float64 can have lost of it.
+    """Return delta(epsilon, s) and an upper bound of its float64 error.
 
     With h = 1/(2s) and x = epsilon s the densities at h - x and -h - x differ by exactly e^epsilon, so
 
@@ -109,10 +113,10 @@ def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=4096)
 def exact_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest s = sigma / Psi for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
+    """Return the smallest s = sigma / Psi for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
 
-    Valid for every epsilon >= 0 and 0 < delta < 1. Bracketed, then bisected to neighbouring floats on an upper
-    bound of delta, so that s is never too small.
+    Valid for every epsilon >= 0 and 0 < delta < 1. The root is bracketed, then bisected to neighbouring floats on an
+    upper bound of delta, so that s is never too small.
 
     >>> round(exact_multiplier(10, 0.01), 5), round(exact_multiplier(1, 0.01), 5)
     (0.3501, 1.87788)
@@ -137,7 +141,12 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
 
 
 def smallest_enough(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest float that is enough, by bisection to neighbouring floats; `high` is enough and `low` is not.
+    """Return the smallest float that is enough, by bisection to neighbouring floats.
+
+    Args:
+        enough: Monotone test of a number.
+        low: A number that is not enough.
+        high: A number that is enough.
 
     >>> smallest_enough(lambda x: x >= 0.75, 0.0, 1.0)
     0.75
@@ -151,7 +160,7 @@ def smallest_enough(enough: Callable[[float], bool], low: float, high: float) ->
 
 
 def classical_multiplier(epsilon: float, delta: float) -> float:
-    """s = sqrt(2 ln(1.25/delta)) / epsilon: theorem 2 of the paper (eq. 10), proven for epsilon < 1 only.
+    """Return s = sqrt(2 ln(1.25/delta)) / epsilon: theorem 2 of the paper (eq. 10), proven for epsilon < 1 only.
 
     >>> round(classical_multiplier(10, 0.01), 5), round(classical_multiplier(1, 0.01), 5)
     (0.31075, 3.10751)
@@ -161,7 +170,7 @@ def classical_multiplier(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float, calibration: Calibration = "exact") -> float:
-    """s(epsilon, delta) by either calibration."""
+    """Return s(epsilon, delta) by the given calibration."""
     check_budget(epsilon, delta)
     if calibration == "exact":
         return exact_multiplier(epsilon, delta)
@@ -177,7 +186,7 @@ def check_noise(noise_std: float) -> None:
 
 
 def hidden_sensitivity(noise_std: float, multiplier: float) -> float:
-    """Psi* = sigma / s (eq. 11): the largest sensitivity a noise of size sigma hides, rounded down.
+    """Return Psi* = sigma / s (eq. 11), the largest sensitivity that noise of size sigma hides, rounded down.
 
     >>> round(hidden_sensitivity(0.1, 0.3501), 4)
     0.2856
@@ -186,11 +195,11 @@ def hidden_sensitivity(noise_std: float, multiplier: float) -> float:
 
 
 def true_positive_rate(gaussian_mu: float, false_positive_rate: float = 0.01) -> float:
-    """The best test's true-positive rate against a Gaussian mechanism of ratio mu = Psi / sigma.
+    """Return the true-positive rate of the best test against a Gaussian mechanism of ratio mu = Psi / sigma.
 
-    The trade-off function of Gaussian DP (Dong, Roth & Su 2022; docs/theory.md, section 7.4):
-    TPR = Phi(Phi^-1(FPR) + mu). It says what a
-    budget means: at (10, 0.01), fully used, an attacker reaches 0.70 at a false-positive rate of 1 %.
+    This is the trade-off function of Gaussian DP (Dong, Roth & Su 2022; docs/theory.md, section 7.4):
+    TPR = Phi(Phi^-1(FPR) + mu). It illustrates a budget: at (10, 0.01), fully used, an attacker reaches 0.70 at a
+    false-positive rate of 1 %.
 
     >>> round(true_positive_rate(1 / exact_multiplier(10, 0.01)), 2)
     0.7
@@ -206,10 +215,11 @@ _UP = slack(2**12)
 
 @dataclass(frozen=True)
 class TrainingNoise:
-    """What the noise of training promises the clients of a request, the largest over its subjects.
+    """Guarantee of the noise of training for the clients of a request: the largest values over its subjects.
 
-    `epsilon_one_round` looks at one update and one round, as the paper does; a certificate may only state
-    `epsilon_composed`, of all rounds together. Both are at the request's delta, `delta_composed` is at its epsilon.
+    `epsilon_one_round` covers one update in one round, as in the paper. A certificate may state only
+    `epsilon_composed`, which covers all rounds together. Both are at the request's delta; `delta_composed` is at its
+    epsilon.
     """
 
     clip: float
@@ -227,9 +237,14 @@ def composed_ratio(
     participants: Integers,
     noise: float,
 ) -> float:
-    """mu of all rounds together, rounded up.
+    """Return mu of all rounds together, rounded up.
 
-    For each round W took part in: its samples n_W, N, sum_i n_i^2, and M.
+    Args:
+        own: n_W, the samples of W, in each round that W took part in.
+        totals: N, the samples of all participants of the round.
+        square_sums: Sum of n_i^2 over the participants.
+        participants: Number M of participants.
+        noise: Noise on each update, as a multiple of the clip norm.
 
     >>> one = composed_ratio(np.array([1]), np.array([4]), np.array([4.0]), np.array([4]), 2.0)
     >>> round(one, 9)
@@ -243,7 +258,7 @@ def composed_ratio(
 
 
 def gaussian_epsilon(ratio: float, delta: float) -> float:
-    """The smallest epsilon for which a Gaussian mechanism of this ratio mu is (epsilon, delta)-DP, rounded up.
+    """Return the smallest epsilon for which a Gaussian mechanism of ratio mu is (epsilon, delta)-DP, rounded up.
 
     >>> round(gaussian_epsilon(1 / 0.35010, 0.01), 3), gaussian_epsilon(0.0, 0.01)
     (10.0, 0.0)
@@ -263,7 +278,7 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
 
 
 def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> float:
-    """The paper's figure: epsilon of one noised update on its own, as if training had one round.
+    """Return the paper's figure: epsilon of a single update with noise, as if training had one round.
 
     >>> round(one_round_epsilon(1.0, 0.01, "classical"), 5)
     3.10751
@@ -276,7 +291,7 @@ def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> f
 def promise_of(
     ratio: float, rounds: int, clip: float, noise: float, epsilon: float, delta: float, calibration: Calibration
 ) -> TrainingNoise:
-    """What a ratio over a number of rounds means at a request's (epsilon, delta)."""
+    """Return the guarantee of a composed ratio at a request's (epsilon, delta)."""
     check_budget(epsilon, delta)
     return TrainingNoise(
         clip=clip,

@@ -1,4 +1,4 @@
-"""What the theorems need to know of a federation: its clients before any round, and what each round does."""
+"""Facts about a federation that the theorems need: its clients before any round, and the work of each round."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
 BY_OPERATOR = "authenticated by the operator's program"
-"""How clients are known to the engine, `TrainingFacts.identity`; the second, or any other value, leaves a doubt."""
+"""Values of `TrainingFacts.identity`: how the engine identifies clients. `CLAIMED` and unlisted values leave a doubt.
+"""
 
 FIXED_CONSTANTS = "fixed constants"
 DECLARED_FIXED = "declared fixed by the operator"
-"""Two values of `TrainingFacts.preprocessing`; any other means that nothing is known of it."""
+"""Two values of `TrainingFacts.preprocessing`; any other means that the preprocessing is unknown."""
 
 DRAWN_FROM_SEED = "drawn from the seed"
 MADE_BY_OPERATOR = "made by the operator's program"
-"""Two values of `TrainingFacts.initial`; any other means that nothing is known of it."""
+"""Two values of `TrainingFacts.initial`; any other means that the origin of initial models is unknown."""
 
 FRESH_COPIES = "a fresh copy for each client, compared when repeated"
-"""`TrainingFacts.module` where a module of the operator's own takes part: how it is kept from carrying data."""
+"""Value of `TrainingFacts.module` for a module of the operator: how it is prevented from carrying data over."""
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
 ON_A_GPU = "its participants, computed on a GPU"
 ON_A_REPEATING_GPU = "its participants, on a GPU that repeated their bits"
 ON_NODES = "what nodes of their own send"
-"""What the last bits of a round follow from, `TrainingFacts.engine` (docs/theory.md, section 6.6)."""
+"""Values of `TrainingFacts.engine`: what determines the last bits of a round (docs/theory.md, section 6.6)."""
 
 UNKNOWN = "not known"
-"""What an engine that does not say has for preprocessing, identity, initial models and source of noise, and what is
-known of the rounds of an engine that is not sifu's own."""
+"""Value of every field that an engine leaves unset, and of `TrainingFacts.engine` for engines from outside sifu."""
 NO_NOISE = "none"
 """`TrainingFacts.noise_source` of a training that adds no noise."""
 
 MINIMUM_OF_ANSWERS = "a minimum of"
 MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
 LEAST_MASKED = 3
-"""Participants of a masked sum: with two, anyone who knows one client's part knows the other's."""
+"""Fewest participants of a masked sum: with two, anyone who knows one client's part learns the other's."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"
-"""Two items of `TrainingFacts.outside`: a file of parameters alone may not be the model that was evaluated."""
+"""Two items of `TrainingFacts.outside`: a file with parameters alone may not be the evaluated model."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 
 def decides_rounds(what: str) -> bool:
-    """Whether an item of `TrainingFacts.outside` lets one client decide whether a round, or another's answer, counts.
+    """Return whether an item of `TrainingFacts.outside` lets one client decide if a round or another's answer counts.
 
     >>> decides_rounds("a minimum of 3 answers a round"), decides_rounds("dropout")
     (True, False)
@@ -57,18 +57,20 @@ def decides_rounds(what: str) -> bool:
 
 
 ROUNDING_HOLDS_UP_TO = 1000.0
-"""`RoundResult.rounding` must cover every other world whose model is at most this far away: Psi beyond it has
-no proven allowance, and the certificate then says so."""
+"""Largest distance of a counterfactual model for which `RoundResult.rounding` must hold.
+
+A larger Psi has no proven allowance for rounding, and the certificate says so.
+"""
 
 
 @dataclass(frozen=True)
 class ClientProfile:
-    """What is known of a client before any round.
+    """Properties of a client that are known before any round.
 
-    `smoothness` (beta) bounds from above the curvature of *every* loss one of its local steps descends
-    (each mini-batch too), `curvature` (mu) bounds it from below; both include weight decay. With clipped steps mu is
-    -beta: a clipped gradient is beta-Lipschitz, but not that of a convex loss (docs/theory.md, section 5.9). None
-    means that nothing is known: then only an assumed regularity can be used.
+    `smoothness` (beta) is an upper bound on the curvature of *every* loss that a local step descends, including that of
+    each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. With clipped steps mu is -beta: a
+    clipped gradient is beta-Lipschitz, but not the gradient of a convex loss (docs/theory.md, section 5.9). None means
+    unknown: only an assumed regularity can then be used.
     """
 
     name: str
@@ -79,7 +81,7 @@ class ClientProfile:
 
 
 def clipped_profile(client: ClientProfile) -> ClientProfile:
-    """What is known of a client whose steps are clipped, from what is known of its loss (docs/theory.md, section 5.9).
+    """Return the profile of a client with clipped steps, given that of its loss (docs/theory.md, section 5.9).
 
     >>> clipped_profile(ClientProfile("a", 10, 5, smoothness=2.0, curvature=0.1)).curvature
     -2.0
@@ -89,22 +91,39 @@ def clipped_profile(client: ClientProfile) -> ClientProfile:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What every client does in every round, and the facts a certificate's premises need.
+    """Training settings common to all clients and rounds, and the facts that a certificate's premises need.
 
-    `smooth_model` says that the loss has Lipschitz gradients in the parameters (a linear model with
-    softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
-    `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
-    participants all have eta beta <= 2; of a view, that this holds for everyone on its path.
-    `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
-    `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
-    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`, and
-    `noise_source` where that noise comes from. `identity` says how clients are known (`sifu.core.identity`), `initial`
-    where initial models come from. What an engine does not say is not known. `local_clip` bounds the norm of the
-    gradient of every local step (0: it does not). `features` is the digest of the public feature map that samples go
-    through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
-    operator must declare that no client's data shaped it. `module` says how a module of the operator's own is used ("":
-    there is none, or the run was made before this was recorded). `engine` says what a round follows from; it is
-    decided by the engine's class when a run is made, never by what the engine says of itself.
+    Fields that an engine leaves unset are unknown.
+
+    Attributes:
+        local_rate: Learning rate eta of a local step.
+        momentum: Momentum of local steps.
+        nesterov: Whether the momentum is Nesterov's.
+        weight_decay: Weight decay of local steps.
+        batch_size: Samples per local step; None for all.
+        server_rate: Server rate g.
+        participation: Rule that selects a round's participants.
+        dtype: Floating-point type of the models.
+        smooth_model: Whether the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
+            or squared loss); False for a ReLU network, dropout, or an unknown user module.
+        rounding_bounded: Whether `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
+            participants all have eta beta <= 2. In the facts of a view: whether this holds for every client on its
+            path.
+        outside: Parts of the training that the theory does not cover (dropout, batch norm, clipping...), in words.
+        preprocessing: Origin of the constants used in preprocessing.
+        shape_from_labels: Whether the number of outputs was counted from all clients' labels.
+        clip: Bound on the norm of every client's update; 0 for none.
+        noise: Noise added to each update, as a multiple of `clip`.
+        noise_source: Source of that noise.
+        identity: How clients are identified (`sifu.core.identity`).
+        initial: Origin of initial models.
+        local_clip: Bound on the norm of the gradient of every local step; 0 for none.
+        features: Digest of the public feature map applied to samples; "" for none.
+        features_declared: Whether the feature map is not drawn from a seed. The operator must then declare that no
+            client's data shaped it.
+        module: How a module of the operator is used; "" if there is none, or if the run predates this field.
+        engine: What the bits of a round depend on. The engine's class decides this when a run is created, never the
+            engine's own statement.
     """
 
     local_rate: float

@@ -1,11 +1,11 @@
-"""The active history as one path, and Psi of a client or a set along it (docs/theory.md, sections 4.1 and 4.2).
+"""Active history as one path, and Psi of a client or a set along it (docs/theory.md, sections 4.1 and 4.2).
 
     theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
 
-A place on the path is a *depth*, 0 for the initial model. A noise edge adds nothing to any Psi: the same
-noise is added in both worlds. Psi of a subject (one client, or a set taken jointly) changes only at the
-rounds it took part in, but for the common factor L of everyone absent, whose running product is kept for
-the path; so a curve costs O(rounds the subject took part in).
+A position on the path is a *depth*, 0 for the initial model. A noise edge adds nothing to any Psi: the counterfactual
+adds the same noise. Psi of a subject (one client, or a set taken jointly) changes only in rounds that the subject takes
+part in, except for the factor L that all absent clients share. The path keeps the running product of these factors, so
+a curve costs O(rounds of the subject).
 """
 
 from __future__ import annotations
@@ -41,13 +41,21 @@ TAKEN_PART: tuple[NodeKind, ...] = ("round", "merge")
 class PathNode:
     """One model of the history and the edge that made it: the initial model, a round, added noise, or a heuristic.
 
-    For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
-    allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart), `rounding` the allowance of
-    its addition (`sifu.core.round.noise_rounding`), and `order` counts the requests carried out, so that "added
-    at or after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing
-    is known of anyone's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took. A
-    merge of groups' models is like a round of all their members whose drifts are not known, so infinite; the models of
-    the groups themselves (`group`) lie on no path.
+    A heuristic makes the model from stored updates of clients. No client's influence on it is known, so every Psi is
+    infinite from there on. A merge of groups' models is treated like a round of all their members with unknown, hence
+    infinite, drifts. The models of the groups themselves (`group`) lie on no path.
+
+    Attributes:
+        node: Number of the node.
+        parent: Number of the node before it, or None.
+        kind: Kind of the edge that made the model.
+        branch: Number of the branch.
+        position: Number of rounds on the branch; a heuristic counts the rounds it ran.
+        regularity: Sums over the participants of a round.
+        mean_shift: ||mean - theta^n|| of a round.
+        rounding: Floating-point allowance of a round or of adding noise (`sifu.core.round.noise_rounding`).
+        noise_std: Sigma of added noise; 0 for an exact restart.
+        order: Number of requests executed so far. Noise added at or after a subject's request has at least its order.
     """
 
     node: int
@@ -64,7 +72,7 @@ class PathNode:
 
 @dataclass(frozen=True)
 class TakenPart:
-    """The rounds one client took part in, by depth of the model that each round made."""
+    """Rounds that one client took part in, by depth of the model that each round made."""
 
     depths: Integers
     samples: Integers
@@ -74,7 +82,7 @@ class TakenPart:
 
 
 class _RunningProduct:
-    """Products of consecutive factors: mantissas and binary exponents, zeros and infinities counted apart."""
+    """Products of consecutive factors: mantissas and binary exponents; zeros and infinities are counted separately."""
 
     def __init__(self, factors: list[float]) -> None:
         mantissa, exponent, zeros, infinities, others = 1.0, 0, 0, 0, 0
@@ -96,27 +104,27 @@ class _RunningProduct:
         )
 
     def between(self, start: Integers, stop: Integers) -> Floats:
-        """Product over (start, stop], enlarged by more than the rounding of all its factors."""
+        """Return the product over (start, stop], enlarged by more than the rounding of all its factors."""
         shift = np.clip(self._exponents[stop] - self._exponents[start], -5000, 5000).astype(np.int32)
         with np.errstate(over="ignore", under="ignore"):
             ratio = np.ldexp(self._mantissas[stop] / self._mantissas[start], shift)
             ratio = ratio * slack(2 * (np.asarray(stop) + 8))
         ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
         ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
-        # Exactly 1 where nothing but ones was multiplied: Psi at a depth must not depend on what comes after it.
+        # Exactly 1 where all factors are 1: Psi at a depth must not depend on later depths.
         return np.where(self._others[stop] == self._others[start], 1.0, ratio)
 
 
 @dataclass(eq=False)
 class ActivePath:
-    """The nodes from the initial model to the current one, with the running quantities every Psi shares."""
+    """Nodes from the initial model to the current one, with the running quantities shared by every Psi."""
 
     nodes: list[PathNode]
     server_rate: float
     accounting: Accounting = "round"
     population_samples: int = 0
     grams: Mapping[int, tuple[Integers, Floats]] = field(default_factory=dict)
-    """(participants, Gram matrix) of rounds, by node, where it was kept."""
+    """(participants, Gram matrix) by node, for rounds whose matrix was kept."""
     parameters: int = 0
 
     def __len__(self) -> int:
@@ -124,7 +132,7 @@ class ActivePath:
 
     @property
     def tip(self) -> int:
-        """The depth of the current model."""
+        """Depth of the current model."""
         return len(self.nodes) - 1
 
     @cached_property
@@ -133,7 +141,7 @@ class ActivePath:
         return {node.node: depth for depth, node in enumerate(self.nodes)}
 
     def rounds_until(self, depth: int) -> int:
-        """How many rounds of the path lead to `depth`; noise edges are no rounds."""
+        """Return the number of rounds on the path to `depth`; noise edges do not count."""
         return int(self._rounds[min(depth, self.tip)]) if depth >= 0 else 0
 
     @cached_property
@@ -142,7 +150,7 @@ class ActivePath:
 
     @cached_property
     def covering_order(self) -> Integers:
-        """The largest order of a request whose noise lies on the path to each depth; -1 before the first."""
+        """Largest order of a request whose noise lies on the path to each depth; -1 before the first noise."""
         orders = [node.order if node.kind == "noise" and node.noise_std > 0.0 else -1 for node in self.nodes]
         return np.maximum.accumulate(np.array(orders, dtype=np.int64))
 
@@ -153,28 +161,28 @@ class ActivePath:
 
     @cached_property
     def added_noise(self) -> tuple[Integers, Integers, Floats]:
-        """Depth, rounds until there and size of every noise on the path that is not zero, in order; for forecasts.
+        """Depth, number of rounds and size of every nonzero noise on the path, in order; for forecasts.
 
-        Noise whose size was erased (infinite) is left out: what it did is not known.
+        Noise whose size was erased (infinite) is left out, because its effect is unknown.
         """
         sizes = ((d, self.nodes[d].noise_std) for d, _ in self.noise_depths)
         depths = np.array([d for d, size in sizes if 0.0 < size < math.inf], dtype=np.int64)
         return depths, self._rounds[depths], np.array([self.nodes[d].noise_std for d in depths.tolist()])
 
     def noise_energy(self, depth: int) -> float:
-        """The sum of sigma^2 of all noise on the path to `depth`."""
+        """Return the sum of sigma^2 of all noise on the path to `depth`."""
         depths, _, sizes = self.added_noise
         energies = np.concatenate([[0.0], np.cumsum(sizes**2)])
         return float(energies[np.searchsorted(depths, depth, side="right")])
 
     @cached_property
     def unbounded_from(self) -> int:
-        """The depth of the first heuristic's model, from which on no Psi is bounded; beyond the path without one."""
+        """Depth of the first heuristic's model, where Psi becomes unbounded; the path's length if there is none."""
         return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))
 
     @cached_property
     def rounding(self) -> Floats:
-        """R(n): the allowance for floating point gathered up to each depth."""
+        """R(n): accumulated floating-point allowance at each depth."""
         gathered, values = 0.0, np.zeros(len(self.nodes))
         if not any(node.rounding for node in self.nodes):
             return values
@@ -189,7 +197,7 @@ class ActivePath:
 
     @cached_property
     def _products(self) -> _RunningProduct | None:
-        """The running product of the absent L over the path; None when all of them are 1."""
+        """Running product of the absent clients' L over the path; None when all factors are 1."""
         if self.server_rate <= 1.0 and all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
             return None
         factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
@@ -197,17 +205,17 @@ class ActivePath:
 
     @property
     def constant_when_absent(self) -> bool:
-        """Whether Psi of an absent client never moves but for rounding (L = 1 in every round)."""
+        """Whether Psi of an absent client changes only by rounding (L = 1 in every round)."""
         return self._products is None
 
     def growth(self, start: Integers, stop: Integers) -> Floats:
-        """Product of the absent L over rounds (start, stop], rounded up."""
+        """Return the product of the absent clients' L over rounds (start, stop], rounded up."""
         if self._products is None:
             return np.ones(np.shape(stop))
         return self._products.between(start, stop)
 
     def gram(self, depth: int) -> tuple[Integers, Floats] | None:
-        """(participants, Gram matrix) of the round that made this depth, when it was kept."""
+        """Return (participants, Gram matrix) of the round that made this depth, or None if it was not kept."""
         return self.grams.get(self.nodes[depth].node)
 
 
@@ -220,10 +228,10 @@ class PsiCurve:
     values: Floats
 
     def at(self, depths: int | Integers) -> Floats:
-        """Psi at the given depths, rounded up; exactly zero only before the subject first took part.
+        """Return Psi at the given depths, rounded up; exactly zero only before the subject first took part.
 
-        Infinite from a heuristic's model on, also for clients that never took part: what the heuristic did with
-        the stored updates is not tracked.
+        Psi is infinite from a heuristic's model on, even for clients that never took part: the effect of the heuristic
+        on the stored updates is not tracked.
         """
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
         last = np.searchsorted(self.depths, wanted, side="right") - 1
@@ -237,19 +245,19 @@ class PsiCurve:
         return result
 
     def largest_until(self, depth: int) -> float:
-        """The largest Psi at any depth up to this one."""
+        """Return the largest Psi at any depth up to this one."""
         if self.path.constant_when_absent:
             marks = [int(d) for d in self.depths if d <= depth]
             return float(self.at(np.array([*marks, depth])).max())
         return float(self.at(np.arange(depth + 1)).max())
 
     def one(self, depth: int) -> float:
-        """Psi at one depth."""
+        """Return Psi at one depth."""
         return float(self.at(depth)[0])
 
 
 def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
-    """Psi(., c) of one client from its own scalars (theorem 1, eqs. 9 and 15 of the paper)."""
+    """Return Psi(., c) of one client from its own scalars (theorem 1, eqs. 9 and 15 of the paper)."""
     if path.accounting == "population":
         increments = population_increments(part.samples, part.drifts, path.population_samples, path.server_rate)
     else:
@@ -272,7 +280,7 @@ def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
 
 
 def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
-    """Psi(., W) of a set taken jointly, exact where the Gram matrix was kept, by the triangle inequality elsewhere."""
+    """Return Psi(., W) of a set: exact where the Gram matrix was kept, by the triangle inequality elsewhere."""
     by_depth: dict[int, list[tuple[int, int, float, float, float]]] = {}
     for client, part in sorted(parts.items()):
         for depth, samples, drift in zip(part.depths, part.samples, part.drifts, strict=True):
@@ -286,7 +294,7 @@ def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
         increments[index] = _joint_increment(path, depth, rows, samples)
         total = float(samples.sum())
         counts[index] = total
-        # Means weighted by samples; with no samples at all nothing is subtracted, whatever they are.
+        # Means weighted by samples; without samples nothing is subtracted, so the values do not matter.
         factors[index] = sum(row[1] * row[3] for row in rows) / total if total else 1.0
         averagedness[index] = sum(row[1] * row[4] for row in rows) / total if total else 1.0
     return _accumulate(path, depths, increments, counts, factors, averagedness)
@@ -323,7 +331,7 @@ def _accumulate(
     factors: Floats,
     averagedness: Floats,
 ) -> PsiCurve:
-    """Psi' = L(W) Psi + Delta_W at each round the subject took part in, the absent L between them."""
+    """Apply Psi' = L(W) Psi + Delta_W in each round of the subject, and the absent clients' L between them."""
     values = np.zeros(depths.size)
     psi, previous = 0.0, 0
     for index, depth in enumerate(depths.tolist()):
@@ -340,7 +348,7 @@ def _accumulate(
 
 
 def _times(values: Floats, factors: Floats) -> Floats:
-    """values * factors rounded up, exact where a factor is 1; zero stays zero, and unbounded stays unbounded."""
+    """Return values * factors rounded up: exact where a factor is 1; zero stays zero and infinity stays infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         product = values * factors * ROUNDED_UP
     return np.where((values == 0.0) | np.isinf(values) | (factors == 1.0), values, product)

@@ -1,8 +1,8 @@
-"""Groups that train apart and merge: who is in which, what their models make together (docs/theory.md, section 15).
+"""Assignment of clients to groups that train separately, and the merge of their models (docs/theory.md, section 15).
 
-A keyed hash of a client's name, and nothing else, puts it into one of S groups, so no one's group depends on data or
-on who else is there. A merge is the mean of group models, weighted by the samples of their members, moved on from the
-fresh model by a factor that is fixed before training.
+A keyed hash of a client's name assigns it to one of S groups. A client's group therefore depends neither on data nor on
+the other clients. A merge is the mean of group models, weighted by the samples of their members, then moved away from
+the fresh model by a factor that is fixed before training.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ KEY_BYTES = 32
 
 
 def group_of(key: bytes, name: str, count: int) -> int:
-    """The group of a client: the first 8 bytes of HMAC-SHA256(`key`, `name`), big-endian, modulo `count`.
+    """Return the group of a client: the first 8 bytes of HMAC-SHA256(`key`, `name`), big-endian, modulo `count`.
 
-    The key is drawn when the run is created, after which no one can choose a name that falls into a certain group.
+    The key is drawn when the run is created. Nobody can choose a name in advance that falls into a certain group.
 
     >>> [group_of(bytes(32), name, 5) for name in ("ada", "bob", "cleo")]
     [4, 3, 4]
@@ -31,7 +31,7 @@ def group_of(key: bytes, name: str, count: int) -> int:
 
 
 def members_by_group(key: bytes, names: Sequence[str], clients: Iterable[int], count: int) -> list[list[int]]:
-    """Of each group its members among `clients`, by their numbers in `names`, ascending."""
+    """Return the members of each group among `clients`: indices into `names`, ascending."""
     members: list[list[int]] = [[] for _ in range(count)]
     for client in sorted(clients):
         members[group_of(key, names[client], count)].append(client)
@@ -39,10 +39,14 @@ def members_by_group(key: bytes, names: Sequence[str], clients: Iterable[int], c
 
 
 def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
-    """The mean of the groups' models, sum_g N_g theta_g / sum_g N_g (docs/theory.md, section 15.1).
+    """Return the mean of the groups' models, sum_g N_g theta_g / sum_g N_g (docs/theory.md, section 15.1).
 
-    `models` are theta_g in float64, `samples` N_g. Products are added in the order given and divided once, so the
-    same models and samples give the same bits anywhere. Groups without any sample count alike.
+    Products are added in the order given and divided once, so the same models and samples give the same bits anywhere.
+    If no group has samples, all groups have equal weight.
+
+    Args:
+        models: theta_g in float64.
+        samples: N_g.
 
     >>> merge([np.array([1.0, 0.0]), np.array([4.0, 3.0])], [10, 20])
     array([3., 2.])
@@ -57,11 +61,16 @@ def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
 
 
 def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
-    """A mean of group models moved away from the fresh model: theta_0 + s (mean - theta_0), section 15.4.
+    """Return theta_0 + s (mean - theta_0), the mean moved away from the fresh model (docs/theory.md, section 15.4).
 
-    `mean` and `fresh` (theta_0) are in float64, `stretch` is s. Each entry is computed as it is written, one operation
-    after the other, so the same numbers give the same bits anywhere; s = 1 leaves the mean as it is. An entry that
-    would fall below zero though neither model has it there, such as a variance, stays at the mean.
+    Each entry is computed as written, one operation after the other, so the same numbers give the same bits anywhere. s
+    = 1 returns the mean unchanged. An entry that would become negative although neither model has it negative, such as
+    a variance, stays at the mean.
+
+    Args:
+        mean: Mean of group models, in float64.
+        fresh: Fresh model theta_0, in float64.
+        stretch: Factor s.
 
     >>> move_on(np.array([3.0, -1.0, 0.1]), np.array([1.0, 1.0, 1.0]), 1.25)
     array([ 3.5, -1.5,  0.1])
@@ -73,9 +82,10 @@ def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
 
 
 def expected_groups_left(count: int, requests: int) -> float:
-    """How many of S groups are still whole after this many single requests, nothing rebuilt: S (1 - 1/S)^q.
+    """Return the expected number of S groups that are complete after q single requests: S (1 - 1/S)^q.
 
-    docs/theory.md, section 15.2: leavers are taken to be spread uniformly and independently.
+    Nothing is rebuilt in between, and leavers are assumed to be spread uniformly and independently (docs/theory.md,
+    section 15.2).
 
     >>> round(expected_groups_left(10, 5), 2)
     5.9

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and the draws that decide it."""
+"""Selection of a round's participants, and the keyed draws behind it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_SHIFT = np.uint64(SHIFTS[2])
 
 
 def mix(values: Scores) -> Scores:
-    """The finaliser of splitmix64, element by element.
+    """Apply the finaliser of splitmix64 to each element.
 
     >>> hex(int(mix(np.array([1], dtype=np.uint64))[0]))
     '0x5692161d100b05e5'
@@ -37,7 +37,7 @@ def mix(values: Scores) -> Scores:
 
 
 def _stir(values: Scores, scratch: Scores) -> Scores:
-    """All of `mix` but its last shift, in place: the first 31 bits are already those of the score."""
+    """Apply `mix` in place except for its last shift; the first 31 bits are already those of the score."""
     for shift, multiplier in _STIRS:
         values ^= np.right_shift(values, shift, out=scratch)
         values *= multiplier
@@ -50,18 +50,18 @@ def _finish(values: Scores) -> Scores:
 
 
 def base_key(seed: int, purpose: str) -> int:
-    """The 64-bit key of a purpose, from which places are derived."""
+    """Return the 64-bit key of a purpose; keys of places derive from it."""
     return int.from_bytes(hashlib.sha256(f"{int(seed)}:{purpose}".encode()).digest()[:8], "little")
 
 
 def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
-    """The key of a place under `base`; arrays broadcast, so one call serves many clients.
+    """Return the key of a place under `base`; arrays broadcast, so one call serves many clients.
 
     >>> a = place_key(base_key(7, "batches"), 0, 3, np.array([5, 6]))
     >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
     True
     """
-    if all(isinstance(value, int) for value in (base, *place)):  # one key: Python's integers are ten times as quick
+    if all(isinstance(value, int) for value in (base, *place)):  # one key: Python integers are ten times faster
         whole = typing.cast("int", base)
         for part in place:
             whole = _mix_one((whole + GOLDEN * (typing.cast("int", part) + 1)) % 2**64)
@@ -73,14 +73,14 @@ def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
 
 
 def _mix_one(value: int) -> int:
-    """`mix` of one number."""
+    """Return `mix` of one number."""
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         value = (value ^ (value >> shift)) * multiplier % 2**64
     return value ^ (value >> SHIFTS[2])
 
 
 def scores(key: ArrayLike, index: ArrayLike) -> Scores:
-    """score_j of each index under a key: uniform on 0..2^64-1."""
+    """Return the score of each index under a key, uniform on 0..2^64-1."""
     with np.errstate(over="ignore"):
         step = (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
         places = np.asarray(np.asarray(key, dtype=np.uint64) + step)
@@ -88,26 +88,26 @@ def scores(key: ArrayLike, index: ArrayLike) -> Scores:
 
 
 def fractions(drawn: Scores) -> Floats:
-    """Scores as numbers in [0, 1) with 53 bits."""
+    """Convert scores to numbers in [0, 1) with 53 bits."""
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _PIECE = 65536
-"""Scores are drawn in pieces that stay in a core's own cache."""
+"""Scores drawn at once; this many fit into a core's own cache."""
 _FEW = 512
-"""So few scores are sorted as they are."""
+"""Largest number of scores that are sorted directly."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places that are drawn for again and again: who they are, and G (j+1) of their numbers j, which no key changes."""
+    """Places for repeated draws: their indices, and the steps G (j+1) of their numbers j, which no key changes."""
 
     index: Integers
     steps: Scores
 
     @staticmethod
     def of(index: Integers, numbers: Integers | None = None) -> Places:
-        """The places `index`, which are copied, drawn for under `numbers` (by default `index`)."""
+        """Return places for a copy of `index`, drawn under `numbers` (by default `index`)."""
         own = np.array(index, dtype=np.int64)
         drawn_for = own if numbers is None else np.array(numbers, dtype=np.int64)
         with np.errstate(over="ignore"):
@@ -115,21 +115,21 @@ class Places:
 
 
 def _scores_of(key: ArrayLike, places: Places) -> Scores:
-    """`scores` of places that are known beforehand."""
-    values = places.steps + np.asarray(key, dtype=np.uint64)  # an array and a number wrap around without a warning
+    """Return `scores` of prepared places."""
+    values = places.steps + np.asarray(key, dtype=np.uint64)  # an array plus a scalar wraps around without a warning
     return _finish(_stir(values, np.empty_like(values)))
 
 
 def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, Scores]:
-    """Which of `places` have a score under `key` below `limit` (0..2^64), in order, and their scores.
+    """Return the positions in `places` whose score under `key` is below `limit` (0..2^64), in order, and their scores.
 
-    One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
+    A first pass without the last shift of `mix` selects candidates; only their scores are finished.
     """
     size = places.index.size
     if limit <= 0 or size == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
     whole = np.asarray(key, dtype=np.uint64)
-    # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
+    # The first 31 bits of a score are final after `_stir`: every score below the limit is at most `rough` there.
     rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
     values, scratch = np.empty((2, min(_PIECE, size)), dtype=np.uint64)
     near, finished = [], []
@@ -145,15 +145,15 @@ def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, 
 
 
 def fraction_limit(fraction: float) -> int:
-    """The limit with score < limit exactly where `fractions(score)` < fraction, for 0 <= fraction <= 1."""
+    """Return the limit for which score < limit iff `fractions(score)` < fraction, for 0 <= fraction <= 1."""
     return math.ceil(fraction * 2.0**53) << 11
 
 
 def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
-    """Which of `places` have the `count` smallest scores under `key`, in order; ties go to the earlier one.
+    """Return the positions in `places` of the `count` smallest scores under `key`, in order; earlier ones win ties.
 
-    So few of many are found among the scores below a limit that leaves a few more than `count`: eight standard
-    deviations more, so that a second look at everybody is next to never needed.
+    With many places, only scores below a limit are sorted. The limit leaves `count` plus eight standard deviations in
+    expectation, so a second pass over all places is almost never needed.
     """
     size = places.index.size
     if count >= size:
@@ -172,7 +172,7 @@ ClientIndices = Integers
 
 @dataclass(frozen=True)
 class Participation:
-    """`all`, `poisson(rate)` or `fixed(count)`."""
+    """Rule that selects a round's participants: `all`, `poisson(rate)` or `fixed(count)`."""
 
     kind: Literal["all", "poisson", "fixed"]
     rate: float = 1.0
@@ -209,16 +209,20 @@ class Participation:
 
     @property
     def independent(self) -> bool:
-        """Whether a client's presence says nothing about the others': the certified default."""
+        """Whether one client's presence is independent of the others'; this is the certified default."""
         return self.kind != "fixed"
 
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
-        """The participants of one round, sorted, among the `active` clients (indices among all known ones).
+        """Return the sorted participants of one round.
 
-        Client i has score_i under the round's `key`: `poisson` takes clients whose fraction is
-        below the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on no one else, so
-        a Poisson draw does not move when another client leaves. A caller that draws among the same clients again and
-        again hands them over as `Places`, in increasing order.
+        Client i has score_i under the round's key: `poisson` takes clients whose fraction is below the rate, `fixed`
+        the `count` smallest scores, ties by index. A client's score does not depend on other clients, so a Poisson draw
+        does not change when another client leaves.
+
+        Args:
+            active: Indices of the clients to draw from. For repeated draws from the same clients, pass `Places` in
+                increasing order.
+            key: Key of the round.
         """
         places = active if isinstance(active, Places) else Places.of(np.sort(np.asarray(active, dtype=np.int64)))
         if self.kind == "all":

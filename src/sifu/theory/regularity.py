@@ -1,17 +1,17 @@
-"""How far apart one round can push two models: L of a round, for every class of losses (docs/theory.md, section 5).
+r"""Contraction factor L of a round: a bound on the growth of the distance of two models (docs/theory.md, section 5).
 
-One local gradient step of rate eta on a loss whose curvature lies between mu and beta moves two models
-apart by at most
+One local gradient step of rate eta on a loss whose curvature lies between mu and beta multiplies the distance of two
+models by at most
 
     B = max(|1 - eta mu|, |1 - eta beta|),
 
 mu > 0 strongly convex, mu = 0 convex (B = 1 while eta <= 2/beta), mu = -beta smooth (B = 1 + eta beta). It is
-never looser than equations 26-28 of the paper's appendix B (docs/theory.md, section 5.1). K steps of client i
-multiply to P_i, and a round with server rate g to
+never looser than equations 26-28 of the paper's appendix B (docs/theory.md, section 5.1). P_i is the product over the K
+steps of client i, and a round with server rate g has
 
-    L_n(W) = |1 - g| + g sum_{i in S\\W} q_i P_i,       q_i = w_i / (1 - w_W).
+    L_n(W) = |1 - g| + g sum_{i in S\W} q_i P_i,       q_i = w_i / (1 - w_W).
 
-Momentum is outside the paper's theorem, though its authors' code uses 0.9; see `momentum_growth` and
+The paper's theorem does not cover momentum, though its authors' code uses 0.9; see `momentum_growth` and
 `largest_momentum_step`.
 """
 
@@ -34,14 +34,14 @@ RegularityClass = Literal["strongly convex", "convex", "smooth", "assumed"]
 
 
 def step_factor(local_rate: float, smoothness: float, curvature: float) -> float:
-    """B of one gradient step (docs/theory.md, section 5.1), rounded up; exactly 1 where 1 is proven.
+    """Return B of one gradient step (docs/theory.md, section 5.1), rounded up; exactly 1 where 1 is proven.
 
     >>> step_factor(0.1, 4.0, 0.0), step_factor(0.1, 4.0, -4.0) >= 1.4
     (1.0, True)
     """
     if curvature == 0.0 and local_rate * smoothness <= 2.0:
         return 1.0
-    # The products and differences may each be off by half an ulp of 1 or of themselves.
+    # Each product and difference may be off by half an ulp of 1 or of itself.
     return max(
         (abs(1.0 - local_rate * bound) + 2.0**-52 * (1.0 + local_rate * abs(bound))) * ROUNDED_UP
         for bound in (curvature, smoothness)
@@ -49,10 +49,10 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
 
 
 def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
-    """a_K: how far K momentum steps on a beta-smooth loss can push two models apart, velocity reset first.
+    """Return a_K, the growth of the distance of two models in K momentum steps on a beta-smooth loss.
 
-    b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov a' = a + eta (beta a + rho b')
-    (docs/theory.md, section 5.5).
+    The velocity starts at zero: b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov
+    a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
 
     >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
     1.21
@@ -70,7 +70,7 @@ def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps
 
 @functools.lru_cache(maxsize=256)
 def largest_momentum_step(steps: int, momentum: float) -> float:
-    """x_max(K, rho): K heavy-ball steps on a convex loss never push two models apart while eta beta <= x_max.
+    """Return x_max(K, rho): K heavy-ball steps on a convex loss do not expand distances while eta beta <= x_max.
 
     With c^(j)_i = (1 - rho^(j-i))/(1 - rho), c = c^(K), D = diag(c), P_jj = c_j^2 and P_ij = c_j (c_i - c^(j)_i)
     for i < j (P symmetric, steps count from 0),
@@ -100,10 +100,10 @@ def largest_momentum_step(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class LocalRegularity:
-    """What K local steps of one client can do to the distance of two models.
+    """Bounds on how K local steps of one client change the distance of two models.
 
-    `factor` is P_i. `averagedness` is alpha_i, for which the local map is alpha-averaged (convex, no
-    momentum): then L = 1 also for server rates g with g sum q_i alpha_i <= 1. It is 1 where it is not known.
+    `factor` is P_i. `averagedness` is alpha_i: the local map is alpha-averaged (convex loss, no momentum), and L = 1
+    also for server rates g with g sum q_i alpha_i <= 1. It is 1 where it is unknown.
     """
 
     factor: float
@@ -111,10 +111,18 @@ class LocalRegularity:
 
 
 def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float | None) -> LocalRegularity:
-    """P_i and alpha_i of one client; `assumed` is the B per step that a user takes on trust, if any.
+    """Return P_i and alpha_i of one client.
 
     alpha_i = K a / (1 + (K-1) a) with a = eta beta_i / 2 (a composition of averaged maps, Combettes & Yamada;
     docs/theory.md, section 5.3).
+
+    Args:
+        client: Profile of the client.
+        facts: Facts of the training, which give eta and the momentum.
+        assumed: B per step that the user assumes without proof, or None.
+
+    Raises:
+        InputError: If nothing is assumed and the client has no smoothness bound.
     """
     if assumed is not None:
         return LocalRegularity(_power(assumed, client.local_steps), 1.0)
@@ -141,7 +149,10 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
 def local_regularities(
     clients: Sequence[ClientProfile], facts: TrainingFacts, assumed: float | None
 ) -> tuple[Floats, Floats]:
-    """P_i and alpha_i of every client: `local_regularity` one by one, but for the many whose P_i is plainly 1."""
+    """Return P_i and alpha_i of every client.
+
+    The result is that of `local_regularity`; clients whose P_i is 1 are computed together.
+    """
     factors, averagedness = np.ones(len(clients)), np.ones(len(clients))
     plain = np.zeros(len(clients), dtype=bool)
     if assumed is None and facts.momentum == 0.0:
@@ -161,7 +172,7 @@ def local_regularities(
 
 
 def _power(base: float, exponent: int) -> float:
-    """base ** exponent, infinite instead of an exception where float64 ends."""
+    """Return base ** exponent, or infinity on overflow."""
     try:
         return base**exponent
     except OverflowError:
@@ -171,16 +182,21 @@ def _power(base: float, exponent: int) -> float:
 def contraction(
     factor_sum: Floats, remaining: Floats, factor_max: float, averagedness_sum: Floats, server_rate: float
 ) -> Floats:
-    """L of a round, for one or many sets W at once, rounded up.
+    r"""Return L of a round, for one or many sets W at once, rounded up.
 
-    Over the remaining participants i in S\\W: `factor_sum` = sum n_i P_i, `averagedness_sum` = sum n_i alpha_i,
-    `remaining` = sum n_i; `factor_max` is the largest P_i of the round. With no one remaining the
-    counterfactual does nothing and L = 1. Where every P_i is 1 the result is exactly 1 for g <= 1; for g > 1 it is 1
-    if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
+    With no one remaining the counterfactual does nothing and L = 1. Where every P_i is 1 the result is exactly 1 for
+    g <= 1; for g > 1 it is 1 if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
+
+    Args:
+        factor_sum: Sum of n_i P_i over the remaining participants i in S\W.
+        remaining: Sum of n_i over the same participants.
+        factor_max: Largest P_i of the round.
+        averagedness_sum: Sum of n_i alpha_i over the remaining participants.
+        server_rate: Server rate g.
     """
     anyone = remaining > 0
     mean = factor_sum / np.where(anyone, remaining, 1.0)
-    # What is left of an infinite sum is not known: NaN must never pass for a bound.
+    # The remainder of an infinite sum is unknown: treat NaN as infinity, never as a bound.
     mean = np.where(np.isnan(mean), np.inf, np.minimum(mean, factor_max))
     result = (abs(1.0 - server_rate) + server_rate * mean) * ROUNDED_UP
     if server_rate <= 1.0:
@@ -193,7 +209,7 @@ def contraction(
 
 @dataclass(frozen=True)
 class RoundRegularity:
-    """The sums over all participants of a round from which L follows for any W, by subtraction."""
+    """Sums over all participants of a round; L of any W follows by subtraction."""
 
     total_samples: int
     factor_sum: float
@@ -203,7 +219,7 @@ class RoundRegularity:
 
     @staticmethod
     def of(samples: Integers, factors: Floats, averagedness: Floats) -> RoundRegularity:
-        """Sum up a round's participants; an empty round has zeros and L = 1."""
+        """Sum over a round's participants; an empty round has zeros and L = 1."""
         if samples.size == 0:
             return NO_PARTICIPANTS
         largest = float(factors.max())
@@ -221,19 +237,25 @@ class RoundRegularity:
         return self.factor_max == 1.0 and self.factor_sum == self.total_samples
 
     def absent(self, server_rate: float) -> float:
-        """L for a client that did not take part."""
+        """Return L for a client that did not take part."""
         if server_rate <= 1.0 and self.all_one:
             return 1.0
         zero = np.zeros(1)
         return float(self.without(zero, zero, zero, server_rate)[0])
 
     def without(self, samples: Floats, factors: Floats, averagedness: Floats, server_rate: float) -> Floats:
-        """L_n(W): arguments are sum n_c, sum n_c P_c / sum n_c and sum n_c alpha_c / sum n_c of each W.
+        """Return L_n(W) for each W.
 
         A subtraction may lose up to its operands' rounding, so its result is enlarged by that much.
+
+        Args:
+            samples: Sum of n_c over each W.
+            factors: Sum of n_c P_c over each W, divided by `samples`.
+            averagedness: Sum of n_c alpha_c over each W, divided by `samples`.
+            server_rate: Server rate g.
         """
         if server_rate <= 1.0 and self.all_one:
-            return np.ones(np.shape(samples))  # every P_i is 1: what follows would find the same, more slowly
+            return np.ones(np.shape(samples))  # every P_i is 1: the code below would give the same result more slowly
         lost = 2.0**-49
         if math.isinf(self.factor_sum):
             rest = np.full(np.shape(samples), np.inf)
@@ -249,7 +271,7 @@ class RoundRegularity:
 
 
 def _sum(terms: Floats) -> float:
-    """The correctly rounded sum, infinite where float64 ends."""
+    """Return the correctly rounded sum, or infinity on overflow."""
     try:
         return math.fsum(terms.tolist())
     except OverflowError:
@@ -261,7 +283,7 @@ NO_PARTICIPANTS = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
 
 
 def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -> RegularityClass:
-    """The class a certificate names: decided by the worst client."""
+    """Return the regularity class that a certificate names; the worst client decides it."""
     if assumed:
         return "assumed"
     if np.any(factors > 1.0):
@@ -272,7 +294,7 @@ def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -
 
 
 def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats | None:
-    """x_max(K_i, rho) / beta_i of each client: up to this local rate its loss is certified as convex.
+    """Return x_max(K_i, rho) / beta_i of each client: up to this local rate its loss is certified as convex.
 
     Infinite where beta is 0; None if a beta is unknown or a loss is not convex.
     """
@@ -286,7 +308,7 @@ def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats
 
 
 def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) -> float | None:
-    """The largest local rate eta at which every client's loss is certified as convex, rounded down.
+    """Return the largest local rate eta at which every client's loss is certified as convex, rounded down.
 
     eta <= x_max(K_i, rho) / beta_i for all i; with rho = 0 this is 2 / beta_i. None if a beta is unknown or
     a loss is not convex.
@@ -295,29 +317,31 @@ def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) ->
 
 
 def largest_rate_within(rates: Floats | None) -> float | None:
-    """The largest local rate within everyone's (`certified_rates`), rounded down."""
+    """Return the largest local rate within the `certified_rates` of all clients, rounded down."""
     if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
         return None
     return math.nextafter(float(smallest), 0.0)
 
 
 def automatic_rate(rates: Floats | None, model: str) -> float | None:
-    """The local rate that `auto` takes for clients of these `certified_rates`; None if there is no such rate.
+    """Return the local rate that `auto` takes for clients with these `certified_rates`; None if there is none.
 
-    A squared loss at 2/beta swings for ever in its steepest direction, so there it is half of the largest.
+    A squared loss at 2/beta oscillates forever in its steepest direction, so least squares takes half of the largest
+    rate.
     """
     largest = largest_rate_within(rates)
     return largest / 2.0 if largest is not None and model == "least_squares" else largest
 
 
 COPIED_WITHIN = 0.01
-"""A rate written down with three digits is off by at most half of this."""
+"""Relative tolerance of `is_copied_rate`: a rate written with three digits is off by at most half of this."""
 
 
 def is_copied_rate(rate: float, largest: float, model: str) -> bool:
-    """Whether a given rate is the one that `local.rate = "auto"` would have been: the largest certified one.
+    """Return whether a given rate equals, up to rounding, the one that `local.rate = "auto"` would have chosen.
 
-    For least squares it is half of that; of a model that was handed over no one knows which, so both count.
+    This is the largest certified rate, or half of it for least squares. The loss of a custom Python model is unknown,
+    so both count for it.
 
     >>> is_copied_rate(0.333, 1 / 3, "softmax"), is_copied_rate(0.167, 1 / 3, "least_squares")
     (True, True)

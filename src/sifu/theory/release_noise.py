@@ -1,13 +1,12 @@
-"""Noise on every release of a closed-form head, and what an observer of all releases learns (docs/theory.md, section
-14.7).
+"""Noise on every release of a closed-form head, and its privacy guarantee (docs/theory.md, section 14.7).
 
-Release t publishes V_t + N(0, sigma^2 I), with sigma fixed before any data is seen. For a client or record x that is in
-release t, d_t is the distance between V_t and the head that the same rule gives without x. All releases together are
-then as distinguishable from those of a federation without x as N(0, 1) and N(mu, 1) are, with
+Release t publishes V_t + N(0, sigma^2 I), with sigma fixed before any data is seen. For a client or record x in
+release t, d_t is the distance between V_t and the head that the same rule gives without x. To an observer of all
+releases, a federation with x is as distinguishable from one without x as N(mu, 1) is from N(0, 1), with
 
     mu = sqrt(sum_t d_t^2) / sigma
 
-which is (epsilon, delta)-close by section 7.1. The distances are those of the data at hand: this is a per-instance
+which is (epsilon, delta)-close by section 7.1. The distances are computed on the actual data: this is a per-instance
 guarantee, not worst-case differential privacy.
 """
 
@@ -29,21 +28,21 @@ from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.rounding import norm_up, slack
 
 RECORDS_TOGETHER = 256
-"""Records whose counterfactual heads are in memory at the same time."""
+"""Number of records whose counterfactual heads are in memory at the same time."""
 SOLVERS_AGREE = 2.0
-"""Safety factor of bounds on what a solver can be off."""
+"""Safety factor of bounds on solver errors."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One release as the accountant sees it: the sums it was solved from, r, and the solved head."""
+    """One release as the accountant sees it: the sums, the relative penalty r, and the head solved from them."""
 
     statistics: Statistics
     relative_penalty: float
 
     @cached_property
     def head(self) -> Head:
-        """The head without noise."""
+        """Head without noise."""
         return fit_head(self.statistics, self.relative_penalty)
 
     @cached_property
@@ -61,14 +60,14 @@ class Release:
     def distance_without(self, client: Statistics) -> float:
         """Return an upper bound of the distance to the head without a client.
 
-        Both heads follow the rule of docs/theory.md, section 14.4, each with the lambda of its own trace. What the two
-        solvers can be off is added: a residual R moves a head by at most ||R|| / lambda.
+        Both heads follow the rule of docs/theory.md, section 14.4, each with the lambda of its own trace. Bounds on the
+        errors of both solvers are added: a residual R moves a head by at most ||R|| / lambda.
 
         Args:
-            client: The statistics of the client, which are part of those of the release.
+            client: Statistics of the client, which are part of those of the release.
 
         Returns:
-            The distance in the Frobenius norm, rounded up; that to the zero head if the client is alone.
+            Distance in the Frobenius norm, rounded up; the distance to the zero head if there is no other client.
         """
         left = self.statistics - client
         if left.samples == 0:

@@ -1,11 +1,13 @@
-"""Where a request rolls back to, and what its noise costs those forgotten (docs/theory.md, sections 8.2 and 9.1).
+"""Choice of the rollback node and of its noise, and the charge to each forgotten subject.
 
-A request is allowed at a node n with noise sigma iff for every subject f, new or old,
+See docs/theory.md, sections 8.2 and 9.1. A request is allowed at a node n with noise sigma iff for every subject f,
+new or old,
 
     used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2,
 
-where f that noise on the path already covers is charged nothing (`scope="all"`; the paper's rule, `scope="latest"`,
-drops used_f). Also which models are kept while training, and which are erased after a request (sections 9.5 and 9.6).
+where a subject already covered by noise on the path is charged nothing (`scope="all"`). The paper's rule,
+`scope="latest"`, drops used_f. This module also decides which models training keeps, and which models are erased
+after a request (sections 9.5 and 9.6).
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is forgotten together: one client (`unit="client"`) or a whole request (`unit="joint"`).
+    """A unit of forgetting: one client (`unit="client"`) or all clients of a request (`unit="joint"`).
 
-    `order` is the number of the request that carries it out; `used` what released edges cost it so far.
+    `order` is the number of the request that forgets the subject. `used` is the sum of its charges so far.
     """
 
     subject: int
@@ -41,18 +43,21 @@ class Subject:
 
     @property
     def budget(self) -> float:
-        """1 / s^2, rounded down: what all charges together may reach."""
+        """1 / s^2, rounded down: the upper limit of the sum of all charges."""
         return (1.0 / self.multiplier) ** 2 * ROUNDED_DOWN
 
     def left(self, order: int) -> float:
-        """What a request of this order may still charge; the reserve is for the requests after its own."""
+        """Return the charge still available to a request of this order.
+
+        The reserve is available only to requests after the subject's own.
+        """
         share = 1.0 - self.reserve if order == self.order else 1.0
         used = self.used if self.scope == "all" else 0.0
         return max(0.0, self.budget * share - used)
 
 
 def charge(psi: float, noise_std: float) -> float:
-    """(Psi / sigma)^2, rounded up; nothing for Psi = 0, infinite without noise.
+    """Return (Psi / sigma)^2, rounded up; zero for Psi = 0, infinite without noise.
 
     >>> charge(0.0, 0.0), charge(1.0, 2.0) >= 0.25
     (0.0, True)
@@ -60,30 +65,34 @@ def charge(psi: float, noise_std: float) -> float:
     if psi == 0.0:
         return 0.0
     ratio = math.inf if noise_std == 0.0 or not math.isfinite(psi) else psi / noise_std
-    if ratio > 1e150:  # its square is beyond float64
+    if ratio > 1e150:  # the square overflows float64
         return math.inf
     return ratio**2 * ROUNDED_UP
 
 
 def begins_without(path: ActivePath, subject: Subject) -> bool:
-    """Whether the path begins at a fresh model of the subject's request or a later one: it never took part on it."""
+    """Return whether the path starts from a fresh model made at or after the subject's request.
+
+    The subject never took part in such a path.
+    """
     return path.nodes[0].order >= subject.order
 
 
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
-    """Whether noise added at or after the subject's request lies on the path to `depth`.
+    """Return whether the path to `depth` contains noise added at or after the subject's request.
 
-    An edge without noise covers no one: where a subject has nothing to hide (an exact restart) it need not, and
-    a method that merely continues without the client (fine-tuning) hides nothing. A path that begins at a fresh model
-    made then is covered whole.
+    An edge without noise covers no subject. After an exact restart there is nothing to hide, and a method that merely
+    continues without the client (fine-tuning) hides nothing. A path that starts from a fresh model made at or after the
+    request is covered at every depth.
     """
     return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
 
 
 class Exposure:
-    """A subject and its Psi along the active path; the curve is computed when it is first needed.
+    """A subject and its Psi along the active path; the curve is computed on first use.
 
-    A subject that is covered at every candidate node, as everyone forgotten earlier usually is, costs no look-up.
+    A subject that is covered at every candidate node needs no curve. This is the usual case for subjects of earlier
+    requests.
     """
 
     def __init__(self, subject: Subject, path: ActivePath, curve: Callable[[], PsiCurve]) -> None:
@@ -99,7 +108,7 @@ class Exposure:
         return self._make_curve()
 
     def psi_to_hide_at(self, depths: Integers) -> Floats:
-        """`psi_to_hide` of many depths at once, which are remembered; one by one takes a hundred times as long."""
+        """Return and cache `psi_to_hide` of many depths; a hundred times faster than one by one."""
         psi = np.zeros(depths.size)
         if not begins_without(self.path, self.subject):
             uncovered = self.path.covering_order[depths] < self.subject.order
@@ -109,15 +118,15 @@ class Exposure:
         return psi
 
     def psi_to_hide(self, depth: int) -> float:
-        """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
+        """Return the Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
         return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
 
     def psi_without_noise(self, depth: int) -> float:
-        """Psi at `depth`, whatever noise lies on the path; zero if the path began without the subject."""
+        """Return Psi at `depth`, ignoring noise on the path; zero if the path started without the subject."""
         return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
 
     def largest_until(self, depth: int) -> float:
-        """The largest Psi at any depth up to this one."""
+        """Return the largest Psi at any depth up to this one."""
         if depth not in self._largest:
             self._largest[depth] = self.curve.largest_until(depth)
         return self._largest[depth]
@@ -130,7 +139,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class Choice:
-    """A node and a noise that every subject's budget allows, with what each of them is charged."""
+    """A node and a noise that every subject's budget allows, with the charge to each subject."""
 
     depth: int
     noise_std: float
@@ -139,19 +148,20 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        """No noise is needed: no one uncovered ever touched this model."""
+        """Whether the request needs no noise: no uncovered subject influenced this model."""
         return self.noise_std == 0.0
 
 
 def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, order: int) -> bool:
-    """Whether noise of this size at this depth stays within the budget of every subject."""
+    """Return whether noise of this size at this depth stays within the budget of every subject."""
     return all(charge(exposure.psi_to_hide(depth), noise_std) <= exposure.subject.left(order) for exposure in exposures)
 
 
 def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
-    """The smallest sigma with which a request is allowed at `depth`, rounded up; inf if none is.
+    """Return the smallest sigma that allows a request at `depth`, rounded up; infinite if there is none.
 
-    sigma^2 >= Psi^2 / left_f for every f, so the planner can walk over nodes instead of over sigmas.
+    The condition is sigma^2 >= Psi^2 / left_f for every f. The planner can therefore search over nodes instead of
+    sigmas.
     """
     smallest = 0.0
     for exposure in exposures:
@@ -165,7 +175,7 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
 
 
 def least_noises(exposures: Sequence[Exposure], depths: Collection[int], order: int) -> dict[int, float]:
-    """`least_noise` of many depths at once."""
+    """Return `least_noise` of many depths at once."""
     places = np.array(sorted(depths), dtype=np.int64)
     smallest = np.zeros(places.size)
     for exposure in exposures:
@@ -177,10 +187,19 @@ def least_noises(exposures: Sequence[Exposure], depths: Collection[int], order: 
 
 
 def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float, order: int) -> Choice:
-    """The latest kept node that allows the request (eq. 18 of the paper, with charges; docs/theory.md, section 9.1).
+    """Return the latest kept node that allows the request.
 
-    Every Psi is zero at the initial model, which is always kept, so there is always one. `wanted_depth` is
-    the latest allowed depth whether its model was kept or not.
+    This is equation 18 of the paper, with charges (docs/theory.md, section 9.1). The initial model is always kept and
+    every Psi is zero there, so a node always exists.
+
+    Args:
+        exposures: The subjects with their Psi along the path.
+        kept_depths: Depths whose models are stored.
+        noise_std: Standard deviation of the noise of the request.
+        order: Number of the request.
+
+    Returns:
+        The choice; its `wanted_depth` is the latest allowed depth, whether or not its model was kept.
     """
     path = exposures[0].path
     candidates = sorted(set(kept_depths), reverse=True)
@@ -194,12 +213,12 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
 def _latest_allowed(
     exposures: Sequence[Exposure], path: ActivePath, noise_std: float, order: int, at_least: int
 ) -> int:
-    """The latest allowed depth of the whole path, looking only where something can change."""
+    """Return the latest allowed depth of the whole path; test only depths where the answer can change."""
     if not path.constant_when_absent:
         depths = range(path.tip, at_least - 1, -1)
         return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
-    # With L = 1 nothing falls along the path but where a noise edge begins to cover someone. So between two
-    # participations or edges "allowed" can only turn into "not allowed", and bisection finds where.
+    # With L = 1, Psi decreases only where a noise edge starts to cover a subject. Between two participations or edges,
+    # "allowed" can therefore only turn into "not allowed", and bisection finds the change.
     starts = {at_least}
     for exposure in exposures:
         if not is_covered(path, at_least, exposure.subject):
@@ -221,7 +240,7 @@ def _latest_allowed(
 
 
 def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
-    """The largest Psi any subject that is not covered at `depth` had at or before it."""
+    """Return the largest Psi at or before `depth` of any subject that is not covered at `depth`."""
     return max(
         (
             exposure.largest_until(depth)
@@ -233,7 +252,7 @@ def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
 
 
 def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
-    """Levels lowest, lowest * ratio, ... up to `highest`.
+    """Return the levels lowest, lowest * ratio, ... up to `highest`.
 
     >>> level_ladder(1.0, 2.0, 1.25).round(4)
     array([1.    , 1.25  , 1.5625, 1.9531])
@@ -245,15 +264,15 @@ def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
 
 
 def crosses_a_level(levels: Floats, before: Floats, after: Floats) -> bool:
-    """Whether some client goes from at most a level to above it: Psi(n) <= level < Psi(n+1)."""
+    """Return whether some client goes from at most a level to above it: Psi(n) <= level < Psi(n+1)."""
     return bool((levels.searchsorted(after) > levels.searchsorted(before)).any())
 
 
 def thin(depths: Sequence[int], protected: set[int], limit: int) -> list[int]:
-    """Depths to drop so that at most `limit` stay; protected ones always stay.
+    """Return the depths to drop so that at most `limit` stay; protected ones always stay.
 
-    Rolling back k rounds too far costs k rounds again, and early rounds are the ones that gain most, so the
-    next to go is always the one whose neighbours are closest together relative to how far training had got.
+    Rolling back k rounds too far costs k extra rounds, and early rounds improve the model most. The next depth to drop
+    is therefore the one whose neighbours are closest together relative to its own depth.
     """
     kept, dropped = sorted(depths), []
     while len(kept) > limit:
@@ -271,9 +290,15 @@ def depths_to_erase(
     retention: Retention,
     uncovered_trace: Callable[[int], bool],
 ) -> list[int]:
-    """Kept depths whose models must go after a rollback to `cut_after`.
+    """Return the kept depths whose models must be erased after a rollback to `cut_after`.
 
-    Everything later is cut off the history and still holds the forgotten. Under `strict`, so does every
-    node at or before it with Psi(n, f) > 0 and no f-charged noise edge on its path (`uncovered_trace`).
+    Later models leave the history and still depend on the forgotten clients. Under `strict`, so does every node at or
+    before `cut_after` with Psi(n, f) > 0 and no noise edge charged to f on its path.
+
+    Args:
+        depths: Depths whose models are stored.
+        cut_after: Depth of the rollback.
+        retention: Retention rule of the run.
+        uncovered_trace: Whether the model at a depth depends on a forgotten client that no noise covers.
     """
     return [depth for depth in depths if depth > cut_after or (retention == "strict" and uncovered_trace(depth))]

@@ -19,10 +19,10 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def norm(vector: NDArray[np.floating]) -> float:
-    """The Euclidean norm of a vector, added up in float64, by this thread alone.
+    """Return the Euclidean norm of a vector, summed in float64 by the calling thread alone.
 
-    `np.linalg.norm` hands long vectors to the threads of BLAS, which then wait for more work in a busy loop, for tens
-    of milliseconds, on the cores that clients are trained on.
+    `np.linalg.norm` hands long vectors to the threads of BLAS. These then wait for more work in a busy loop, for tens
+    of milliseconds, on the cores that train clients.
 
     >>> norm(np.array([3.0, 4.0]))
     5.0
@@ -31,7 +31,7 @@ def norm(vector: NDArray[np.floating]) -> float:
 
 
 def sum_of_squares(flat: Floats) -> float:
-    """||flat||^2, added up by this thread alone.
+    """Return ||flat||^2, summed by the calling thread alone.
 
     >>> sum_of_squares(np.array([3.0, 4.0]))
     25.0
@@ -40,10 +40,10 @@ def sum_of_squares(flat: Floats) -> float:
 
 
 def root_up(squares: float, terms: int) -> float | None:
-    """An upper bound of the norm of `terms` numbers whose squares were added up to `squares`, in any order.
+    """Return an upper bound of the norm of `terms` numbers, given the sum of their squares in any order.
 
-    None where squares may have over- or underflowed: they must be scaled first, as `norm_up` does. A sum of d squares
-    in any order is off by at most a factor 1 + d*u (Higham 2002, section 3.1).
+    The result is None where squares may have over- or underflowed: scale them first, as `norm_up` does. A sum of d
+    squares in any order is off by at most a factor 1 + d*u (Higham 2002, section 3.1).
 
     >>> root_up(25.0, 2) >= 5.0, root_up(0.0, 2)
     (True, None)
@@ -53,7 +53,7 @@ def root_up(squares: float, terms: int) -> float | None:
 
 
 def norm_up(vector: NDArray[np.floating]) -> float:
-    """An upper bound of the Euclidean norm of `vector`, relative excess at most (d + 8) * 2**-52 (see `root_up`).
+    """Return an upper bound of the Euclidean norm, with relative excess at most (d + 8) * 2**-52 (see `root_up`).
 
     >>> norm_up(np.array([3.0, 4.0])) >= 5.0
     True
@@ -74,10 +74,10 @@ def slack(operations: int) -> float: ...
 @overload
 def slack(operations: Integers) -> Floats: ...
 def slack(operations: int | Integers) -> float | Floats:
-    """The factor 1 + 2u * operations: a result of this many float64 operations times this is an upper bound.
+    """Return 1 + 2u * operations: multiplying by it makes the result of that many operations an upper bound.
 
-    Each operation is off by at most a factor 1 + u; 2u leaves room for the products of these factors and for the
-    multiplication by the slack itself.
+    Each float64 operation is off by at most a factor 1 + u; 2u leaves room for the products of these factors and for
+    the multiplication by the slack itself.
 
     >>> slack(4) == 1.0 + 2.0**-50
     True
@@ -88,21 +88,21 @@ def slack(operations: int | Integers) -> float | Floats:
 
 
 ROUNDED_UP = slack(4)
-"""Makes the result of at most four operations an upper bound."""
+"""Factor that makes the result of at most four operations an upper bound."""
 ROUNDED_DOWN = 2.0 - ROUNDED_UP
-"""Makes the result of at most four operations a lower bound: 1 - 2**-50."""
+"""Factor that makes the result of at most four operations a lower bound: 1 - 2**-50."""
 
 
 def enlargement(terms: int) -> float:
-    """The slack of a float64 sum of `terms` terms and a square root."""
+    """Return the slack of a float64 sum of `terms` terms and a square root."""
     return slack(terms + 8)
 
 
 def up(value: float) -> float:
-    """The next float above `value`: makes the correctly rounded result of one operation an upper bound."""
+    """Return the next float above `value`, an upper bound if `value` is the rounded result of one operation."""
     return math.nextafter(value, math.inf) if value != 0.0 else 0.0
 
 
 def down(value: float) -> float:
-    """The next float below a positive `value`, never below zero."""
+    """Return the next float below a positive `value`, never below zero."""
     return max(0.0, math.nextafter(value, -math.inf))

@@ -1,21 +1,21 @@
-"""How much one round of FedAvg moves when clients are taken out of it (docs/theory.md, section 3).
+"""Change of one FedAvg round when clients are removed from it (docs/theory.md, section 3).
 
 With weights w_i = |D_i| / sum_j |D_j| over the participants S, mean = sum_i w_i theta_i and server rate g,
 removing a set W changes the server's increment by
 
     Delta_W = g || sum_{c in W∩S} w_c (theta_c - mean) || / (1 - w_W),      w_W = sum_{c in W∩S} w_c.
 
-For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. When no one
-with samples would be left the counterfactual round does nothing, so Delta = g ||mean - theta^n||: tested on the
-integer counts, never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
+For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. If no client with samples
+remains, the counterfactual round does nothing and Delta = g ||mean - theta^n||. This is tested on the integer counts,
+never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
 
 Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more
 than its own rounding error.
 
-Psi of every client takes O(participants) a round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4): all
-clients absent from a round share one L, so it is applied to a common scale instead of to each of them, Psi_c = scale *
-value_c, and only the participants' values are rewritten. The allowance for floating point is the same for everyone and
-is carried in one number (section 6.4).
+Updating Psi of every client takes O(participants) per round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4).
+All clients absent from a round share one L, so it is applied to a common scale, Psi_c = scale * value_c, and only the
+participants' values are rewritten. The floating-point allowance is the same for all clients and is stored as one number
+(section 6.4).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rounding import ROUNDED_UP, slack, up
 
 ARITHMETIC_SLACK = slack(16)
-"""Covers the half dozen float64 operations of a Delta or an L, each off by at most a factor 1 + 2**-53."""
+"""Factor that covers the rounding of a Delta or an L: about six float64 operations, each within 1 + 2**-53."""
 
 
 def client_increments(
@@ -41,9 +41,16 @@ def client_increments(
     mean_shift: float | Floats,
     server_rate: float,
 ) -> Floats:
-    """Delta_c of clients taken one at a time, from scalars: g n_c / (N - n_c) drift_c (eq. 13 of the paper).
+    """Return Delta_c of clients taken one at a time: g n_c / (N - n_c) drift_c (eq. 13 of the paper).
 
-    The participants of one round, or the rounds of one client (then `total_samples` and `mean_shift` are arrays).
+    The arrays hold either the participants of one round, or the rounds of one client.
+
+    Args:
+        samples: n_c.
+        drifts: ||theta_c - mean||.
+        total_samples: N; an array for the rounds of one client.
+        mean_shift: ||mean - theta^n||; an array for the rounds of one client.
+        server_rate: Server rate g.
 
     >>> client_increments(np.array([1, 3]), np.array([2.0, 2.0]), 4, 1.0, 1.0).round(6)
     array([0.666667, 6.      ])
@@ -58,10 +65,10 @@ def client_increments(
 
 
 def population_increments(samples: Integers, drifts: Floats, population_samples: int, server_rate: float) -> Floats:
-    """What the authors' code adds instead: n_c / (|D_I| - n_c) drift_c with |D_I| the whole federation.
+    """Return the increments of the authors' code: n_c / (|D_I| - n_c) drift_c with |D_I| of the whole federation.
 
-    About (M-1)/(m-1) times too small when m of M clients take part. It exists to reproduce the paper's
-    figures; such a run can be compared, never certified (docs/theory.md, section 3.4).
+    They are about (M-1)/(m-1) times too small when m of M clients take part. They exist to reproduce the paper's
+    figures; a run that uses them can be compared, never certified (docs/theory.md, section 3.4).
     """
     return server_rate * samples / np.maximum(population_samples - samples, 1) * drifts
 
@@ -69,9 +76,9 @@ def population_increments(samples: Integers, drifts: Floats, population_samples:
 def set_increment_bound(
     samples: Integers, drifts: Floats, total_samples: int, mean_shift: float, server_rate: float
 ) -> float:
-    """Delta_W from the scalars of its members alone, by the triangle inequality (docs/theory.md, section 3.2).
+    """Return an upper bound of Delta_W by the triangle inequality (docs/theory.md, section 3.2).
 
-    `samples` and `drifts` are those of W∩S. Delta_W <= g sum_c n_c drift_c / (N - n_W).
+    Delta_W <= g sum_c n_c drift_c / (N - n_W); `samples` and `drifts` are those of W∩S.
     """
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:
@@ -80,14 +87,17 @@ def set_increment_bound(
 
 
 GRAM_SPREAD = 2.0**-24
-"""t in `gram_up`: what the square of a length grows by, relatively, to make room for the errors of its parts."""
+"""t in `gram_up`: relative growth of a squared length that makes room for the errors of its parts."""
 
 
 def gram_up(gram: Floats, errors: Floats) -> Floats:
-    """A matrix whose form n' G n is at least || sum_c n_c (theta_c - mean) ||^2 for all n >= 0 (section 3.2).
+    """Return a matrix whose form n' G n is at least || sum_c n_c (theta_c - mean) ||^2 for all n >= 0 (section 3.2).
 
-    `gram` is that of computed differences v_c, to the mean as it was computed, and `errors` bounds ||v_c - (theta_c -
-    mean)|| from above. As (a + b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, (1 + t) G + (1 + 1/t) e e' will do.
+    As (a + b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, the matrix (1 + t) G + (1 + 1/t) e e' is sufficient.
+
+    Args:
+        gram: Gram matrix G of the computed differences v_c to the computed mean.
+        errors: Upper bounds e_c of ||v_c - (theta_c - mean)||.
 
     >>> bool(gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2)
     True
@@ -98,11 +108,11 @@ def gram_up(gram: Floats, errors: Floats) -> Floats:
 def set_increment_exact(
     samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float, parameters: int
 ) -> float:
-    """Delta_W from the Gram matrix of W∩S, as `gram_up` makes it.
+    """Return an upper bound of Delta_W from the Gram matrix of W∩S that `gram_up` returns.
 
-    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of `parameters` terms is off by at most that many
-    times 2**-52 ||v_i|| ||v_j||, and so cancellation can make the quadratic form too small by no more than
-    (sum_c n_c ||v_c||)^2 times that, which is added before the square root.
+    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of `parameters` terms is off by at most that many times
+    2**-52 ||v_i|| ||v_j||. Cancellation can therefore make the quadratic form too small by at most (sum_c n_c
+    ||v_c||)^2 times that, which is added before the square root.
     """
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:
@@ -116,12 +126,12 @@ def set_increment_exact(
 
 _SCALE_RANGE = (1e-100, 1e100)
 SMALLEST_TRACE = 2.0**-1000
-"""Psi of a client that took part is never below this: zero is read as "never touched", and certified as exact."""
+"""Smallest Psi of a client that took part. Zero means that the client never took part, and is certified as exact."""
 
 
 @dataclass(frozen=True)
 class RoundScalars:
-    """What one round adds, for its participants: everything Psi needs and nothing else."""
+    """Contributions of one round's participants to Psi."""
 
     participants: ClientIndices
     increments: Floats
@@ -143,10 +153,19 @@ def summarise_round(
     server_rate: float,
     population_samples: int | None = None,
 ) -> tuple[RoundRegularity, RoundScalars]:
-    """What a round's participants add to Psi: their Delta_c and L_n(c), and the L of everyone absent.
+    """Return the round's regularity and its contributions to Psi: Delta_c, L_n(c), and the L of absent clients.
 
-    `factors` and `averagedness` are P_i and alpha_i of the participants. `population_samples` switches to the
-    authors' population weights, for comparison only.
+    Args:
+        participants: Indices of the participants.
+        samples: n_c of each participant.
+        drifts: ||theta_c - mean|| of each participant.
+        mean_shift: ||mean - theta^n||.
+        rounding: Floating-point allowance of the round.
+        factors: P_i of each participant.
+        averagedness: alpha_i of each participant.
+        server_rate: Server rate g.
+        population_samples: Samples of the whole federation, to use the authors' population weights; for comparison
+            only.
     """
     regularity = RoundRegularity.of(samples, factors, averagedness)
     if population_samples is None:
@@ -165,9 +184,9 @@ def summarise_round(
 
 
 def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
-    """max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1: no L of the round is larger, for any W.
+    """Return an upper bound of every L of the round: max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1.
 
-    docs/theory.md, section 6.4.
+    See docs/theory.md, section 6.4.
     """
     averaged = server_rate <= 1.0 or server_rate * regularity.averagedness_max * ROUNDED_UP <= 1.0
     if regularity.factor_max <= 1.0 and averaged:
@@ -176,7 +195,7 @@ def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
 
 
 def gather_rounding(gathered: float, growth: float, rounding: float) -> float:
-    """R' = growth R + r, rounded up."""
+    """Return R' = growth R + r, rounded up."""
     carried = gathered if growth == 1.0 or gathered == 0.0 else up(gathered * growth)
     return up(carried + rounding) if rounding else carried
 
@@ -189,35 +208,35 @@ class SensitivityTracker:
         self._seen = np.zeros(client_count, dtype=bool)
         self._scale = 1.0
         self.rounding = 0.0
-        """R(n), the allowance for floating point gathered so far."""
+        """R(n), the accumulated floating-point allowance."""
         self._lost = False
 
     def copy(self) -> SensitivityTracker:
-        """The same state, to go on from without changing this one."""
+        """Return an independent copy of the state."""
         result = SensitivityTracker(0)
         result._values, result._seen = self._values.copy(), self._seen.copy()
         result._scale, result.rounding, result._lost = self._scale, self.rounding, self._lost
         return result
 
     def lose_track(self) -> None:
-        """From here on nothing is known of anyone's influence (a heuristic made the model): every Psi is infinite."""
+        """Make every Psi infinite from here on: a heuristic made the model, so no client's influence is known."""
         self._lost = True
 
     def add_rounding(self, rounding: float) -> None:
-        """The allowance of an added noise: it moves all worlds apart by at most this."""
+        """Add the allowance for an addition of noise: it moves all counterfactuals apart by at most `rounding`."""
         self.rounding = gather_rounding(self.rounding, 1.0, rounding)
 
     @property
     def client_count(self) -> int:
-        """How many clients it follows."""
+        """Number of tracked clients."""
         return int(self._values.size)
 
     def bare(self, clients: ClientIndices) -> Floats:
-        """Psi without the rounding allowance."""
+        """Return Psi without the rounding allowance."""
         return self._read(self._values[clients])
 
     def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
-        """Psi(n, c) with the allowance (or another one); exactly zero for a client that never took part."""
+        """Return Psi(n, c) with the allowance, or with `rounding`; exactly zero for a client that never took part."""
         if self._lost:
             return np.full(np.shape(clients), np.inf)
         allowance = self.rounding if rounding is None else rounding
@@ -225,14 +244,14 @@ class SensitivityTracker:
         return np.where(self._seen[clients], total, 0.0)
 
     def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
-        """Add a round; returns the participants' bare Psi before and after it."""
+        """Add a round and return the participants' Psi, without allowance, before and after it."""
         who = scalars.participants
         before = self.bare(who)
         if scalars.absent_contraction != 1.0:
             self._rescale(scalars.absent_contraction)
         with np.errstate(over="ignore", invalid="ignore"):
             grown = before * scalars.own_contractions * ROUNDED_UP
-            # Zero stays zero and unbounded stays unbounded, whatever they are multiplied by.
+            # Zero stays zero and infinity stays infinity, whatever the factor.
             after = np.where((scalars.own_contractions == 1.0) | (before == 0.0) | np.isinf(before), before, grown)
             after = np.where(scalars.increments > 0.0, (after + scalars.increments) * ROUNDED_UP, after)
             self._values[who] = after if self._scale == 1.0 else after / self._scale * ROUNDED_UP
@@ -251,6 +270,6 @@ class SensitivityTracker:
         if not _SCALE_RANGE[0] < self._scale < _SCALE_RANGE[1]:
             with np.errstate(over="ignore", invalid="ignore"):
                 scaled = self._values * self._scale * ROUNDED_UP
-            # 0 * inf: a client that never took part stays exactly at zero, and an unbounded one unbounded.
+            # 0 * inf: a client that never took part stays at exactly zero, and an infinite Psi stays infinite.
             self._values = np.where((self._values == 0.0) | np.isinf(self._values), self._values, scaled)
             self._scale = 1.0

@@ -1,16 +1,16 @@
 """Closed-form heads: a model that is a function of a sum over clients, so that forgetting is a subtraction.
 
-A public feature map phi gives every sample k numbers; a constant 1 is appended. Client i forms, in fixed point,
+A public feature map phi gives every sample k numbers; a constant 1 is appended. Client i computes, in fixed point,
 
     Phi^ = rint(2^a phi),   T^ = rint(2^b t),   G_i = Phi^' Phi^,   H_i = Phi^' T^,   n_i,   q_i = sum ||T^||^2
 
-and the head of the clients that stay is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)) with G and H their sums
-(docs/theory.md, section 14). Everything before W is an integer, so what is left after a client is subtracted is,
-bit for bit, what the others would have sent without it.
+and the head of the remaining clients is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)) with G and H their sums
+(docs/theory.md, section 14). All quantities before W are integers. After a client is subtracted, the sums are
+therefore, bit for bit, those of a federation that never had it.
 
 `fixed_point` has the numbers a, b, c, k; `rows` keeps samples as they are where that is smaller; `sums` turns labels
-into t and forms, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses what no data can have given;
-`ridge` chooses lambda and solves for W.
+into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data can
+have; `ridge` chooses lambda and solves for W.
 """
 
 from sifu.theory.closed_form.fixed_point import FixedPoint

@@ -1,10 +1,10 @@
-"""Features of networks that groups tuned apart: where each group's block lies, and striking it out of the statistics.
+"""Features of networks that groups tuned separately: the block of each group, and its removal from the statistics.
 
-A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: those of the public trunk, then a block of each group's
-tuned trunk, projected by a public P (docs/theory.md, section 15.5). Every part has the length c, whichever parts there
-are, so without any group the features are those of the public trunk alone. A block whose group has no trunk (any more)
-is zero in every row of Phi^, and so are its rows and columns of G and its rows of H: striking a block makes it so, bit
-for bit. The head is solved on the features that are left.
+A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: those of the public backbone, then a block from each
+group's tuned backbone, projected by a public P (docs/theory.md, section 15.5). Each of these parts has at most the
+length c, whichever parts exist, so without any group the features are those of the public backbone alone. The block of
+a group without a backbone is zero in every row of Phi^, and so are its rows and columns of G and its rows of H.
+Dropping a block from the statistics gives the same zeros, bit for bit. The head is solved on the remaining features.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.participation import base_key, scores
 
 Part = tuple[int, ...]
-"""A part of (G, H, n, q) by the groups whose networks it went through: none, one, or two in ascending order."""
+"""A part of (G, H, n, q), named by the groups whose networks computed it: none, one, or two in ascending order."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Places of features: `frozen` numbers of the public trunk, then `block` numbers of each of `count` groups.
+    """Layout of features: `frozen` numbers of the public backbone, then `block` numbers of each of `count` groups.
 
     >>> Blocks(frozen=1280, block=400, count=10).features
     5280
@@ -41,11 +41,11 @@ class Blocks:
 
     @property
     def features(self) -> int:
-        """k: all of them, without the constant."""
+        """k: the number of all features, without the constant."""
         return self.frozen + self.block * self.count
 
     def columns(self, group: int) -> slice:
-        """Where the block of a group lies.
+        """Return the columns of a group's block.
 
         >>> Blocks(4, 2, 3).columns(1)
         slice(6, 8, None)
@@ -56,7 +56,7 @@ class Blocks:
         return slice(start, start + self.block)
 
     def norm(self, part: float) -> float:
-        """The largest length of a sample whose S + 1 parts have at most the length `part` each.
+        """Return the largest length of a sample whose S + 1 parts each have at most the length `part`.
 
         >>> Blocks(4, 2, 3).norm(10.0)
         20.0
@@ -64,7 +64,7 @@ class Blocks:
         return part * math.sqrt(self.count + 1)
 
     def left(self, groups: Iterable[int]) -> Integers:
-        """The places of the public features, of the blocks of `groups` and of the constant.
+        """Return the places of the public features, of the blocks of `groups` and of the constant.
 
         >>> Blocks(4, 2, 3).left([1])
         array([ 0,  1,  2,  3,  6,  7, 10])
@@ -74,9 +74,9 @@ class Blocks:
 
 
 def projection(seed: int, inputs: int, block: int) -> Floats:
-    """P: `inputs` x `block` signs over sqrt(block), from a public seed alone, the same on every machine.
+    """Return P: `inputs` x `block` signs over sqrt(block), drawn from a public seed, the same on every machine.
 
-    One P serves every group. A P fitted to data would be a trace of the clients that leave.
+    One P serves every group. A P fitted to data would carry information about clients that leave.
 
     >>> projection(0, 3, 4)
     array([[-0.5,  0.5, -0.5, -0.5],
@@ -90,9 +90,10 @@ def projection(seed: int, inputs: int, block: int) -> Floats:
 
 
 def strike(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Statistics:
-    """The statistics without the blocks of `groups`: their rows and columns of G and rows of H are zero.
+    """Return the statistics without the blocks of `groups`: their rows and columns of G and rows of H are zero.
 
-    What is left is what the same samples give where those groups have no trunk (docs/theory.md, section 15.6).
+    The result equals the statistics of the same samples when those groups have no backbone (docs/theory.md, section
+    15.6).
 
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
     >>> fixed = FixedPoint(features=3, outputs=1, feature_bits=1)
@@ -118,9 +119,14 @@ def strike(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Sta
 
 
 def head_at(statistics: Statistics, places: Integers, relative: float | None) -> Head:
-    """The head on the features at these places, as if there were no others; its weights are zero elsewhere.
+    """Return the head fitted on the features at these places alone; its weights are zero elsewhere.
 
-    Where no block is left it is, bit for bit, the head of the public trunk alone (docs/theory.md, section 15.5).
+    Without any block it is, bit for bit, the head of the public backbone alone (docs/theory.md, section 15.5).
+
+    Args:
+        statistics: Statistics of all features.
+        places: Places of the features to use, with the constant.
+        relative: Relative penalty r; None for generalised cross-validation.
 
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
     >>> data = statistics_of(FixedPoint(features=2, outputs=1), np.array([[1.0, 2.0]]), np.array([[1.0]]))
@@ -134,7 +140,7 @@ def head_at(statistics: Statistics, places: Integers, relative: float | None) ->
 
 
 def at_places(statistics: Statistics, places: Integers) -> Statistics:
-    """The statistics of some features and the constant alone."""
+    """Return the statistics of the features at `places`, which include the constant."""
     if places.size == statistics.fixed.width:
         return statistics
     fixed = replace(statistics.fixed, features=places.size - 1)
@@ -143,14 +149,14 @@ def at_places(statistics: Statistics, places: Integers) -> Statistics:
 
 
 def is_struck(statistics: Statistics, blocks: Blocks, group: int) -> bool:
-    """Whether nothing is left of a group's block in G and H."""
+    """Return whether a group's block is zero in G and H."""
     columns = blocks.columns(group)
     parts = (statistics.gram[columns, :], statistics.gram[:, columns], statistics.cross[columns])
     return not any(bool(np.any(part)) for part in parts)
 
 
 def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
-    """The parts that statistics through the networks of `groups` have: striking a group drops those that name it.
+    """Return the parts of statistics computed with the networks of `groups`; dropping a group drops those that name it.
 
     >>> parts_through([0, 2])
     ((), (0,), (2,), (0, 2))
@@ -160,7 +166,7 @@ def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
 
 
 def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts that rows have for these parts of statistics: the public one, and one for each group.
+    """Return the parts of rows needed for these parts of statistics: the public one, and one for each group.
 
     Products of two groups' blocks follow from the rows of both.
 
@@ -171,7 +177,7 @@ def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def places_of_rows(blocks: Blocks, part: Part) -> Integers:
-    """Return the places of the features that a part of rows has; none of them is the constant.
+    """Return the places of the features in a part of rows, without the constant.
 
     >>> places_of_rows(Blocks(4, 2, 3), ()), places_of_rows(Blocks(4, 2, 3), (1,))
     (array([0, 1, 2, 3]), array([6, 7]))
@@ -180,7 +186,7 @@ def places_of_rows(blocks: Blocks, part: Part) -> Integers:
 
 
 def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
-    """How many words a part has; all of them together have as many as the statistics.
+    """Return the number of words of a part; those of all parts add up to the words of the statistics.
 
     >>> fixed, blocks = FixedPoint(features=8, outputs=2), Blocks(frozen=4, block=2, count=2)
     >>> [words_of_part(fixed, blocks, part) for part in parts_through([0, 1])]
@@ -193,7 +199,7 @@ def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
 
 
 def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
-    """The words of one part: no number that went through the network of another group is among them.
+    """Return the words of one part; none of them was computed with the network of a group outside the part.
 
     () has the lower triangle of G and the rows of H of the public features and the constant, n and q; (g,) the rows of
     block g in the columns of those, its lower triangle and its rows of H; (g, h) the rows of h in the columns of g.
@@ -211,7 +217,7 @@ def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
 
 
 def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) -> Statistics:
-    """The statistics whose parts these are; what is in none of them is zero.
+    """Return the statistics made of these parts; entries in no part are zero.
 
     >>> from sifu.theory.closed_form import statistics_of
     >>> fixed, blocks = FixedPoint(features=3, outputs=1), Blocks(frozen=1, block=1, count=2)

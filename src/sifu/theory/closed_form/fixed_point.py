@@ -1,7 +1,7 @@
 """Features and targets as whole numbers, small enough that sums of their products are exact.
 
 A float64 matrix product is exact, and independent of order, threads and library, as long as every partial sum is an
-integer of at most 2^53. By Cauchy-Schwarz sum_i ||Phi^_i||^2 <= 2^53 is enough (docs/theory.md, section 14.2).
+integer of at most 2^53. By Cauchy-Schwarz, sum_i ||Phi^_i||^2 <= 2^53 is sufficient (docs/theory.md, section 14.2).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
 
 EXACT = 2**53
-"""Whole numbers up to here are float64 numbers, all of them."""
+"""Largest n such that float64 represents every whole number up to n exactly."""
 LARGEST_SUM = 2**63 - 1
-"""Sums over clients are int64."""
+"""Largest sum over clients: int64."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How a federation writes its numbers: agreed on before anybody sends anything, and part of every digest.
+    """Fixed-point format of a federation: agreed on before any client sends statistics, and part of every digest.
 
     `feature_bits` is a, `target_bits` is b, `norm` is c (the largest length of a sample's features), `features` is k
     (without the constant 1), `outputs` the width of a target and `target_norm` the largest length of a target.
@@ -47,7 +47,7 @@ class FixedPoint:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0.0 < value < math.inf):
                 raise InputError(f"{name} of the fixed point must be a positive number, found {value!r}")
-            object.__setattr__(self, name, float(value))  # 10 and 10.0 are one norm, and have one digest
+            object.__setattr__(self, name, float(value))  # 10 and 10.0 must have the same digest
         if max(self.feature_bits, self.target_bits) > 52 or max(self.row_limit, self.target_limit) > EXACT:
             raise InputError(
                 f"a sample of norm {self.norm} in units of 2^-{self.feature_bits} and a target of norm "
@@ -56,33 +56,33 @@ class FixedPoint:
 
     @property
     def width(self) -> int:
-        """k + 1: the features and the constant."""
+        """Number of features including the constant, k + 1."""
         return self.features + 1
 
     @property
     def unit(self) -> int:
-        """2^a, which is the constant 1 in fixed point."""
+        """2^a, the constant 1 in fixed point."""
         return 1 << self.feature_bits
 
     @property
     def row_limit(self) -> int:
-        """The largest ||Phi^||^2 of a sample: (2^a c + sqrt(k) / 2)^2 + 2^2a, since rint moves each by half a unit."""
+        """Largest ||Phi^||^2 of a sample: (2^a c + sqrt(k) / 2)^2 + 2^2a, as rint moves each entry by half a unit."""
         longest = math.ldexp(self.norm, self.feature_bits) + math.sqrt(self.features) / 2.0
         return math.ceil(longest * longest * (1.0 + 1e-9)) + self.unit**2
 
     @property
     def target_limit(self) -> int:
-        """The largest ||T^||^2 of a sample: (2^b times the largest length of a target + sqrt(outputs) / 2)^2."""
+        """Largest ||T^||^2 of a sample: (2^b times the largest length of a target + sqrt(outputs) / 2)^2."""
         longest = math.ldexp(self.target_norm, self.target_bits) + math.sqrt(self.outputs) / 2.0
         return math.ceil(longest * longest * (1.0 + 1e-9))
 
     @property
     def samples_at_most(self) -> int:
-        """With this many samples in all clients together no sum of valid statistics can leave int64."""
+        """Largest number of samples of all clients together for which no sum of valid statistics can overflow int64."""
         return LARGEST_SUM // max(self.row_limit, self.target_limit)
 
     def quantised_features(self, phi: Array) -> Floats:
-        """Phi^ = rint(2^a phi) with the constant 2^a appended, as whole numbers in float64.
+        """Return Phi^ = rint(2^a phi) with the constant 2^a appended, as whole numbers in float64.
 
         >>> FixedPoint(features=2, outputs=1, feature_bits=4).quantised_features(np.array([[0.5, -0.26]]))
         array([[ 8., -4., 16.]])
@@ -95,7 +95,7 @@ class FixedPoint:
         return quantised
 
     def quantised_targets(self, targets: Array) -> Floats:
-        """T^ = rint(2^b t), as whole numbers in float64.
+        """Return T^ = rint(2^b t), as whole numbers in float64.
 
         >>> FixedPoint(features=2, outputs=2, target_bits=4).quantised_targets(np.array([[0.5, -0.5]]))
         array([[ 8., -8.]])
@@ -106,7 +106,7 @@ class FixedPoint:
         return quantised
 
     def describe(self) -> str:
-        """One line of text that two federations share exactly when they write numbers alike."""
+        """Return one line of text that is equal for two federations iff they use the same format."""
         return (
             f"features={self.features} outputs={self.outputs} feature_bits={self.feature_bits} "
             f"target_bits={self.target_bits} norm={self.norm!r} target_norm={self.target_norm!r}"
@@ -123,7 +123,7 @@ def _rows(values: Array, width: int, name: str) -> Floats:
 
 
 def _check_lengths(quantised: Floats, limit: int, complaint: str) -> None:
-    """Squared lengths within the limit; those that are not may be inexact, but not small."""
+    """Check that squared lengths are within the limit; larger ones may be inexact, but are never computed as small."""
     longest = float(np.max(np.einsum("ij,ij->i", quantised, quantised), initial=0.0))
     if longest > limit:
         raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample on its own")

@@ -1,13 +1,13 @@
-"""The head: ridge regression from the sums alone, with lambda fixed or by generalised cross-validation.
+"""Ridge regression from the sums alone, with lambda fixed or chosen by generalised cross-validation.
 
     W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)),      lambda = r trace(G) / (2^2a (k + 1))
 
 (docs/theory.md, section 14.4). r is fixed, or the value of a fixed grid with the smallest generalised cross-validation
-score (Golub, Heath and Wahba 1979), which needs G, H, n and q of those who stay.
+score (Golub, Heath and Wahba 1979), which is computed from G, H, n and q of the remaining clients.
 
-Heads of up to `WIDE` features are solved on one thread: the same statistics give the same bits on the same machine, and
-on any other machine a head with a relative residual below 1e-9. How close two heads are depends on r (section 14.3).
-Wider heads meet the same limit, but their bits may depend on the number of threads.
+Heads of up to `WIDE` features are solved on one thread. The same statistics then give the same bits on the same
+machine, and a head with a relative residual below 1e-9 on any other machine. The distance of two such heads depends on
+r (section 14.3). Wider heads meet the same limit, but their bits may depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.sums import Statistics
 
 GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
-"""The values of r that cross-validation chooses from: eight for each factor of ten from 1e-8 to 100."""
+"""Values of r for cross-validation: eight per factor of ten, from 1e-8 to 100."""
 RESIDUAL = 1e-9
-"""The head solves its equations to this, relative to the right-hand side."""
+"""Largest accepted residual of a head, relative to the right-hand side."""
 WIDE = 4096
-"""Heads on more features are solved by conjugate gradients with a float32 factor, in a third of the time."""
+"""Number of features above which heads are solved by conjugate gradients with a float32 factor, in a third of the time.
+"""
 LARGEST_ITERATIONS = 200
-"""A preconditioned solve takes about ten; one that takes this many ends with the residual it has reached."""
+"""Most iterations of a preconditioned solve, which usually takes about ten. It then returns its current solution."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A linear model on the features and the constant: `weights` (k + 1, outputs), and how lambda was chosen.
+    """A linear model on the features and the constant, and its penalty.
 
-    `relative_penalty` is r, `penalty` lambda; `residual` is what is left of the equations, relative to H.
+    `weights` has the shape (k + 1, outputs). `relative_penalty` is r, `penalty` is lambda, and `residual` is the
+    residual of the equations relative to H.
     """
 
     fixed: FixedPoint
@@ -48,17 +50,17 @@ class Head:
     residual: float
 
     def predict(self, phi: Array) -> Floats:
-        """Predicted targets of samples with these features; `Targets.decode` turns them into labels."""
+        """Predict the targets of samples with these features; `Targets.decode` turns them into labels."""
         predictions: Floats = np.asarray(phi, dtype=np.float64) @ self.weights[:-1] + self.weights[-1]
         return predictions
 
     def digest(self) -> str:
-        """SHA-256 of the weights as little-endian float64: equal on one machine, not promised between machines."""
+        """Return SHA-256 of the weights as little-endian float64; it may differ between machines."""
         return hashlib.sha256(np.ascontiguousarray(self.weights).astype("<f8", copy=False).data).hexdigest()
 
 
 def penalty(statistics: Statistics, relative: float) -> float:
-    """lambda = r trace(G) / (2^2a (k + 1)).
+    """Return lambda = r trace(G) / (2^2a (k + 1)).
 
     >>> from sifu.theory.closed_form.sums import statistics_of
     >>> fixed = FixedPoint(features=1, outputs=1)
@@ -73,7 +75,14 @@ def penalty(statistics: Statistics, relative: float) -> float:
 
 
 def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
-    """The head of these statistics, with r given or, where it is None, by generalised cross-validation.
+    """Fit the head of these statistics.
+
+    Args:
+        statistics: Sums over the samples.
+        relative: Relative penalty r; None for generalised cross-validation.
+
+    Raises:
+        InputError: If there is no sample, or if r is too small to solve the equations accurately.
 
     >>> from sifu.theory.closed_form.sums import statistics_of
     >>> fixed = FixedPoint(features=1, outputs=1)
@@ -96,13 +105,13 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
         residual = _relative(cross - gram @ weights, cross)
     else:
         with threadpool_limits(limits=1):
-            # G is its own transpose, which LAPACK takes without turning it round.
+            # G is symmetric, so its transpose gives LAPACK the column order without a copy.
             factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
             weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
             left = cross - gram @ weights
             weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
             residual = _relative(cross - gram @ weights, cross)
-    if not residual <= RESIDUAL:  # NaN is refused as well
+    if not residual <= RESIDUAL:  # also true for NaN
         raise InputError(
             f"the equations of the head are left with a relative residual of {residual:.2g}, where {RESIDUAL:g} is "
             f"allowed: r = {chosen:g} is too small for these features"
@@ -121,7 +130,7 @@ def _conjugate_gradients(gram: Floats, cross: Floats) -> Floats:
         factor = scipy.linalg.cho_factor(
             gram.T.astype(np.float32, order="F"), lower=True, overwrite_a=True, check_finite=False
         )
-    except np.linalg.LinAlgError:  # the penalty is lost in float32's rounding
+    except np.linalg.LinAlgError:  # the penalty vanishes in the rounding of float32
         factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
     precision = factor[0].dtype
 
@@ -150,7 +159,7 @@ def _conjugate_gradients(gram: Floats, cross: Floats) -> Floats:
 
 
 def residual_of(statistics: Statistics, relative: float, weights: Floats) -> float:
-    """What weights leave of the equations (G / 2^2a + lambda I) W = H / 2^(a+b), relative to the right-hand side."""
+    """Return the residual of (G / 2^2a + lambda I) W = H / 2^(a+b) for these weights, relative to the right side."""
     gram, cross = _scaled(statistics)
     gram[np.diag_indices_from(gram)] += penalty(statistics, relative)
     with threadpool_limits(limits=1):
@@ -158,19 +167,20 @@ def residual_of(statistics: Statistics, relative: float, weights: Floats) -> flo
 
 
 def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
-    """Return the r of the grid with the smallest score; ties go to the larger one, which is the smoother head.
+    """Return the r of the grid with the smallest score; ties go to the larger one, which gives the smoother head.
 
-    Where no score can be told from rounding, as with targets that are all zero, all of them tie.
+    All scores tie where none can be distinguished from rounding, for example if all targets are zero.
     """
     scores = gcv_scores(statistics, grid)
     return grid[len(grid) - 1 - int(np.argmin(scores[::-1]))]
 
 
 def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats:
-    """The score of each r; infinite where the residual is too small to be told from rounding, or nothing is left of n.
+    """Return the generalised cross-validation score of each r.
 
-    G is brought to tridiagonal form once, G = Q D Q'; then every r costs a tridiagonal solve, and the eigenvalues are
-    found without eigenvectors.
+    A score is infinite where the residual cannot be distinguished from rounding, or where no degrees of freedom remain.
+    G is reduced to tridiagonal form once, G = Q D Q'. Each r then costs a tridiagonal solve, and the eigenvalues are
+    computed without eigenvectors.
     """
     import scipy.linalg
 
@@ -178,7 +188,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
     if samples < 1:
         raise InputError("no client is left: cross-validation needs the statistics of at least one sample")
     gram, cross = _scaled(statistics)
-    live = np.flatnonzero(np.diagonal(gram))  # without features that are zero in every sample, as struck blocks are
+    live = np.flatnonzero(np.diagonal(gram))  # drops features that are zero in every sample, such as dropped blocks
     if live.size < fixed.width:
         gram, cross = gram[np.ix_(live, live)], cross[live]
     energy = math.ldexp(statistics.target_energy, -2 * fixed.target_bits)
@@ -193,7 +203,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
             if diagonal.size > 1:
                 bands = np.stack([diagonal + ridge, np.append(subdiagonal, 0.0)])
                 weights = scipy.linalg.solveh_banded(bands, rotated, lower=True, check_finite=False)
-            else:  # only the constant is left; LAPACK takes no empty subdiagonal
+            else:  # only the constant remains; LAPACK accepts no empty subdiagonal
                 weights = rotated / (diagonal + ridge)[:, None]
             # W'(G + lambda I)W = W'H, so q - 2 tr(W'H) + tr(W'GW) = q - tr(W'H) - lambda ||W||^2.
             fitted = float(np.sum(weights * rotated))
@@ -205,14 +215,14 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
 
 
 def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
-    """G / 2^2a and H / 2^(a+b) in float64: a power of two changes no digit."""
+    """Return G / 2^2a and H / 2^(a+b) in float64; scaling by a power of two is exact."""
     fixed = statistics.fixed
     gram = np.multiply(statistics.gram, math.ldexp(1.0, -2 * fixed.feature_bits))
     return gram, np.multiply(statistics.cross, math.ldexp(1.0, -fixed.feature_bits - fixed.target_bits))
 
 
 def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
-    """The diagonal and the one next to it of D = Q'GQ, and Q'H."""
+    """Return the diagonal and the subdiagonal of D = Q'GQ, and Q'H."""
     import scipy.linalg
 
     work, _ = scipy.linalg.lapack.dsytrd_lwork(gram.shape[0], lower=1)
@@ -221,7 +231,7 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
     )
     if failed:
         raise InputError(f"the tridiagonal form of G was not found (LAPACK says {failed}); are its entries numbers?")
-    # The first row and column of Q are those of the identity; below, it is the product of the reflectors as dgeqrf
+    # The first row and column of Q are those of the identity; the rest is the product of the reflectors as dgeqrf
     # stores them.
     rotated = np.array(cross, order="F")
     if gram.shape[0] > 1:

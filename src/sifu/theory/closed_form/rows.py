@@ -1,8 +1,8 @@
-"""A client's samples in fixed point, kept as rows where they are smaller than the triangle of their Gram matrix.
+"""A client's samples in fixed point, stored as rows where they are smaller than the triangle of their Gram matrix.
 
 n samples have n (k + O) numbers of 4 bytes, their statistics (k + 1)(k + 2) / 2 + (k + 1) O + 2 of 8. Rows and
 statistics add the same integers to a sum (docs/theory.md, section 14.3). A product of float64 matrices is exact as long
-as no partial sum is beyond 2^53, so rows of many clients are multiplied at once, in blocks of any size.
+as no partial sum exceeds 2^53, so the rows of many clients are multiplied at once, in blocks of any size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sifu.theory.closed_form.fixed_point import EXACT, FixedPoint
 
 RowNumbers = NDArray[np.int32]
 ROW_TYPE = np.dtype("<i4")
-"""Every number of a row fits: no squared length is beyond 2^53."""
+"""Type of the numbers of a row. All of them fit, because no squared length exceeds 2^53."""
 BLOCK_ROWS = 4096
-"""This many samples are multiplied at once at most, so that memory stays bounded."""
+"""Largest number of samples multiplied at once, to bound memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Rows:
 
     @property
     def samples(self) -> int:
-        """n."""
+        """Number of samples, n."""
         return len(self.features)
 
     @property
@@ -51,7 +51,7 @@ class Rows:
         return self.features.nbytes + self.targets.nbytes
 
     def only(self, places: Integers) -> Rows:
-        """Return the rows with zeros in place of all features but those at `places`."""
+        """Return the rows with all features set to zero except those at `places`."""
         features = np.zeros_like(self.features)
         features[:, places] = self.features[:, places]
         return replace(self, features=features)
@@ -87,7 +87,7 @@ def rows_are_smaller(fixed: FixedPoint, samples: int) -> bool:
 
 
 def kept_bytes(fixed: FixedPoint, samples: int) -> int:
-    """Return the size of what is kept of a client with this many samples, in the smaller form.
+    """Return the size in bytes of a client's stored data, in the smaller of both forms.
 
     >>> kept_bytes(FixedPoint(features=5280, outputs=10), 100)
     2116000
@@ -104,7 +104,7 @@ def _bytes_of_statistics(fixed: FixedPoint) -> int:
 
 
 def words_at(fixed: FixedPoint) -> int:
-    """Return how many words statistics have in this fixed point.
+    """Return the number of words of statistics in this fixed point.
 
     >>> words_at(FixedPoint(features=2048, outputs=10)) * 8
     16965736
@@ -113,7 +113,7 @@ def words_at(fixed: FixedPoint) -> int:
 
 
 def rows_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]]) -> Rows:
-    """Return the rows of samples that come in pieces of features (no constant yet) and targets."""
+    """Return the rows of samples that arrive in chunks of features (without the constant) and targets."""
     features = [np.zeros((0, fixed.features), dtype=ROW_TYPE)]
     targets = [np.zeros((0, fixed.outputs), dtype=ROW_TYPE)]
     for phi, wanted in chunks:
@@ -139,7 +139,7 @@ def squared_lengths(rows: RowNumbers) -> Floats:
 
 
 def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
-    """Yield consecutive rows whose squared lengths sum to at most 2^53, of features and of targets each.
+    """Yield slices of consecutive rows whose squared lengths sum to at most 2^53, for features and targets separately.
 
     >>> [(rows.start, rows.stop) for rows in exact_blocks(np.full((5, 1), 2.0**26), np.zeros((5, 1)))]
     [(0, 2), (2, 4), (4, 5)]
@@ -158,5 +158,5 @@ def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
 
 
 def exact_product(left: Floats, right: Floats) -> Integers:
-    """Return left' right as int64; no partial sum is beyond 2^53, so any order of summation gives these integers."""
+    """Return left' right as int64; no partial sum exceeds 2^53, so any order of summation gives these integers."""
     return (left.T @ right).astype(np.int64)

@@ -1,15 +1,16 @@
-"""Statistics that no samples can have are refused, and the refusal names what is wrong.
+"""Refusal of statistics that no samples can have, with the reason.
 
-Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, section 14.5):
+The (G, H, n, q) of any real data satisfy (docs/theory.md, section 14.5):
 
     G = G',   G positive semi-definite,   G_kk = n 2^2a at the constant,   trace(G) <= n row_limit,
     |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
     G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
 
-where s_j, the sum of a column of Phi^, is a whole number because the constant is 2^a in every row, and squares are as
-odd or even as the numbers. All but one are compared as exact integers. Positive semi-definiteness is decided in
-float64, on G scaled to ones on its diagonal, in two ways that section 14.5 gives with their tolerance; the first, of
-low rank, only ever accepts. A client that makes up data that could exist passes: this keeps out nonsense, not lies.
+where s_j is the sum of a column of Phi^. It is a whole number because the constant is 2^a in every row, and a square
+has the parity of its root. All conditions but one are compared as exact integers. Positive semi-definiteness is decided
+in float64, on G scaled to a unit diagonal, by two tests that section 14.5 gives with their tolerance. The first, for
+low rank, can only accept. A client that invents plausible data passes: these checks exclude impossible statistics, not
+false ones.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form.sums import Statistics
 
 LOW_RANK = 10
-"""The first way is tried up to a rank of a tenth of the size, where it is the faster one."""
+"""The low-rank test is tried up to a rank of 1/`LOW_RANK` of the size, where it is faster."""
 COLUMNS_AT_ONCE = 256
 ROUNDOFF = float(np.finfo(np.float64).eps)
 
 
 def is_semi_definite(gram: Integers, rank_at_most: int) -> bool:
-    """Whether a symmetric matrix without negative squares has no negative direction; expected of at most this rank.
+    """Return whether a symmetric matrix with a nonnegative diagonal is positive semi-definite.
+
+    Args:
+        gram: The matrix.
+        rank_at_most: Expected upper bound of its rank.
 
     >>> is_semi_definite(np.array([[4, 2], [2, 1]]), 1), is_semi_definite(np.array([[4, 3], [3, 1]]), 1)
     (True, False)
@@ -44,7 +49,7 @@ def is_semi_definite(gram: Integers, rank_at_most: int) -> bool:
 
 
 def _with_unit_squares(gram: Integers) -> Floats:
-    """K; features that are zero in every sample are left out."""
+    """Return K, the matrix scaled to a unit diagonal, without features that are zero in every sample."""
     squares = np.diagonal(gram)
     if not np.all(squares > 0):
         gram = gram[np.ix_(squares > 0, squares > 0)]
@@ -56,7 +61,7 @@ def _with_unit_squares(gram: Integers) -> Floats:
 
 
 def _is_low_rank(scaled: Floats, rank: int, tolerance: float) -> bool:
-    """Whether K = L L' + R with L of at most `rank` columns and no entry of R beyond the tolerance."""
+    """Return whether K = L L' + R with at most `rank` columns in L and no entry of R beyond the tolerance."""
     factor = np.zeros((rank, len(scaled)))
     left = scaled.diagonal().copy()
     for step in range(rank):
@@ -70,31 +75,31 @@ def _is_low_rank(scaled: Floats, rank: int, tolerance: float) -> bool:
         left -= row * row
     for start in range(0, len(scaled), COLUMNS_AT_ONCE):
         rest = scaled[start : start + COLUMNS_AT_ONCE] - factor[:, start : start + COLUMNS_AT_ONCE].T @ factor
-        if not (rest.max() <= tolerance and rest.min() >= -tolerance):  # NaN is refused as well
+        if not (rest.max() <= tolerance and rest.min() >= -tolerance):  # also true for NaN
             return False
     return True
 
 
 def _has_factor(scaled: Floats, shift: float) -> bool:
-    """Whether K + shift I has a Cholesky factor.
+    """Return whether K + shift I has a Cholesky factor.
 
-    The shift is what rounding of the factorisation can be: with ones on the diagonal it fails at most when the smallest
+    The shift covers the rounding of the factorisation: with a unit diagonal it can fail only when the smallest
     eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark on scaling).
     """
     import scipy.linalg
 
     scaled[np.diag_indices_from(scaled)] += shift
-    # Column order, so that LAPACK works in place instead of on a copy; the matrix is its own transpose.
+    # Column order lets LAPACK work in place instead of on a copy; the matrix is symmetric.
     _, failed = scipy.linalg.lapack.dpotrf(scaled.T, lower=1, overwrite_a=1, clean=0)
     return bool(failed == 0)
 
 
 BLOCK = 256
-"""This many rows are compared at once: what they are compared with stays in the processor's cache."""
+"""Number of rows compared at once; the columns they are compared with fit into the processor's cache."""
 
 
 class Flaw(enum.Enum):
-    """Why statistics are refused, each with its sentence."""
+    """Reasons to refuse statistics; each value completes an error message."""
 
     SAMPLES = "the number of samples is negative, zero with other statistics, or beyond what a sum has room for"
     SYMMETRY = "G is not symmetric"
@@ -111,7 +116,7 @@ class Flaw(enum.Enum):
 
 
 class HostileStatisticsError(InputError):
-    """Statistics that no samples can have; `flaw` says why."""
+    """Statistics that no samples can have; `flaw` is the reason."""
 
     def __init__(self, owner: str, flaw: Flaw, detail: str) -> None:
         super().__init__(f"the statistics of {owner} are refused: {flaw.value} ({detail})")
@@ -119,7 +124,10 @@ class HostileStatisticsError(InputError):
 
 
 def check_statistics(statistics: Statistics, owner: str) -> None:
-    """Refuse the statistics of `owner` where no samples can have given them.
+    """Refuse the statistics of `owner` if no samples can have them.
+
+    Raises:
+        HostileStatisticsError: If the statistics have a flaw.
 
     >>> import numpy as np
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
@@ -134,7 +142,7 @@ def check_statistics(statistics: Statistics, owner: str) -> None:
 
 
 def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
-    """The first flaw of these statistics and what was found; (None, "") where there is none."""
+    """Return the first flaw of these statistics and the values found; (None, "") if there is none."""
     fixed, gram, cross = statistics.fixed, statistics.gram, statistics.cross
     samples, energy = statistics.samples, statistics.target_energy
     if not 0 <= samples <= fixed.samples_at_most:
@@ -174,7 +182,7 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
 
 
 def _asymmetric_pairs(gram: Integers) -> int:
-    """How many pairs of entries that symmetry makes equal are not."""
+    """Return the number of pairs of entries that violate symmetry."""
     different = 0
     for row in range(0, len(gram), BLOCK):
         rows, columns = slice(row, row + BLOCK), slice(0, row + BLOCK)
@@ -183,14 +191,14 @@ def _asymmetric_pairs(gram: Integers) -> int:
 
 
 def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int, int] | None:
-    """A place with entry^2 > row * column: candidates in float64, then exactly."""
+    """Return a place with entry^2 > row * column, or None; candidates are found in float64 and compared exactly."""
     left, right = (np.sqrt(np.array(bounds, dtype=np.float64)) for bounds in (rows, columns))
     square = entries.shape[0] == entries.shape[1]
     for start in range(0, len(rows), BLOCK):
-        # Not abs of integers: the smallest int64 has no positive counterpart.
+        # Convert before abs: the smallest int64 has no positive counterpart.
         magnitudes = np.abs(entries[start : start + BLOCK].astype(np.float64))
         near = magnitudes > (left[start : start + BLOCK] * (1.0 - 1e-12))[:, None] * right[None, :]
-        if square:  # a square is equal to itself
+        if square:  # diagonal entries are equal to their own bound
             near[np.arange(len(near)), start + np.arange(len(near))] = False
         for row, column in np.argwhere(near):
             if int(entries[start + row, column]) ** 2 > rows[start + row] * columns[column]:

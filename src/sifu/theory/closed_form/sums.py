@@ -1,14 +1,14 @@
-"""What a client sends: (G, H, n, q) as exact integers, and how they are added, subtracted, written and digested.
+r"""Exact sums (G, H, n, q) that clients send: their arithmetic, canonical form and digest; and the targets of labels.
 
-G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Addition of integers
-has no order and no rounding: whatever joined, left or was replaced, the sum is that of the clients that are in it.
+G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Addition of integers depends
+on no order and has no rounding error. Whichever clients joined, left or were replaced, the sum is that of the current
+ones.
 
-Canonical form. `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
+Canonical form: `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
 of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
 
-What a head is fitted to: labels and real numbers as targets t, by constants that are part of the spec.
-
-Nothing here is fitted on clients' data. A mean or a scale taken from them would be a trace of a client that leaves.
+`Targets` turns labels and real numbers into the targets t of a head, by constants from the spec. None of them is fitted
+to clients' data: a mean or a scale taken from the data would carry information about a client that leaves.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Statistics:
 
     @staticmethod
     def empty(fixed: FixedPoint) -> Statistics:
-        """The statistics of no sample at all: zeros."""
+        """Return the statistics of no samples: zeros."""
         gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
         return Statistics(fixed, gram, np.zeros((fixed.width, fixed.outputs), dtype=np.int64), 0, 0)
 
     def __add__(self, other: Statistics | Rows) -> Statistics:
-        """Both together; refused before any entry could leave int64."""
+        """Return the sum of both; refuse it if an entry could overflow int64."""
         return total(self.fixed, (self, other))
 
     def __sub__(self, other: Statistics | Rows) -> Statistics:
-        """What is left without `other`, which must be part of this."""
+        """Return the statistics without `other`, which must be part of them."""
         _check_same(self.fixed, other)
         if isinstance(other, Rows):
             other = total(self.fixed, [other])
@@ -72,7 +72,7 @@ class Statistics:
         return Statistics(self.fixed, self.gram - other.gram, self.cross - other.cross, left, energy)
 
     def __eq__(self, other: object) -> bool:
-        """Equal to the bit."""
+        """Return whether both are equal bit for bit."""
         if not isinstance(other, Statistics):
             return NotImplemented
         return (
@@ -85,7 +85,7 @@ class Statistics:
     __hash__ = None  # type: ignore[assignment]
 
     def largest(self) -> int:
-        """Return the largest absolute value; as a Python integer, so that -2^63 has one."""
+        """Return the largest absolute value, as a Python integer because int64 cannot represent 2^63."""
         extremes = [int(bound) for array in (self.gram, self.cross) for bound in (array.min(), array.max())]
         return max(abs(value) for value in (*extremes, self.samples, self.target_energy))
 
@@ -95,7 +95,7 @@ class Statistics:
         return 8 * words_at(self.fixed)
 
     def words(self) -> Integers:
-        """The canonical form: lower triangle of G row by row, H row by row, n, q. Also what masks are added to.
+        """Return the canonical form: lower triangle of G row by row, H row by row, n, q. Masks are added to it.
 
         >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
         >>> statistics_of(fixed, np.array([[0.5], [1.0]]), np.array([[1.0], [-1.0]])).words()
@@ -106,7 +106,7 @@ class Statistics:
 
     @staticmethod
     def from_words(fixed: FixedPoint, words: Integers) -> Statistics:
-        """The statistics that `words` wrote, or the sum of those of several clients."""
+        """Return the statistics with these words, which may be the sum of several clients' words."""
         expected = words_at(fixed)
         if words.shape != (expected,) or words.dtype != np.int64:
             raise InputError(f"statistics have {words.dtype} {words.shape}; int64 ({expected},) was expected")
@@ -115,7 +115,7 @@ class Statistics:
         for row in range(fixed.width):
             gram[row, : row + 1] = words[start : start + row + 1]
             start += row + 1
-        for first in range(0, fixed.width, TILE):  # a tile at a time, which stays in the processor's cache
+        for first in range(0, fixed.width, TILE):  # one tile at a time, which fits into the processor's cache
             for last in range(first, fixed.width, TILE):
                 tile = gram[last : last + TILE, first : first + TILE]
                 gram[first : first + TILE, last : last + TILE] = (
@@ -125,7 +125,7 @@ class Statistics:
         return Statistics(fixed, gram, cross, int(words[-2]), int(words[-1]))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form, in hexadecimal.
+        """Return SHA-256 of the canonical form, in hexadecimal.
 
         >>> Statistics.empty(FixedPoint(features=1, outputs=1)).digest()[:16]
         'cb7899166141193a'
@@ -134,16 +134,16 @@ class Statistics:
 
     @staticmethod
     def heading(fixed: FixedPoint) -> bytes:
-        """The line that the canonical form of statistics in this fixed point begins with."""
+        """Return the first line of the canonical form of statistics in this fixed point."""
         return f"sifu statistics 1 {fixed.describe()}\n".encode()
 
     def canonical(self) -> bytes:
-        """The canonical form: the heading and the words, little-endian."""
+        """Return the canonical form: the heading and the words, little-endian."""
         return self.heading(self.fixed) + self.words().astype("<i8", copy=False).tobytes()
 
 
 def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
-    """(G, H, n, q) of samples with features `phi` (no constant yet) and `targets`, exactly.
+    """Return (G, H, n, q), exactly, of samples with features `phi` (without the constant) and `targets`.
 
     >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
     >>> statistics_of(fixed, np.array([[0.5], [1.0]]), np.array([[1.0], [-1.0]])).gram
@@ -154,13 +154,13 @@ def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
 
 
 def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]]) -> Statistics:
-    """The same of many samples that come in pieces; the pieces leave no trace in the result."""
+    """Return `statistics_of` samples that arrive in chunks; the result does not depend on the chunks."""
     result, samples = RunningSum(fixed), 0
     for phi, targets in chunks:
         if len(phi) != len(targets):
             raise InputError(f"{len(phi)} samples have {len(targets)} targets")
         samples += len(phi)
-        if samples > fixed.samples_at_most:  # before any sum could leave int64
+        if samples > fixed.samples_at_most:  # before a sum could overflow int64
             raise InputError(
                 f"{samples} samples could overflow the statistics, which have room for {fixed.samples_at_most}: "
                 "use fewer feature_bits or a smaller norm"
@@ -173,7 +173,7 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
 
 
 class RunningSum:
-    """A sum of statistics and of rows: rows wait until there are enough of them for a large product."""
+    """A running sum of statistics and rows; rows are collected until a large matrix product is possible."""
 
     def __init__(self, fixed: FixedPoint) -> None:
         self._fixed = fixed
@@ -183,7 +183,7 @@ class RunningSum:
         self._waiting: list[Rows] = []
 
     def add(self, part: Statistics | Rows) -> None:
-        """Add one part; refused before any entry could leave int64."""
+        """Add one part; refuse it if an entry could overflow int64."""
         _check_same(self._fixed, part)
         self._largest += part.largest()
         _check_room(self._largest)
@@ -198,7 +198,7 @@ class RunningSum:
         self._energy += part.target_energy
 
     def _multiply(self) -> None:
-        """Add the products of the rows that wait."""
+        """Add the products of the collected rows."""
         if self._waiting:
             features, targets = stacked(self._fixed, self._waiting)
             self._waiting = []
@@ -206,7 +206,7 @@ class RunningSum:
                 self.multiply(features[start : start + BLOCK_ROWS], targets[start : start + BLOCK_ROWS])
 
     def multiply(self, features: Floats, targets: Floats) -> None:
-        """Add the products of samples in fixed point, as whole numbers in float64."""
+        """Add the products of samples in fixed point, given as whole numbers in float64."""
         for rows in exact_blocks(features, targets):
             self._gram += exact_product(features[rows], features[rows])
             self._cross += exact_product(features[rows], targets[rows])
@@ -214,13 +214,13 @@ class RunningSum:
         self._samples += len(features)
 
     def statistics(self) -> Statistics:
-        """Return the sum; nothing can be added to it any more."""
+        """Return the sum; call this last."""
         self._multiply()
         return Statistics(self._fixed, self._gram, self._cross, self._samples, self._energy)
 
 
 def total(fixed: FixedPoint, parts: Iterable[Statistics | Rows]) -> Statistics:
-    """Return the sum of all parts; refused before any entry could leave int64."""
+    """Return the sum of all parts; refuse it if an entry could overflow int64."""
     result = RunningSum(fixed)
     for part in parts:
         result.add(part)
@@ -243,12 +243,12 @@ def _check_same(fixed: FixedPoint, part: Statistics | Rows) -> None:
 Task = Literal["classification", "multi_label", "regression"]
 
 REACH = 8.0
-"""Regression targets may lie this many scales from their shift."""
+"""Largest distance of a regression target from its shift, in scales."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels as targets: one-hot minus 1/C, 0/1 minus `shift`, or (y - shift) / scale.
+    """Rule that turns labels into targets: one-hot minus 1/C, 0/1 minus `shift`, or (y - shift) / scale.
 
     `shift` and `scale` are one number for all outputs or one for each; classification ignores them.
 
@@ -278,13 +278,20 @@ class Targets:
 
     @property
     def norm(self) -> float:
-        """The largest length a target can have: `target_norm` of the fixed point."""
+        """Largest possible length of a target: `target_norm` of the fixed point."""
         if self.task == "classification":
             return 1.0
         return math.sqrt(self.outputs) * (1.0 if self.task == "multi_label" else REACH)
 
     def encode(self, labels: Array) -> Floats:
-        """The target of each label: a class number, a row of 0 and 1, or one real number for each output."""
+        """Return the target of each label.
+
+        Args:
+            labels: Per sample a class number, a row of 0 and 1, or one real number for each output.
+
+        Raises:
+            InputError: If the labels do not fit the task, or a regression target is too far from the shift.
+        """
         if self.task == "classification":
             return self._one_hot(np.asarray(labels))
         rows = np.asarray(labels, dtype=np.float64)
@@ -297,7 +304,7 @@ class Targets:
                 raise InputError("labels of a multi-label task must be 0 or 1")
             return np.subtract(rows, self.shift)
         targets: Floats = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
-        if not np.all(np.abs(targets) <= REACH):  # False for NaN
+        if not np.all(np.abs(targets) <= REACH):  # also true for NaN
             worst = float(np.max(np.abs(targets)))
             raise InputError(
                 f"a regression target lies {worst:.3g} scales from the shift, where {REACH:g} is the limit: choose "
@@ -317,7 +324,7 @@ class Targets:
         return targets
 
     def decode(self, predictions: Floats) -> Array:
-        """Predicted targets as labels: the largest class, 0 or 1 for each label, or numbers in their own unit.
+        """Return labels for predicted targets: the largest class, 0 or 1 for each label, or numbers in their own unit.
 
         >>> Targets("multi_label", 2).decode(np.array([[0.1, -0.2]]))
         array([[1, 0]])
