@@ -1,7 +1,7 @@
-"""What engines of clients elsewhere share: the training they run, and rounds of models that came back.
+"""Base of the engines whose clients run elsewhere: the training configuration, and rounds over returned models.
 
-A client that gives no answer was absent from the round. Every reply is checked before anything of it touches the model
-(`sifu.core.replies`), and what went otherwise than asked is noted (`take_incidents`).
+A client that sends no reply counts as absent from the round. Every reply is checked before it affects the model
+(`sifu.core.replies`). Deviations from the request are recorded as incidents (`take_incidents`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from sifu.theory.participation import ClientIndices, base_key
 from sifu.theory.rounding import norm_up
 
 Score = tuple[int, int, float]
-"""Samples, correct predictions and the sum of losses."""
+"""Number of samples, number of correct predictions, and summed loss."""
 NO_SCORE: Score = (0, 0, 0.0)
 
 
 @dataclass(frozen=True)
 class MetricNames:
-    """What an app calls the loss and the accuracy of an evaluation; empty: the usual names are looked for."""
+    """Names of loss and accuracy in an app's evaluation; if empty, the usual names are tried."""
 
     loss: str = ""
     accuracy: str = ""
@@ -58,10 +58,11 @@ USUAL_METRICS = MetricNames()
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head in closed form: how statistics are written, and r of lambda (None for cross-validation).
+    """Configuration of a closed-form head.
 
-    Where groups tune the network under it, `tuning` is the training of a group, and `networks` says what the networks
-    that features go through are tuned by.
+    `fixed` is the number format of the statistics, and `relative_penalty` the ratio r that defines lambda (None:
+    cross-validation). If groups tune the network under the head, `tuning` is the training configuration of a group, and
+    `networks` returns the tuned parameters of the networks that compute the features.
     """
 
     fixed: FixedPoint
@@ -72,14 +73,15 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a server knows of the training it runs: everything of an engine but the way to its clients.
+    """Server's description of its training: everything an engine needs except the connection to the clients.
 
-    `rounding` bounds floating point in a round of some participants from a model of a norm (None: nothing is proven).
-    `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
-    clients that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
-    are, `config` goes into every message (evaluations get `evaluate_config` if it is given), `metrics` are what an
-    evaluation's numbers are called, and without `evaluates` no client is asked to evaluate. `head` is given where
-    clients send statistics, from which a head is solved, instead of models.
+    `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
+    (None: no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
+    models per message. `head` is set if clients send statistics for a closed-form head instead of models.
+
+    The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
+    model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
+    `metrics` names the values of an evaluation. If `evaluates` is false, no client is asked to evaluate.
     """
 
     layout: ModelLayout
@@ -101,10 +103,10 @@ class Blueprint:
 
 
 class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRounds, LosesRounds):
-    """An `Engine` of clients elsewhere, but for the messages: these are up to the engines made of it."""
+    """Base class of engines with remote clients; subclasses implement the messages."""
 
     least = 0
-    """How many answers a round needs, if it is dropped with fewer."""
+    """Minimum number of replies; a round with fewer is dropped."""
 
     def __init__(self, blueprint: Blueprint, facts: TrainingFacts) -> None:
         self._facts = facts
@@ -119,20 +121,27 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
     @property
     def facts(self) -> TrainingFacts:
-        """What every round does, and what is proven about it."""
+        """Description of a round, and the facts proven about it."""
         return self._facts
 
     @property
     def evaluates(self) -> bool:
-        """Whether clients evaluate models at all."""
+        """True if clients evaluate models."""
         return self.blueprint.evaluates
 
     def initial_model(self, branch: int) -> Vector:
-        """A fresh model of a branch."""
+        """Return the initial model of a branch."""
         return self.blueprint.initial_model(branch)
 
     def renew(self, blueprint: Blueprint) -> None:
-        """Go on with a training that knows more clients; the first ones must be those known so far."""
+        """Continue with a blueprint that contains additional clients.
+
+        Args:
+            blueprint: The new blueprint. Its first clients must be the present ones, in the same order.
+
+        Raises:
+            InputError: If the present clients, the layout or the facts would change.
+        """
         old = self.blueprint
         if blueprint.clients[: len(old.clients)] != old.clients:
             raise InputError("clients join at the end of the list")
@@ -141,26 +150,31 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         self._use(blueprint)
 
     def leave_out(self, clients: Iterable[int]) -> None:
-        """From now on nothing is asked of these clients, whatever a round says."""
+        """Exclude these clients from all messages from now on."""
         self.left_out = frozenset(int(client) for client in clients)
 
     def may_ask(self, clients: Iterable[int] | ClientIndices) -> list[int]:
-        """Those of `clients` that are not left out."""
+        """Return the `clients` that are not excluded."""
         return [int(client) for client in clients if int(client) not in self.left_out]
 
     def note(self, position: Position, client: int | None, what: str) -> None:
-        """Record an incident of a client, or of a whole round."""
+        """Record an incident of a client, or of the whole round if `client` is None."""
         name = "" if client is None else self.clients[client].name
         self.incidents.append(Incident(position.branch, position.round, name, what))
 
     def take_incidents(self) -> list[Incident]:
-        """What went otherwise than asked since this was last called."""
+        """Return the incidents recorded since the last call, and clear them."""
         taken, self.incidents = self.incidents, []
         return taken
 
     @abstractmethod
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
-        """The round that each setup asks for, all at one place and of different clients; `apart`: of groups."""
+        """Run one round per setup at the same time, all at the same position and with disjoint clients.
+
+        Args:
+            setups: One setup per round.
+            apart: Whether the rounds belong to separate groups.
+        """
 
     def run_round(
         self,
@@ -171,36 +185,39 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         want_gram: bool = False,
         want_updates: bool = False,
     ) -> RoundResult:
-        """One round of FedAvg among those who answer; too few answers leave the model as it was."""
+        """Run one round of FedAvg with the clients that reply; too few replies leave the model unchanged."""
         setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates)
         return self.run_together([setup], apart=False)[0]
 
     def run_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
     ) -> list[RoundResult]:
-        """One round of every group at once: each member is sent its own group's model."""
+        """Run one round of every group at the same time; each client receives the model of its group."""
         pairs = zip(models, groups, strict=True)
         setups = [RoundSetup(self.layout.own_copy(model), position, members) for model, members in pairs]
         return self.run_together(setups, apart=True) if setups else []
 
     def draw(self, setup: RoundSetup) -> ClientIndices:
-        """The participants of a round, sorted."""
+        """Return the sorted participants drawn for a round."""
         return draw(self.facts.participation, self.participation_key, setup)
 
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Whether a round was lost: no client took part although enough were asked; a draw of fewer is no loss."""
+        """Return whether a round was lost: nobody took part although enough clients were drawn.
+
+        A draw of too few clients does not count as a loss.
+        """
         drawn = self.draw(RoundSetup(np.zeros(0), position, active))
         return not participants.size and drawn.size >= max(1, self.least)
 
 
 def evaluation_of(clients: ClientIndices, scores: Sequence[Score]) -> Evaluation:
-    """The scores of clients in their order."""
+    """Return the evaluation made of the clients' scores, in the order of `clients`."""
     samples, correct, losses = np.array(scores, dtype=np.float64).reshape(-1, 3).T
     return Evaluation(np.array(clients, dtype=np.int64), samples.astype(np.int64), correct.astype(np.int64), losses)
 
 
 class RemoteRound:
-    """What the steps of every such round know (`sifu.core.round.RoundSteps`)."""
+    """Attributes shared by all remote rounds (`sifu.core.round.RoundSteps`)."""
 
     def __init__(self, engine: RemoteFederation) -> None:
         self._engine = engine
@@ -209,20 +226,20 @@ class RemoteRound:
 
 
 class OpenRound(RemoteRound):
-    """A round of models that the server sees one by one; `replies` are what came back."""
+    """Round in which the server sees each model in `replies`."""
 
     def __init__(self, engine: RemoteFederation, replies: Sequence[Reply] = ()) -> None:
         super().__init__(engine)
         self._replies = replies
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Sequence[Reply]:
-        """What was answered."""
+        """Return the replies."""
         return self._replies
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Sequence[Reply]
     ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-        """Check every reply; too few that can be used drop the round."""
+        """Check every reply; drop the round if too few are valid."""
         engine, blueprint = self._engine, self._engine.blueprint
         look_together = blueprint.clipping is None and not blueprint.replies.update_bound
         accepted, rejections = gate_replies(
@@ -241,7 +258,7 @@ class OpenRound(RemoteRound):
         return accepted, rejections
 
     def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        """One walk over the replies gives their mean and every drift."""
+        """Compute the mean of the accepted models and all drifts in one pass."""
         blueprint, participants, start = self._engine.blueprint, accepted.participants, setup.start
         rounding = blueprint.rounding(norm_up(start), participants) if blueprint.rounding else 0.0
         if blueprint.clipping:

@@ -1,7 +1,7 @@
-"""Messages out, replies in: which node is which client, each reply belongs to the client asked, who gave none is noted.
+"""Exchange of messages with clients: maps clients to nodes, matches replies to clients, and records missing replies.
 
-A client that is offline, late or fails is recorded as an `Incident` and has no answer. Clients that are left out are
-never sent anything.
+A client that is offline, late or fails is recorded as an `Incident` and has no reply. Excluded clients are never sent
+anything.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 
 class KeyRoster:
-    """Clients by the fingerprint of their node's public key; strangers are never spoken to."""
+    """Clients identified by the fingerprint of their node's public key; unknown nodes receive no messages."""
 
     def __init__(self, grid: Grid, keys: Mapping[str, str]) -> None:
         self._grid = grid
         self.names: dict[str, str] = {fingerprint: name for name, fingerprint in keys.items()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """The node of each of `names` that is online; a key that two nodes hold is not trusted."""
+        """Return the node of each online client in `names`; a key held by two nodes is not trusted."""
         nodes_of: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
             try:
                 name = self.names.get(key_fingerprint(bytes(node.public_key or b"")))
-            except InputError:  # SuperLink lets nodes register whatever it can read as a key
+            except InputError:  # SuperLink registers nodes with keys that we cannot parse
                 name = None
             if name is not None:
                 nodes_of.setdefault(name, []).append(int(node.node_id))
@@ -59,9 +59,9 @@ class KeyRoster:
 
 
 class ClaimedRoster:
-    """Clients by the name they claim: for demos and simulation, never certified above `conditional`.
+    """Clients identified by the name they claim: for demos and simulation, never certified above `conditional`.
 
-    `claims` maps nodes to the names they gave; nodes that come later are asked by `ask`.
+    `claims` maps nodes to the names they gave; `ask` asks nodes that connect later.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ClaimedRoster:
         self._grid, self.claims, self._ask = grid, claims, ask
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """The node of each of `names` that is online."""
+        """Return the node of each online client in `names`."""
         online = {int(node) for node in self._grid.get_node_ids()}
         new = sorted(online - set(self.claims))
         self.claims |= self._ask(new) if new else {}
@@ -79,7 +79,7 @@ class ClaimedRoster:
 
 
 Roster = KeyRoster | ClaimedRoster
-"""Finds the nodes of clients."""
+"""Lookup of the nodes of clients."""
 
 Answer = TypeVar("Answer")
 LONGEST_REASON = 200
@@ -87,7 +87,7 @@ LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class _Overdue:
-    """A message that was not answered when its exchange closed."""
+    """Message without a reply when its exchange closed."""
 
     client: int
     closed: float
@@ -95,20 +95,20 @@ class _Overdue:
 
 
 class Exchange:
-    """Sends messages over a grid and sorts the replies by client."""
+    """Sender of messages over a grid that matches replies to clients."""
 
     def __init__(self, grid: Grid, poll: float = 0.5) -> None:
         self._grid, self._poll = grid, poll
         self._overdue: dict[str, _Overdue] = {}
         self.received: dict[int, Message] | None = None
-        """The last reply of each node, errors included, if somebody wants them."""
+        """Last reply of each node, including errors; None if replies are not collected."""
 
     def busy(self) -> frozenset[int]:
-        """Clients that still owe an answer to a message that has not expired."""
+        """Return the clients that still owe a reply to a message that has not expired."""
         return frozenset(overdue.client for overdue in self._overdue.values())
 
     def late(self) -> list[tuple[int, float]]:
-        """Answers that came too late since this was last called: whose, and how many seconds after the closing."""
+        """Return replies that arrived late since the last call: (client, seconds after the exchange closed)."""
         replies = list(self._grid.pull_messages(list(self._overdue))) if self._overdue else []
         now = time.monotonic()
         owed = [self._overdue.pop(reply.metadata.reply_to_message_id, None) for reply in replies]
@@ -124,11 +124,18 @@ class Exchange:
         expires: float = 0.0,
         enough: Sequence[tuple[Collection[int], int]] = (),
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Replies by client, as `read` makes them out, and for everybody else the reason why there is none.
+        """Send messages and wait for the replies.
 
-        After `timeout` seconds the exchange closes. For each set of clients in `enough` it closes earlier, once the
-        given number of them have sent readable answers: the rest of that set are late, whatever other sets do.
-        Messages expire `expires` seconds after they are sent; until then a client without an answer counts as busy.
+        Args:
+            messages: One message per client.
+            timeout: Seconds after which the exchange closes.
+            read: Parser of a reply; may raise `InputError`.
+            expires: Seconds after sending until which a client without a reply counts as busy.
+            enough: Pairs of a set of clients and a number. Once that many clients of a set have sent readable replies,
+                the other clients of the set are late. Sets do not influence each other.
+
+        Returns:
+            The parsed replies by client, and the failure reasons for the rest.
         """
         answers: dict[int, Answer] = {}
         failed: dict[int, str] = {}
@@ -155,7 +162,7 @@ class Exchange:
                     continue
                 try:
                     answers[client_of] = read(reply)
-                except (InputError, ValueError, OverflowError) as error:  # NaN is no number of samples, nor is inf
+                except (InputError, ValueError, OverflowError) as error:  # a number of samples may be NaN or infinite
                     failed[client_of] = str(error)[:LONGEST_REASON]
             now = time.monotonic()
             for clients, count in enough:
@@ -174,31 +181,31 @@ class Exchange:
         return answers, failed
 
     def _are_overdue(self, waiting: Mapping[str, int], now: float, expires: float) -> None:
-        """From now on an answer to one of these messages is late; its client is busy until the message expires."""
+        """Record these messages as overdue; their clients are busy until the messages expire."""
         if now < expires:
             self._overdue |= {number: _Overdue(client, now, expires) for number, client in waiting.items()}
 
 
 log = logging.getLogger(__name__)
 Answers = tuple[dict[int, Answer], dict[int, str]]
-"""Answers by client, and for everybody else why there is none."""
+"""Parsed replies by client, and failure reasons for the rest."""
 NOWHERE = Position(0, 0)
-"""The position of what belongs to no round, such as an evaluation."""
+"""Position of messages that belong to no round, such as evaluations."""
 EVALUATION = "evaluation: "
 ATTEMPTS = 3
-"""How often clients are asked for what cannot be done without."""
+"""Number of attempts for replies that are indispensable."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the server waits, and how few answers are enough.
+    """Waiting times of the server, and the number of replies it needs.
 
-    `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
-    couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
-    empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
-    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`). Where not a single
-    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute. It
-    waits as long for `nodes` of them, or for all clients of the round if they are fewer.
+    `timeout` is the time in seconds for the replies of a round or an evaluation. A round needs `min_replies` replies;
+    more than one couples the clients, which certificates list as an assumption. After `rounds_without_answer` lost
+    rounds in a row training stops and can be resumed later. `pause` is the time between attempts, and `poll` the
+    polling interval. `wait` defines when a round closes early (`server.wait`). A round waits up to `absence` seconds
+    until `nodes` nodes, or all clients of the round if they are fewer, are connected: nodes need about a minute after a
+    restart of SuperLink.
     """
 
     timeout: float = 600.0
@@ -212,27 +219,27 @@ class Patience:
 
 
 class Messenger:
-    """Messages to the clients of a federation by their indices, and the answers of those who give one."""
+    """Message exchange with the clients of a federation by their indices."""
 
     def __init__(self, federation: RemoteFederation, exchange: Exchange, roster: Roster, patience: Patience) -> None:
         self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
         self.shown: ShownCheckpoint | None = None
-        """What every message shows of the run's ledger."""
+        """Ledger checkpoint shown in every message."""
         self.networks: Mapping[int, ArrayRecord] = {}
-        """What groups tuned, in every message of statistics or evaluation."""
+        """Parameters tuned by each group, included in every message of statistics or evaluation."""
 
     def record(self, model: Vector) -> ArrayRecord:
-        """A model as it travels."""
+        """Return a model as a Flower record."""
         return arrays_record(self._federation.layout, model, self._federation.blueprint.carried)
 
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
-        """The nodes of those of `clients` that may be asked and are there."""
+        """Return the nodes of the `clients` that may be asked and are online."""
         names = {client: self._federation.clients[client].name for client in self._federation.may_ask(clients)}
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
     def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
-        """Return `nodes` after waiting for the least number of them."""
+        """Return `nodes` after waiting for the required number of them."""
         nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
         least = min(self.patience.nodes, len(clients))
         if len(nodes) < least and self.patience.absence:
@@ -246,9 +253,9 @@ class Messenger:
     def online(
         self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
     ) -> dict[int, int]:
-        """As `nodes`, sorted by client; who is not there, busy with an earlier round, or late with one, is noted.
+        """Return the nodes of online clients sorted by client, and note offline, busy and late clients.
 
-        With `everybody` the busy are asked, too.
+        With `everybody`, busy clients are included.
         """
         note = self._federation.note
         for client, seconds in self._exchange.late():
@@ -271,9 +278,18 @@ class Messenger:
         steps: int | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[int, Message]:
-        """A message of a kind to each client, mostly with a model; `more` goes into its configuration."""
+        """Return one message per client.
+
+        Args:
+            nodes: Node of each client.
+            record: The model or models to send; None for none.
+            position: Branch and round.
+            kind: Flower's message type.
+            steps: Number of local steps; None for those of the client's profile.
+            more: Additional entries of `config`.
+        """
         blueprint, shown = self._federation.blueprint, self.shown
-        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # prepared before
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # sent with the preparation
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():
@@ -293,11 +309,11 @@ class Messenger:
         read: Callable[[Message], Answer],
         together: Sequence[Collection[int]] = (),
     ) -> Answers[Answer]:
-        """The answers by client, as `read` makes them out, and why the others gave none.
+        """Send messages and return the parsed replies by client and the failure reasons for the rest.
 
-        Everybody is waited for, unless they are in one of the groups `together`: the spec's `server.wait` says when
-        enough of a group have answered, and no group decides whose answers count in another. A client that kept an
-        event the server did not know of is sent the links from it, once.
+        Without `together`, all clients are awaited. For each group in `together`, the spec's `server.wait` defines how
+        many replies are enough; groups do not influence each other. A client that kept an event unknown to the server's
+        message is sent the ledger links from that event, once.
         """
         patience, shown = self.patience, self.shown
         seconds = patience.wait.seconds if together else None
@@ -333,7 +349,7 @@ class Messenger:
         doing: str = "",
         together: Sequence[Collection[int]] = (),
     ) -> dict[int, Answer]:
-        """As `try_to_ask`; a client without an answer is noted, with what it was `doing`."""
+        """Send messages as `try_to_ask` does, and note the clients without a reply; `doing` prefixes the notes."""
         answers, failed = self.try_to_ask(messages, read, together)
         for client, why in sorted(failed.items()):
             self._federation.note(position, client, f"{doing}{why}")

@@ -1,22 +1,21 @@
-"""The Flower engine: our own round loop over a `Grid`, behind the same protocol as the embedded simulator.
+"""Flower engine: sifu's own round loop over a `Grid`, with the same protocol as the embedded simulator.
 
-A round draws its participants by the same keys as every engine, asks those whose node is there, and averages who
-answered in time (`sifu.core.round`). A client that is offline, late or fails was absent from the round, and that is
-recorded (`take_incidents`). Every reply is checked before it touches the model; refusals are recorded, and
-`server.rejected` says what happens then.
+A round draws its participants with the same keys as every engine, asks those whose node is connected, and averages the
+replies that arrive in time (`sifu.core.round`). A client that is offline, late or fails counts as absent, which is
+recorded (`take_incidents`). Every reply is checked before it affects the model. Refusals are recorded, and
+`server.rejected` determines how the round continues.
 
-No client is in two groups, so the members of all groups are asked at once and the answers sorted by group; what a group
-makes of its answers is what it would make of them alone, bit for bit. S groups thus cost the time of one.
+No client belongs to two groups, so the members of all groups are asked at once and the replies are sorted by group.
+Each group computes the same bits from its replies as it would alone. S groups thus take as long as one.
 
 In open rounds the server sees every client's model (`sifu.engines.remote.OpenRound`). A round with fewer than
-`min_replies` answers is dropped whole: it has no participants and leaves the model as it was.
+`min_replies` replies is dropped: it has no participants and leaves the model unchanged.
 
-`MaskedRound`: it learns who took part, the mean, and one number of each client. A client that is not ready in time was
-absent from the round. From then on all are needed: the masks of those who are ready cancel only in the sum over all of
-them, so a round in which one masked update is missing is dropped whole, and so is one in which an update does not fit
-the range. A client whose drift does not arrive keeps its part of the round, and its drift is recorded as infinite: Psi
-unbounded, never zero. Groups are not asked for drifts: their rounds are recorded by their models, and Psi begins after
-the merge.
+In a `MaskedRound` the server learns the participants, the mean, and one number from each client. A client that is not
+ready in time counts as absent. From then on all are needed, because the masks of the ready clients cancel only in the
+sum over all of them. A round is therefore dropped if a masked update is missing or does not fit the range. A client
+whose drift does not arrive remains a participant, and its drift is recorded as infinite: its Psi is unbounded, never
+zero. Groups are not asked for drifts, because their rounds are recorded by their models and Psi begins after the merge.
 """
 
 from __future__ import annotations
@@ -75,11 +74,11 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 MOST_AT_ONCE = 1 << 24
-"""Parameters of all models in one message together; larger models travel one by one."""
+"""Maximum number of parameters of all models in one message; larger models are sent separately."""
 
 
 class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
-    """An `Engine` of clients on Flower's nodes; `masked`: it learns the mean of their updates and no single one."""
+    """Engine of clients on Flower's nodes; if `masked`, it learns only the mean of their updates."""
 
     def __init__(
         self,
@@ -100,8 +99,8 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._position = NOWHERE
         self.least = max(self._patience.min_replies, LEAST_MASKED if masked else 1)
         facts = blueprint.facts
-        # Without one client such a round might not have counted, or another client's answer would have: clients are
-        # coupled, which certificates name as assumed.
+        # Without one client the round might not have counted, or another client's reply would have counted: clients
+        # are coupled, which certificates list as an assumption.
         coupled = []
         if self._patience.min_replies > 1:
             coupled.append(f"{MINIMUM_OF_ANSWERS} {self._patience.min_replies} answers a round")
@@ -116,20 +115,20 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             if blueprint.clipping or blueprint.replies.update_bound:
                 raise InputError("clipping and server.update_bound need every client's update: not with masked ones")
             coupled.append(DROPPED_MASKED_ROUND)
-            # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
+            # The counterfactual's fixed-point numbers may have another range, so no allowance is claimed as proven.
             facts = replace(facts, rounding_bounded=False)
         super().__init__(blueprint, replace(facts, outside=(*facts.outside, *coupled)))
 
     def record(self, model: Vector) -> ArrayRecord:
-        """A model as it travels to the clients."""
+        """Return a model as the record sent to the clients."""
         return self._messenger.record(self.layout.own_copy(model))
 
     def show_checkpoints(self, shown: ShownCheckpoint) -> None:
-        """From now on every message carries the latest signed head of the run's ledger."""
+        """Include the latest signed head of the run's ledger in every message from now on."""
         self._messenger.shown = shown
 
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
-        """The round of each setup, all in the same messages; in masked rounds groups are not asked for drifts."""
+        """Run one round per setup in the same messages; masked rounds of groups skip the drifts."""
         drawn, position = [self.draw(setup) for setup in setups], setups[0].position
         self._position, noted = position, len(self.incidents)
         everyone = sorted(int(client) for members in drawn for client in members)
@@ -180,7 +179,10 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         results: Sequence[RoundResult] = (),
         scored: Iterable[int] = (),
     ) -> None:
-        """Report the replies of `nodes`; those in `results` or `scored` count, incidents since `noted` say why not."""
+        """Report the replies of `nodes`.
+
+        Clients in `results` or `scored` count as used; incidents since `noted` explain why others do not.
+        """
         if self.reporter:
             shown = {} if self._masked and kind == TRAIN else self._exchange.received or {}
             taken = [*scored, *(int(client) for result in results for client in result.participants)]
@@ -192,7 +194,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds one after another; several lost in a row end it with the clients' own errors."""
+        """Yield rounds one after another; raise after several lost rounds in a row, naming the clients' errors."""
         lost_in_a_row = 0
         rounds = rounds_one_by_one(self, model, position, active, wanted, self._evaluation_if_any)
         for number, done in enumerate(rounds, position.round):
@@ -202,7 +204,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             reasons += [f"{rejection.client}: {rejection.reason}" for rejection in done.rejections]
             if self.after_round is not None:
                 self.after_round(here, self.record(done.fetch_model()))
-            yield done  # what was noted is taken away with it
+            yield done  # the consumer also takes the incidents
             lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
             if lost_in_a_row >= self._patience.rounds_without_answer:
                 raise NoClientResponseError(
@@ -219,7 +221,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """theta_i - model of each of `clients`; all of them are needed, so each is asked up to three times."""
+        """Return theta_i - model of each client; all are needed, so each is asked up to three times."""
         if self._masked:
             raise InputError("this method needs single updates, which the server of a masked run never sees")
         start = self.layout.own_copy(model)
@@ -244,7 +246,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         return np.stack(rows) if rows else np.zeros((0, start.size), dtype=self.layout.dtype)
 
     def _usable(self, position: Position, client: int, start: Vector, vector: ModelPieces, samples: int) -> bool:
-        """Whether a reply may be used; if not, why is noted."""
+        """Return whether a reply may be used; if not, note the reason."""
         mine = self.clients[client].samples
         why = "wrong samples" if samples != mine else vector_refusal(vector, start, self.layout)
         if why is not None:
@@ -252,9 +254,9 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         return why is None
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """How `model` does on the clients that answer; of those left out nothing is known, and they count zero samples.
+        """Evaluate `model` on the clients that reply; excluded clients count with zero samples.
 
-        At least one client has to answer, unless none may be asked.
+        At least one client must reply, unless none may be asked.
         """
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -267,7 +269,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         )
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """As `evaluate` of each, in few messages where the clients can; a client without an answer has no samples."""
+        """Evaluate several models, in few messages if clients support it; clients without a reply have no samples."""
         count = max(1, MOST_AT_ONCE // self.layout.size) if self.blueprint.several else 1
         kind, waiting = EVALUATE_SEVERAL if count > 1 else EVALUATE, iter(models)
         evaluations: list[Evaluation] = []
@@ -278,10 +280,10 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def _evaluate(
         self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE, *, reported: bool = False
     ) -> list[Evaluation]:
-        """How each of `models` does, in one message to each client; one model unless the kind takes several."""
+        """Evaluate each model with one message per client; only `EVALUATE_SEVERAL` takes more than one model."""
         answers: dict[int, list[Score]] = {}
         if self.evaluates:
-            busy = self._exchange.busy()  # with a round: a node answers one message after another
+            busy = self._exchange.busy()  # still in a round: a node handles one message at a time
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
             sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
             nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)
@@ -307,7 +309,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
 
 
 class MaskedRound(RemoteRound):
-    """A round of masked updates: the server sees their sum."""
+    """Round of masked updates, of which the server sees only the sum."""
 
     def __init__(
         self, engine: FlowerFederation, setup: RoundSetup, nodes: Mapping[int, int], wants_drifts: bool
@@ -323,24 +325,25 @@ class MaskedRound(RemoteRound):
 
     @property
     def participants(self) -> ClientIndices:
-        """The clients that are ready, sorted."""
+        """Indices of the clients that are ready, sorted."""
         return np.array(sorted(self._ready), dtype=np.int64)
 
     def preparation(self) -> dict[int, Message]:
-        """Let everybody train, who then says how many samples it has and whether its update fits the range."""
+        """Return the messages that make clients train and report their samples and whether their update fits."""
         model = arrays_record(self.layout, self._setup.start)
         return self._messenger.messages(self._nodes, model, self._setup.position, PREPARE, more=self._numbers)
 
     def settle(self, answers: Mapping[int, Ready]) -> dict[int, Message]:
-        """What those are sent who count: everybody's keys; nothing where the round was dropped.
+        """Decide who takes part and return the messages with all keys; empty if the round is dropped.
 
-        Only those count whose samples are those of their profile; an update that does not fit drops the round.
+        A client takes part if its number of samples matches its profile. An update that does not fit the range drops
+        the round.
         """
         note, position, least = self._engine.note, self._setup.position, self._engine.least
         ready: dict[int, Ready] = {}
         for client in sorted(client for client in self._nodes if client in answers):
             said = answers[client]
-            # Weights and all that is certified rest on the count of the profile.
+            # Weights and certificates rely on the number of samples in the profile.
             if said.samples == self.samples[client]:
                 ready[client] = said
             else:
@@ -358,7 +361,7 @@ class MaskedRound(RemoteRound):
         return self._messenger.messages(nodes, None, position, MASKED_TRAIN, more=more)
 
     def add_up(self, answers: Mapping[int, Words]) -> None:
-        """Add up the masked updates that came from those who were ready; with one missing, the round is dropped."""
+        """Sum the masked updates of all ready clients; drop the round if one is missing."""
         sent = [answers[client] for client in self._ready if client in answers]
         if len(sent) < len(self._ready):
             dropped = f"{len(sent)} of {len(self._ready)} masked updates came: the round was dropped"
@@ -369,18 +372,18 @@ class MaskedRound(RemoteRound):
                 self._total += words
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Words | None:
-        """The sum of everybody's masked update; None if the round was dropped."""
+        """Return the sum of the masked updates; None if the round was dropped."""
         return self._total
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Words | None
     ) -> tuple[MaskedRound | None, tuple[Rejection, ...]]:
-        """Who counts was settled before anything was sent."""
+        """Accept the sum: the participants were decided before updates were sent."""
         return (None if collected is None else self), ()
 
     def average(self, setup: RoundSetup, accepted: MaskedRound) -> Average | None:
-        """The mean of the masked updates, and every participant's own word for its drift."""
-        assert self._total is not None  # the gate lets nothing else through
+        """Return the mean of the masked updates, with the drift that each participant reports."""
+        assert self._total is not None  # guaranteed by `gate`
         participants, fixed = self.participants, self._fixed
         samples = self.samples[participants]
         mean = fixed.mean(self._total, int(samples.sum()), participants.size)
@@ -393,14 +396,14 @@ class MaskedRound(RemoteRound):
         if self._wants_drifts:
             drifts = self._drifts(setup.start.astype(np.float64) + step)
         error = fixed.error(self.layout.size, int(samples.sum()), participants.size)
-        # Both worlds round to fixed point; the other one has fewer samples, and its range may be twice as wide.
+        # Both models are rounded; the counterfactual has fewer samples, and its range may be twice as wide.
         others = samples.sum() / (samples.sum() - samples.max())
         rounding = up(self.facts.server_rate * error * (1.0 + 2.0 * float(others)))
         return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
 
     def _drifts(self, mean: Floats) -> Floats:
-        """Each participant's reported distance to the mean; infinite for those who report none."""
-        # In float64 whatever the model is: rounded to float32 it would be another mean than the one that was added.
+        """Return each participant's reported distance to the mean; infinite if it reports none."""
+        # Always in float64: rounded to float32 it would differ from the mean that is applied.
         record = arrays_record(ModelLayout(self.layout.names, self.layout.shapes, "float64"), mean)
         position = self._setup.position
         drifts: dict[int, float] = {}
@@ -421,7 +424,7 @@ class MaskedRound(RemoteRound):
 
 
 def _in_layout(vector: Floats, layout: ModelLayout) -> Floats:
-    """A vector in the order of names, put into the order of the layout."""
+    """Reorder a vector from the order of sorted names to the order of the layout."""
     sizes = {name: int(np.prod(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     ends = np.cumsum([sizes[name] for name in sorted(sizes)])
     parts = dict(zip(sorted(sizes), np.split(vector, ends[:-1]), strict=True))

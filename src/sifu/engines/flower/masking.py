@@ -1,22 +1,22 @@
-"""Updates and statistics that only their sum can be read from: pairwise masks modulo 2^64 over whole numbers.
+"""Secure aggregation of updates and statistics: pairwise masks modulo 2^64 over integers.
 
-docs/theory.md, section 11. Every two participants of a round share a secret (X25519, keys made for this round alone)
-and stretch it to a vector (HKDF-SHA256, then ChaCha20), which one adds to its numbers and the other subtracts. If a
-participant is missing, nothing can be read and the round is dropped. An update that does not fit the range is refused
-by its client before anything is sent; nothing is clipped.
+See docs/theory.md, section 11. Every two participants of a round share a secret (X25519, with keys made for this round
+only) and expand it to a vector (HKDF-SHA256, then ChaCha20). One participant adds the vector to its numbers and the
+other subtracts it, so that the server learns only the sum. If a participant is missing, nothing can be decoded and the
+round is dropped. A client refuses to send an update that exceeds the range; nothing is clipped.
 
-On the client an update takes three messages, and the local model never leaves:
+An update takes three messages, and the local model never leaves the client:
 
 1. `train.sifu_prepare`: train, keep theta_c and its update, answer with a key made for this round.
-2. `train.sifu_masked`: answer with the masked update, given the keys of everyone who is ready.
-3. `query.sifu_drift`: given the mean, answer with drift_c = ||theta_c - mean||; for one mean a round, since distances
-   to many points would tell theta_c itself.
+2. `train.sifu_masked`: answer with the masked update, given the keys of all participants.
+3. `query.sifu_drift`: given the mean, answer with drift_c = ||theta_c - mean||. A client answers for one mean per
+   round, since distances to many points would reveal theta_c itself.
 
-Statistics of a closed-form head are computed where the data are, and take the first two alone. A round that is repeated
-because another client went missing finds them where they were kept and makes a new key.
+Statistics of a closed-form head take only the first two messages. If a round is repeated because another client went
+missing, the client reuses the statistics it kept and makes a new key.
 
-What lies between two messages is in `Context.state`, which a node keeps in memory for the run. A node that is started
-anew has lost it and says so; its drift is then unknown, and the server counts its Psi as unbounded.
+State between two messages is in `Context.state`, which a node keeps in memory for the run. A restarted node has lost
+it and reports that. Its drift is then unknown, and the server treats its Psi as unbounded.
 """
 
 from __future__ import annotations
@@ -67,21 +67,25 @@ from sifu.theory.facts import LEAST_MASKED
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 HEADROOM_BITS = 10
-"""An update may be this many doublings larger than the largest parameter of the model it started from."""
+"""Maximum size of an update, in doublings of the largest parameter of its starting model."""
 SUM_BITS = 61
 _KEYSTREAM_BYTES = 2**24
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Entries of an update lie within 2^`reach_bits` and are sent in units of 2^-`scale_bits`."""
+    """Fixed-point format of updates: absolute values up to 2^`reach_bits`, in units of 2^-`scale_bits`."""
 
     reach_bits: int
     scale_bits: int
 
     @staticmethod
     def of(start: Vector, total_samples: int) -> FixedPoint:
-        """For a round from `start` whose participants have `total_samples` samples together.
+        """Choose the format of a round.
+
+        Args:
+            start: The model that the round starts from.
+            total_samples: Number of samples of all participants.
 
         >>> FixedPoint.of(np.array([0.5, -3.0]), 1000)
         FixedPoint(reach_bits=12, scale_bits=39)
@@ -93,18 +97,18 @@ class FixedPoint:
         return FixedPoint(reach, SUM_BITS - reach - math.ceil(math.log2(total_samples)))
 
     def fits(self, update: Vector) -> bool:
-        """Whether every entry is a number within the range."""
+        """Return whether every entry is a number within the range."""
         return bool(np.max(np.abs(update), initial=0.0) <= 2.0**self.reach_bits)  # False for NaN
 
     def words(self, update: Vector, samples: int) -> Words:
-        """round(2^b n_i update), modulo 2^64, and a one at the end that counts who is in a sum."""
+        """Return round(2^b n_i update) modulo 2^64, followed by a one that counts the summands."""
         if not self.fits(update):
             raise InputError(f"the update has entries beyond 2^{self.reach_bits}, or NaN: it was not sent")
         scaled = np.rint(np.ldexp(samples * update.astype(np.float64), self.scale_bits))
         return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
 
     def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
-        """The mean update of a sum of words; None where the sum cannot be one of these participants' updates."""
+        """Return the mean update from a sum of words; None if these participants cannot have produced the sum."""
         signed = total.view(np.int64)
         entries = signed[:-1]
         limit = 2 ** (self.reach_bits + self.scale_bits) * total_samples + participants
@@ -113,22 +117,36 @@ class FixedPoint:
         return np.ldexp(entries.astype(np.float64), -self.scale_bits) / total_samples
 
     def error(self, size: int, total_samples: int, participants: int) -> float:
-        """How far the mean can be from exact, in norm: each participant rounds every entry by half a unit."""
+        """Bound the error of the mean in norm: each participant rounds every entry by at most half a unit."""
         return math.sqrt(size) * participants * 2.0 ** (-self.scale_bits - 1) / total_samples
 
 
 def new_secret() -> bytes:
-    """A private key for one round."""
+    """Make a private key for one round."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_part(secret: bytes) -> bytes:
-    """What the other participants get."""
+    """Return the public key of a private key."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
-    """The words with a mask for every other participant; `context` names the round, so that no mask is used twice."""
+    """Add one mask per other participant to the words.
+
+    Args:
+        words: The numbers to mask.
+        secret: This client's private key of the round.
+        own: Index of this client.
+        keys: Public keys of all participants by index.
+        context: Identifier of the round, so that no mask is used twice.
+
+    Returns:
+        The masked words.
+
+    Raises:
+        InputError: If the keys are invalid, repeated or too few, or do not contain this client's key.
+    """
     if keys.get(own) != public_part(secret):
         raise InputError("the participants' keys do not hold the one this client made for the round: nothing was sent")
     if len(set(keys.values())) < len(keys) or len(keys) < LEAST_MASKED:
@@ -150,7 +168,7 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
 
 
 def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
-    """Add (or subtract) the keystream of a seed, a piece at a time."""
+    """Add or subtract the keystream of a seed, in pieces."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     step = _KEYSTREAM_BYTES // 8
     for first in range(0, words.size, step):
@@ -164,11 +182,11 @@ def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
 
 Train = Callable[[Message, Context], tuple[Arrays, int]]
 UPDATE, HEAD = "sifu-round", "sifu-statistics"
-"""What is kept of a round of either kind in `Context.state`; its arrays are in a record of their own."""
+"""Names in `Context.state` of the values kept for a round of either kind; their arrays are in separate records."""
 
 
 def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any) -> bytes:
-    """Keep what a round needs later, and make its key; returns the part of it that others get."""
+    """Keep the state of a round, make its key pair, and return the public key."""
     secret = new_secret()
     context.state[name] = ConfigRecord({**values, "secret": secret})
     context.state[f"{name}-{ARRAYS}"] = ArrayRecord({key: Array(array) for key, array in arrays.items()})
@@ -176,7 +194,7 @@ def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any)
 
 
 def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, Arrays]:
-    """What was kept for the round that is asked about."""
+    """Return the state kept for the round of this message."""
     kept, arrays = context.state.get(name), context.state.get(f"{name}-{ARRAYS}")
     position = Instruction.of(message).position
     same = isinstance(kept, ConfigRecord) and kept.get("place") == _place(message)
@@ -188,14 +206,14 @@ def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, 
 
 
 def _place(message: Message) -> str:
-    """The round and the plan that something is kept for: others have other updates and statistics."""
+    """Return an identifier of the round and the plan to which kept state belongs."""
     instruction = Instruction.of(message)
     plan = hashlib.sha256(instruction.plan.encode()).hexdigest()
     return f"{instruction.position.branch}.{instruction.position.round} {plan}"
 
 
 def _send_masked(message: Message, context: Context, name: str) -> Message:
-    """The words that were kept, masked with everybody's keys."""
+    """Return the kept words, masked with the keys of all participants."""
     instruction, (kept, arrays) = Instruction.of(message), _kept(message, context, name)
     position, config = instruction.position, message.content[CONFIG]
     if "secret" not in kept:
@@ -211,7 +229,12 @@ def _send_masked(message: Message, context: Context, name: str) -> Message:
 
 
 def add_masking(app: ClientApp, train: Train) -> ClientApp:
-    """Let an app take part in masked rounds; `train` is its usual training, as arrays and a number of samples."""
+    """Register the handlers of masked rounds with an app.
+
+    Args:
+        app: The app to extend.
+        train: Its usual training, which returns arrays and a number of samples.
+    """
 
     @app.train(PREPARE.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
@@ -255,7 +278,13 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 
 
 def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, masked_only: bool) -> ClientApp:
-    """Let an app take part in heads in closed form, if its clients compute statistics."""
+    """Register the handlers of closed-form heads with an app.
+
+    Args:
+        app: The app to extend.
+        make_client: Function that makes the client, which must have a method `statistics`.
+        masked_only: Whether to refuse to send unmasked statistics.
+    """
 
     def computed(message: Message, context: Context) -> tuple[Statistics | Rows, Origin]:
         client: Any = make_client(context)
@@ -284,8 +313,8 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
             origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
         else:
             statistics, origin = computed(message, context)
-            words = total(statistics.fixed, [statistics]).words()  # masks are added to statistics, never to rows
-            # A one at the end counts who is in a sum.
+            words = total(statistics.fixed, [statistics]).words()  # convert rows: only statistics are masked
+            # The final one counts the summands.
             counted = np.append(words.view(np.uint64), np.uint64(1))
         key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))
         return Message(RecordDict({**origin_records(origin, key)}), reply_to=message)
@@ -298,7 +327,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
 
 
 def _networks_digest(message: Message) -> str:
-    """Of what groups tuned of the network: other networks have other statistics."""
+    """Return a digest of the networks tuned by groups; statistics depend on them."""
     hashed = hashlib.sha256()
     for group, arrays in sorted(Instruction.of(message).networks.items()):
         hashed.update(b"%d" % group + in_order(arrays).tobytes())

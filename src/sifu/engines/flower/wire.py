@@ -1,15 +1,15 @@
-"""What travels between server and clients: named numpy arrays and plain values, in Flower's own usual records.
+"""Message format between server and clients: named numpy arrays and plain values in Flower's standard records.
 
-A training message holds `arrays` and `config` and is answered by `arrays` and `metrics` with `num-examples`, as
-Flower's FedAvg has it: a ClientApp written for that takes part as it is, in any framework. What is ours stands in
-`config` (branch, round, the client's number, the local steps, the plan as JSON), and there is one query more, the
-client's profile, asked once.
+A training message holds `arrays` and `config`. Its reply holds `arrays` and `metrics` with `num-examples`, as in
+Flower's FedAvg, so an unmodified ClientApp of any framework can take part. Fields specific to sifu are in `config`
+(branch, round, client index, local steps, the plan as JSON). There is one additional query, sent once per client: its
+profile.
 
-Clients of a closed-form head send statistics in the clear, or masked in two steps. In the clear a client answers
-`STATISTICS` with its words (`sifu.theory.closed_form.sums`). Masked, it computes them at `PREPARE_STATISTICS` and
-answers with a key for the round, and at `SEND_MASKED_STATISTICS`, given everybody's keys, with words that only the sum
-of all can be read from. Either way it says which feature map it used and how its numbers are written, so that nothing
-else is ever added up.
+Clients of a closed-form head send statistics unmasked in one step, or masked in two steps. Unmasked, a client answers
+`STATISTICS` with its integer words (`sifu.theory.closed_form.sums`). Masked, the client computes them on
+`PREPARE_STATISTICS` and answers with a key for the round. On `SEND_MASKED_STATISTICS` it receives all clients' keys
+and answers with masked words; only the sum over all clients reveals anything. In both cases the reply names the
+feature map and the number format, so that the server never adds incompatible statistics.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from sifu.theory.facts import ClientProfile
 Arrays = dict[str, NDArray[np.floating]]
 ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
 NETWORK = "network-"
-"""Begins the names of the records that hold what groups tuned of a network: `network-0`, `network-1`, ..."""
+"""Prefix of the records that hold the network parameters tuned by each group: `network-0`, `network-1`, ..."""
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
 PROFILE_WANTED = "sifu-profile"
-"""In `config` of a training: a client that knows us answers with its profile, any other one trains."""
+"""Key in `config` of a training message: a sifu client answers with its profile, any other client trains."""
 TRAIN, EVALUATE = "train", "evaluate"
 EVALUATE_SEVERAL = "evaluate.sifu_several"
-"""An evaluation of several models, in `arrays-0`, `arrays-1`, ...; asked of clients whose profile says `several`."""
+"""Evaluation of several models, in `arrays-0`, `arrays-1`, ...; sent only to clients whose profile sets `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
-"""The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
+"""The three messages of a masked round; a ClientApp that does not know them never answers them unmasked."""
 KEY, MASKED, DRIFT = "key", "masked", "drift"
 CHECKPOINT, ROTATIONS = "checkpoint", "key-rotations"
-"""In `config` of every message of a run: the latest signed head of its ledger, and its changes of keys, as JSON."""
+"""Keys in `config` of every message of a run: the latest signed ledger head and the key rotations, as JSON."""
 LINKS, LINKS_FROM = "ledger-links", "ledger-links-from"
-"""How that head follows from event `ledger-links-from`: [time, kind, commitment] of every event since, as JSON."""
+"""Proof that the head extends event `ledger-links-from`: [time, kind, commitment] of every event since, as JSON."""
 SHOW_EVENT = re.compile(r"show event (\d{1,15}):")
-"""How a client says from which event on it wants to see the links."""
+"""Pattern of a client's request for the links, naming the event they should start from."""
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
 BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
-"""What a profile says of its client's loss, each a number or None."""
+"""Optional bounds on the client's loss in a profile, each a number or None."""
 ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
 
 @dataclass(frozen=True)
 class WirePlan:
-    """What every client of a ready-made model must know, the same in every message.
+    """Settings that every client of a built-in model needs, identical in every message.
 
-    `features` is the section `[features]` of the spec as JSON where samples go through a public map first, `ridge` the
-    section `[ridge]` where the head is solved in closed form. `groups` is how many tune the map's network (0: it stays
-    as it is), and `stretch` how far their merge moves on.
+    `features` is the spec's `[features]` section as JSON if samples pass through a public feature map, and `ridge` the
+    `[ridge]` section if the head is solved in closed form. `groups` is the number of groups that tune the map's network
+    (0: the network is not tuned). `stretch` scales the merged step of the groups.
     """
 
     model: str
@@ -90,21 +90,21 @@ class WirePlan:
     stretch: float = 1.0
 
     def to_text(self) -> str:
-        """As JSON."""
+        """Return the plan as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @staticmethod
     def of_text(text: str) -> WirePlan:
-        """From JSON."""
+        """Parse a plan from JSON."""
         return WirePlan(**json.loads(text))
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What a message asks of a client besides the model: where it stands, how many local steps, and the plan.
+    """Instructions that accompany the model in a message: position in the run, number of local steps, and plan.
 
-    `client` is its number among all, which its batches are drawn for. `plan` is empty unless the model is ready-made.
-    `networks` are what groups tuned of the network that features go through, by group.
+    `client` is the client's index in the federation, which seeds its batches. `plan` is empty unless the model is built
+    in. `networks` maps each group to the network parameters that it tuned.
     """
 
     position: Position
@@ -114,7 +114,7 @@ class Instruction:
     networks: Mapping[int, Arrays] = field(default_factory=dict)
 
     def to_record(self) -> ConfigRecord:
-        """As Flower carries it."""
+        """Return the instruction as a Flower record."""
         return ConfigRecord(
             {
                 "branch": self.position.branch,
@@ -128,7 +128,11 @@ class Instruction:
 
     @staticmethod
     def of(message: Message) -> Instruction:
-        """Of a message of ours."""
+        """Read the instruction of a message.
+
+        Raises:
+            InputError: If the message does not come from a sifu server.
+        """
         config, keys = message.content[CONFIG], ("branch", "round", "client", "steps")
         if not isinstance(config, ConfigRecord) or not {*keys, "plan"} <= set(config):
             raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
@@ -143,10 +147,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class WireProfile:
-    """A `ClientProfile`, and what a server needs to build a ready-made model and to bound its rounding.
+    """A `ClientProfile` plus the values a server needs to build a built-in model and to bound its rounding errors.
 
-    `input_shape` and `outputs` are those of the client's data; `batch_ratio`, `energy` and `target_norm` are those of
-    `engines.sim.float_rounding`, None where nothing is proven. `several` says that it evaluates several models at once.
+    `input_shape` and `outputs` describe the client's data. `batch_ratio`, `energy` and `target_norm` are defined in
+    `engines.sim.float_rounding`; None means that no bound is proven. `several` means that the client can evaluate
+    several models per message.
     """
 
     name: str
@@ -163,16 +168,20 @@ class WireProfile:
 
     @property
     def client(self) -> ClientProfile:
-        """What every engine knows of a client."""
+        """The part of the profile that every engine uses."""
         return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the profile as plain values, ready for JSON."""
         return asdict(self) | {"input_shape": list(self.input_shape)}
 
     @staticmethod
     def of_mapping(values: Mapping[str, Any]) -> WireProfile:
-        """From plain values, checked: a client must not break the server."""
+        """Parse and validate a profile received from a client.
+
+        Raises:
+            InputError: If a value is missing, has the wrong type or is out of range.
+        """
         try:
             shape = tuple(int(length) for length in values["input_shape"])
             # The store's JSON writes 1.0 as 1.
@@ -199,18 +208,21 @@ class WireProfile:
 def arrays_record(
     layout: ModelLayout, model: Vector, carried: Mapping[str, NDArray[Any]] = MappingProxyType({})
 ) -> ArrayRecord:
-    """A model as named arrays, with those of whole numbers that it carries along."""
+    """Return a model as named arrays, together with the integer arrays in `carried`."""
     arrays = {**layout.unflatten(model), **carried}
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """The named arrays of a record."""
+    """Return the named arrays of a record."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Named arrays as one vector, by name: both sides of a masked round agree on it without a layout."""
+    """Concatenate named arrays in the order of their names.
+
+    Both sides of a masked round can do this without a layout.
+    """
     return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
 
 
@@ -223,7 +235,20 @@ def model_message(
     more: Mapping[str, Any] | None = None,
     networks: Mapping[int, ArrayRecord] = MappingProxyType({}),
 ) -> Message:
-    """A message, mostly with a model, or several; its answer is worth nothing after `timeout` seconds."""
+    """Build a message to a node.
+
+    Args:
+        models: The model or models to send; None for none.
+        instruction: Position, client index, local steps and plan.
+        node: Flower's id of the receiving node.
+        kind: Flower's message type.
+        timeout: Seconds after which the reply is no longer accepted.
+        more: Additional entries of `config`.
+        networks: Tuned network parameters of each group.
+
+    Returns:
+        The message, ready to be sent.
+    """
     content = RecordDict({CONFIG: ConfigRecord({**instruction.to_record(), **(more or {})})})
     if isinstance(models, ArrayRecord):
         content[ARRAYS] = models
@@ -237,7 +262,7 @@ def model_message(
 
 
 def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Message:
-    """The same message to be sent again, with more in its configuration."""
+    """Return a copy of the message with additional `config` entries, to be sent again."""
     place = message.metadata
     content = RecordDict(dict(message.content))
     content[CONFIG] = ConfigRecord({**message.content[CONFIG], **more})  # type: ignore[dict-item]
@@ -245,19 +270,23 @@ def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Me
 
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:
-    """Asks a node who it is and what it has."""
+    """Build the message that asks a node for its profile."""
     content = RecordDict({CONFIG: Instruction(Position(0, 0), 0, 1, plan).to_record()})
     return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
 
 
 def profile_reply(profile: WireProfile, message: Message) -> Message:
-    """The answer to `profile_message`."""
+    """Build the reply to `profile_message`."""
     content = RecordDict({PROFILE: ConfigRecord({"profile": json.dumps(profile.to_mapping())})})
     return Message(content, reply_to=message)
 
 
 def read_profile(reply: Message) -> WireProfile:
-    """The profile in a reply."""
+    """Read the profile in a reply.
+
+    Raises:
+        InputError: If the reply holds no valid profile.
+    """
     try:
         return WireProfile.of_mapping(json.loads(str(reply.content[PROFILE]["profile"])))
     except (KeyError, ValueError, TypeError) as error:
@@ -270,7 +299,7 @@ def read_profile_or_samples(reply: Message) -> WireProfile | int:
 
 
 def in_place(array: Array) -> NDArray[Any]:
-    """What `array.numpy()` gives, read where it lies in the message: not writable, and no copy."""
+    """Return the same values as `array.numpy()`, as a read-only view of the message where possible."""
     stream = BytesIO(array.data)
     read_header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(stream))
     if array.stype != "numpy.ndarray" or read_header is None:
@@ -287,7 +316,7 @@ KINDS = {ArrayRecord: "array", MetricRecord: "metric", ConfigRecord: "configurat
 
 
 def _only(reply: Message, kind: type[Record]) -> Record:
-    """The one record of a kind in a reply."""
+    """Return the only record of this kind in a reply; raise `InputError` if there is not exactly one."""
     records = [record for record in reply.content.values() if isinstance(record, kind)]
     if len(records) != 1:
         raise InputError(f"the answer holds {len(records)} {KINDS[kind]} records, one was expected")
@@ -295,7 +324,7 @@ def _only(reply: Message, kind: type[Record]) -> Record:
 
 
 def _value(record: MetricRecord | ConfigRecord, key: str, *kinds: type) -> Any:
-    """A value of one of these types, by its name."""
+    """Return the value of `key`; raise `InputError` if it is missing or has none of these types."""
     value = record.get(key)
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -304,7 +333,7 @@ def _value(record: MetricRecord | ConfigRecord, key: str, *kinds: type) -> Any:
 
 
 def _decoded(reply: Message, only: str = "") -> dict[str, NDArray[Any]]:
-    """The named arrays of a reply, read where they lie in it; with `only`, of that name alone."""
+    """Return the named arrays of a reply without copying; with `only`, require that it is the sole array."""
     record = _only(reply, ArrayRecord)
     if only and set(record) != {only}:
         raise InputError(f"the answer holds {sorted(record)[:3]}, {only!r} was expected")
@@ -315,15 +344,15 @@ def _decoded(reply: Message, only: str = "") -> dict[str, NDArray[Any]]:
 
 
 def read_arrays(reply: Message) -> tuple[Arrays, int]:
-    """The named arrays and the number of samples in a reply to `TRAIN`."""
+    """Return the named arrays and the number of samples in a reply to `TRAIN`."""
     return _decoded(reply), int(_value(_only(reply, MetricRecord), SAMPLES, *NUMBER))
 
 
 def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
-    """The model and the number of samples in a reply, not yet checked; other names or shapes give an empty model.
+    """Return the model and the number of samples in a reply, not yet validated.
 
-    It is read where it lies in the message. Nothing is cast: an array of another type gives a model of that type,
-    which is then refused for it.
+    Wrong names or shapes give an empty model. The arrays are views of the message and keep their type; later checks
+    refuse a model of the wrong type.
     """
     arrays, samples = read_arrays(reply)
     return model_pieces(arrays, layout), samples
@@ -331,7 +360,7 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
 
 @dataclass(frozen=True)
 class Ready:
-    """A client that has trained for a masked round: its samples, whether its update fits the range, its key."""
+    """Reply of a client that has trained for a masked round: samples, whether its update fits the range, its key."""
 
     samples: int
     fits: bool
@@ -339,13 +368,13 @@ class Ready:
 
 
 def read_ready(reply: Message) -> Ready:
-    """The answer to `PREPARE`."""
+    """Read the reply to `PREPARE`."""
     metrics = _only(reply, MetricRecord)
     return Ready(int(_value(metrics, SAMPLES, *NUMBER)), bool(_value(metrics, "fits", *NUMBER)), read_key(reply))
 
 
 def read_key(reply: Message) -> bytes:
-    """The key for a masked round in a reply."""
+    """Return the 32-byte key for a masked round in a reply."""
     key: bytes = _value(_only(reply, ConfigRecord), KEY, bytes)
     if len(key) != 32:
         raise InputError("the answer holds no key for the round")
@@ -353,7 +382,7 @@ def read_key(reply: Message) -> bytes:
 
 
 def read_masked(reply: Message, size: int) -> Words:
-    """The answer to `MASKED_TRAIN`: `size` words."""
+    """Return the `size` masked words in a reply to `MASKED_TRAIN`."""
     words = _decoded(reply, only=MASKED)[MASKED]
     if words.dtype != np.uint64 or words.shape != (size,):
         raise InputError(f"the masked update is {words.dtype} of shape {words.shape}, not {size} words")
@@ -361,7 +390,11 @@ def read_masked(reply: Message, size: int) -> Words:
 
 
 def read_drift(reply: Message, position: Position) -> float:
-    """The answer to `DRIFT_QUERY`: a number for this very round."""
+    """Return the drift in a reply to `DRIFT_QUERY`.
+
+    Raises:
+        InputError: If the drift belongs to another round, is negative or is not finite.
+    """
     metrics = _only(reply, MetricRecord)
     place = Position(int(_value(metrics, "branch", *NUMBER)), int(_value(metrics, "round", *NUMBER)))
     drift = float(_value(metrics, DRIFT, *NUMBER))
@@ -373,9 +406,9 @@ def read_drift(reply: Message, position: Position) -> float:
 
 
 def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
-    """Samples, correct predictions and the sum of losses in an evaluation's reply, ours or Flower's usual one.
+    """Return samples, correct predictions and summed loss of an evaluation, in sifu's or Flower's usual format.
 
-    Without any loss it is the number of wrong predictions.
+    If the reply has an accuracy but no loss, the number of wrong predictions is the loss.
     """
     metrics = _only(reply, MetricRecord)
     samples = int(_value(metrics, SAMPLES, *NUMBER))
@@ -398,7 +431,7 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
 
 
 def read_scores(reply: Message, count: int) -> list[Score]:
-    """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
+    """Return samples, correct predictions and summed loss of each of `count` models; a loss may be infinite."""
     metrics = _only(reply, MetricRecord)
     columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
     scores: list[Score] = []
@@ -419,7 +452,7 @@ Sent = Integers | tuple[RowNumbers, RowNumbers]
 
 @dataclass(frozen=True)
 class Origin:
-    """What statistics were computed from: how many samples, through which map (digest), written how."""
+    """Origin of statistics: number of samples, digest of the feature map, and number format."""
 
     samples: int
     features: str
@@ -427,7 +460,7 @@ class Origin:
 
 
 def origin_records(origin: Origin, key: bytes | None = None) -> dict[str, MetricRecord | ConfigRecord]:
-    """As Flower carries it, with a key for a masked round."""
+    """Return the origin as Flower records, with the key of a masked round if given."""
     config: dict[str, str | bytes] = {FEATURES: origin.features, NUMBERS: origin.numbers}
     if key is not None:
         config[KEY] = key
@@ -435,21 +468,21 @@ def origin_records(origin: Origin, key: bytes | None = None) -> dict[str, Metric
 
 
 def read_origin(reply: Message) -> Origin:
-    """What a reply says of where its statistics come from."""
+    """Read the origin of the statistics in a reply."""
     config = _only(reply, ConfigRecord)
     samples = _value(_only(reply, MetricRecord), SAMPLES, int)
     return Origin(samples, _value(config, FEATURES, str), _value(config, NUMBERS, str))
 
 
 def statistics_arrays(sent: Statistics | Rows) -> ArrayRecord:
-    """Return statistics, or rows, as Flower carries them."""
+    """Return statistics, or rows, as a Flower record."""
     if isinstance(sent, Rows):
         return ArrayRecord({ROW_FEATURES: Array(sent.features), ROW_TARGETS: Array(sent.targets)})
     return ArrayRecord({WORDS: Array(sent.words())})
 
 
 def read_statistics_sent(reply: Message) -> tuple[Origin, Sent]:
-    """The answer to `STATISTICS`, its numbers not yet checked."""
+    """Read the reply to `STATISTICS`; the values are not yet validated."""
     if set(_only(reply, ArrayRecord)) == {ROW_FEATURES, ROW_TARGETS}:
         arrays = _decoded(reply)
         return read_origin(reply), (arrays[ROW_FEATURES], arrays[ROW_TARGETS])
@@ -460,5 +493,5 @@ def read_statistics_sent(reply: Message) -> tuple[Origin, Sent]:
 
 
 def read_prepared(reply: Message) -> tuple[Origin, bytes]:
-    """The answer to `PREPARE_STATISTICS`: where the statistics come from, and a key."""
+    """Return the origin of the statistics and the round key in a reply to `PREPARE_STATISTICS`."""
     return read_origin(reply), read_key(reply)

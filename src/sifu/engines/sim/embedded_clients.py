@@ -1,12 +1,12 @@
-"""The data of the clients, checked once, many of them side by side in one tensor, and the losses of linear models.
+"""Data of the embedded clients, checked once and stored in padded tensors, and the losses of linear models.
 
-Every client is padded to a number of rows that follows from its own number of samples (`padded_rows`), and clients of
-equal padding make a block. A round works on parts of blocks, which follow from those who take part. So the shape of
-every operation, and with it the last bits of what comes out, is the same whether a client that does not take part
-exists or not (docs/theory.md, section 6.6). Rows added as padding are zeros with weight zero, and each client's data is
-held once. Parts have so few rows that what a round allocates stays small however many clients take part.
+Every client is padded to a number of rows that depends only on its own number of samples (`padded_rows`). Clients with
+equal padding form a block. A round works on parts of blocks, and the parts depend only on the participants. The shape
+of every operation, and so every last bit of the result, is therefore the same whether or not a client that does not
+take part exists (docs/theory.md, section 6.6). Padding rows are zeros with weight zero, and each client's data is
+stored once. The size of a part is limited, so a round allocates little memory however many clients take part.
 
-Clients of near-equal size lie together, in the element type that training uses, so that one call trains many of them.
+Clients of similar size are adjacent in memory, in the element type of training, so that one call trains many of them.
 
 For outputs z of one sample and target t (a one-hot row, a 0/1 label, or real values):
 
@@ -14,8 +14,8 @@ For outputs z of one sample and target t (a one-hot row, a 0/1 label, or real va
     logistic       f = log(1 + exp(z)) - t z           df/dz = sigmoid(z) - t     d2f/dz2 <= 1/4
     least_squares  f = 1/2 sum_j (z_j - t_j)^2         df/dz = z - t              d2f/dz2  = 1
 
-The last column is the factor that turns the top eigenvalue of X'X/n into a smoothness. `nn.MSELoss`
-averages over outputs and has no half: it has another factor, and is not what `least_squares` means.
+The last column is the factor that turns the largest eigenvalue of X'X/n into a smoothness constant. `least_squares`
+differs from `nn.MSELoss`, which averages over outputs, has no factor 1/2, and so has another curvature factor.
 """
 
 from __future__ import annotations
@@ -38,29 +38,32 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import enlargement
 
 PART_ROWS = 2**14
-"""No part of a round has more rows, padding included, unless a single client has."""
+"""Maximum number of rows of a part, padding included; a single client may exceed it."""
 PART_BYTES = 2**27
-"""No copy of the samples of a part is larger, unless a single client's is."""
+"""Maximum size of a copy of a part's samples; a single client may exceed it."""
 COPY_BYTES = 2**17
-"""Clients whose samples take this much or more are multiplied one by one where they lie; smaller ones are gathered."""
+"""Size from which a client's samples are multiplied in place, one client at a time; smaller ones are gathered."""
 FINE, MEDIUM, COARSE = 8, 4, 2
-"""Numbers of rows between a power of two and the next, for large clients, small ones, and clients that are trained
-in mini-batches, whose padding costs little. Each number of rows that occurs costs some calls a round."""
+"""Numbers of padded sizes between one power of two and the next.
+
+They apply to large clients, small clients, and clients trained in mini-batches, whose padding costs little. Every
+distinct size costs a few calls per round.
+"""
 LARGE = 64
-"""Samples of a client that is large."""
+"""Number of samples from which a client counts as large."""
 
 
 PartPlaces = slice | Integers
-"""Which of all that were asked for: a slice where they lie side by side, which is the quicker index."""
+"""Positions among the requested clients; a slice, which is the faster index, if they are contiguous."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Padded data of some clients, steps and outputs last but one.
+    """Padded data of some clients; outputs precede rows.
 
-    `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
-    `row_weights` (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client where
-    steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
+    `x` (clients, rows, width) has the bias column last. `targets` (clients, outputs, rows) are encoded. `row_weights`
+    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps
+    between samples are cheaper than steps between features, else it is None. `lengths` are ||X_i||_F, rounded up.
     """
 
     clients: ClientIndices
@@ -73,22 +76,22 @@ class Block:
 
     @functools.cached_property
     def each(self) -> tuple[Tensor, ...]:
-        """X_i of each client: making a view takes a tenth of the time of a product with it."""
+        """X_i of each client, cached because creating a view takes a tenth of the time of a product with it."""
         return self.x.unbind()
 
     @functools.cached_property
     def turned(self) -> tuple[Tensor, ...]:
-        """X_i' of each client, looked at in place."""
+        """Views of X_i' of each client."""
         return self.x.transpose(1, 2).unbind()
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each client's samples are multiplied by themselves."""
+        """True if the samples of each client are multiplied separately."""
         _, padded, width = self.x.shape
         return padded * width * self.x.element_size() >= COPY_BYTES
 
     def bring_forward(self, rows: Integers) -> None:
-        """Move the clients at `rows` to the front, in this order, and the others behind them."""
+        """Move the clients at `rows` to the front, in this order, and the others after them."""
         order = np.concatenate([rows, np.setdiff1d(np.arange(self.clients.size), rows)])
         for values in (self.clients, self.samples, self.lengths):
             values[:] = values[order]
@@ -100,9 +103,13 @@ class Block:
                     some.copy_(some.index_select(0, index))
 
     def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
-        """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
+        """Yield the clients at `rows` of this block in parts.
 
-        None where no one else was. Where the cuts are does not depend on who lies between those clients.
+        The boundaries of the parts do not depend on the clients stored between those at `rows`.
+
+        Args:
+            rows: Rows of the clients in this block.
+            places: Their positions among all requested clients; None if no others were requested.
         """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
@@ -112,16 +119,16 @@ class Block:
 
 
 class Part:
-    """Some clients of a block, with products that copy no more of their samples than is worthwhile.
+    """Some clients of a block, with products that copy their samples only where this is faster.
 
-    They lie at `rows` of the `block`; `places` are theirs among all that were asked for. `one_by_one` says whether
-    their samples are multiplied where they lie.
+    The clients are at `rows` of the `block`; `places` are their positions among all requested clients. `one_by_one`
+    says whether their samples are multiplied in place.
     """
 
     def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
         self.places, self.size = places, rows.size
         self.block, self.rows = block, rows
-        # Clients that lie side by side are looked at in place.
+        # Contiguous clients are accessed through a view.
         self._beside = side_by_side(rows)
         self._index = slice(int(rows[0]), int(rows[-1]) + 1) if self._beside else torch.from_numpy(rows)
         self._x = self._take(block.x) if self._beside else None
@@ -139,42 +146,42 @@ class Part:
 
     @functools.cached_property
     def gram(self) -> Tensor | None:
-        """X_i X_i' of each, where steps are cheaper between samples."""
+        """X_i X_i' of each client if steps between samples are cheaper, else None."""
         return None if self.block.gram is None else self._take(self.block.gram)
 
     @property
     def clients(self) -> ClientIndices:
-        """Who they are."""
+        """Indices of the clients."""
         return self.block.clients[self.rows]
 
     @property
     def samples(self) -> Integers:
-        """How many samples each has."""
+        """Number of samples of each client."""
         return self.block.samples[self.rows]
 
     @property
     def lengths(self) -> Floats:
-        """||X_i||_F of each, rounded up."""
+        """||X_i||_F of each client, rounded up."""
         return self.block.lengths[self.rows]
 
     def _take(self, values: Tensor) -> Tensor:
-        """These clients of `values`, a view where they lie side by side."""
+        """Return the entries of these clients in `values`, as a view if they are contiguous."""
         return values[self._index] if isinstance(self._index, slice) else values.index_select(0, self._index)
 
     @property
     def x(self) -> Tensor:
-        """The samples (clients, rows, width), gathered when first asked for."""
+        """Samples (clients, rows, width), gathered on first access."""
         if self._x is None:
             self._x = self._take(self.block.x)
         return self._x
 
     def let_go(self) -> None:
-        """Forget gathered samples; they are gathered again when needed."""
+        """Release gathered samples; the next access gathers them again."""
         if not self._beside:
             self._x = None
 
     def outputs(self, model: Tensor) -> Tensor:
-        """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
+        """Return X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
         count, padded, width = self.size, *self.block.x.shape[1:]
         if self.one_by_one:
             products = model.new_empty((count, model.shape[0], padded))
@@ -185,7 +192,7 @@ class Part:
         return products.transpose(1, 2).contiguous()
 
     def pulled_back(self, dual: Tensor) -> Tensor:
-        """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
+        """Return X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
         if not self.one_by_one:
             return torch.bmm(dual, self.x)
         products = dual.new_empty((self.size, dual.shape[1], self.block.x.shape[2]))
@@ -194,21 +201,22 @@ class Part:
         return products
 
     def summed(self, dual: Tensor) -> Tensor:
-        """sum_i X_i' V_i, transposed: (outputs, width), as one product over the rows of all clients."""
+        """Return sum_i X_i' V_i, transposed: (outputs, width), as one product over the rows of all clients."""
         count, outputs, padded = dual.shape
         side_by_side = dual.transpose(0, 1).reshape(outputs, count * padded)
         return side_by_side @ self.x.reshape(count * padded, -1)
 
 
 def side_by_side(rows: Integers) -> bool:
-    """Whether rows follow each other."""
+    """Return whether the rows are consecutive and increasing."""
     return int(rows[-1]) - int(rows[0]) + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
 
 
 def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
-    """The rows each client is padded to: a function of its samples and of the plan.
+    """Return the number of rows each client is padded to, from its samples and the batch size alone.
 
-    Clients that a batch holds whole are never padded beyond it, so that the rows say whose batches are whole.
+    A client whose data fit into one batch is never padded beyond the batch size. The padded size thus tells which
+    clients train on whole batches.
 
     >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000])).tolist()
     [3, 16, 20, 104, 112, 1024]
@@ -217,20 +225,20 @@ def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
     """
     whole = np.full(samples.shape, True) if batch_size is None else samples <= batch_size
     classes = np.where(whole, np.where(samples >= LARGE, FINE, MEDIUM), COARSE)
-    power = np.left_shift(1, np.frexp(samples.astype(np.float64))[1].astype(np.int64) - 1)  # the last one not above
+    power = np.left_shift(1, np.frexp(samples.astype(np.float64))[1].astype(np.int64) - 1)  # largest power <= samples
     step = np.maximum(1, power // classes)
     rows: Integers = -(-samples // step) * step
     return rows if batch_size is None else np.where(whole, np.minimum(rows, batch_size), rows)
 
 
 def groups_of(rows: Integers) -> Iterator[Integers]:
-    """Indices of the clients with equal `rows`, the fewest rows first."""
+    """Yield the indices of the clients with equal `rows`, fewest rows first."""
     for size in np.unique(rows):
         yield np.flatnonzero(rows == size)
 
 
 def padded_samples(clients: Sequence[CheckedClient], rows: int) -> Floats:
-    """Samples of `clients` in float64 with the bias column appended, padded with rows of zeros to `rows`."""
+    """Return the samples of `clients` in float64 with a bias column, padded with zero rows to `rows`."""
     samples = np.array([client.samples for client in clients])
     padded = np.zeros((len(clients), rows, clients[0].x.shape[1] + 1))
     _fill(padded, clients, samples)
@@ -258,7 +266,20 @@ def make_block(
     *,
     between_samples: bool,
 ) -> Block:
-    """Copy the data of some clients, padded to `padded` rows; `between_samples` also forms their Gram matrices."""
+    """Copy the data of some clients into a block.
+
+    Args:
+        clients: All clients.
+        indices: Indices of the clients to copy.
+        padded: Number of rows each of them is padded to.
+        objective: Loss that encodes the targets.
+        outputs: Number of outputs of the model.
+        dtype: Element type of the block.
+        between_samples: Whether to compute the Gram matrices.
+
+    Returns:
+        The block, in the order of `indices`.
+    """
     samples = np.array([clients[i].samples for i in indices], dtype=np.int64)
     width = clients[indices[0]].x.shape[1] + 1
     x = torch.zeros((indices.size, padded, width), dtype=dtype)
@@ -274,7 +295,7 @@ def make_block(
         labels = torch.from_numpy(np.concatenate([client.y for client in chosen]))
         targets[some][torch.from_numpy(real[some])] = objective.encode(labels, outputs, dtype)
         if gram is not None:
-            with one_thread():  # BLAS splits a product by its threads, and its last bits depend on how
+            with one_thread():  # the last bits of a BLAS product depend on its number of threads
                 torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
         lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
     row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
@@ -287,9 +308,9 @@ ObjectiveName = Literal["softmax", "logistic", "least_squares"]
 
 @dataclass(frozen=True)
 class Objective:
-    """One loss, with `curvature_factor` the largest curvature of f in the outputs of a sample.
+    """A loss; `curvature_factor` is its largest curvature with respect to the outputs of a sample.
 
-    Functions of outputs and encoded targets take as `dim` where the outputs of a row lie, by default last.
+    Functions of outputs and encoded targets take the dimension of the outputs as `dim`; the default is the last one.
     """
 
     name: ObjectiveName
@@ -299,23 +320,26 @@ class Objective:
     row_loss: Callable[..., Tensor]
     """f of each row, from outputs and encoded targets."""
     mean_loss: Callable[[Tensor, Tensor], Tensor]
-    """The mean of f over rows as torch itself writes it: what the plain loop differentiates."""
+    """Mean of f over rows, in torch's own implementation, which the plain loop differentiates."""
 
     @property
     def labels(self) -> bool:
-        """Whether targets are class labels (otherwise they are real values)."""
+        """True if targets are class labels, false if they are real values."""
         return self.name != "least_squares"
 
     def encode(self, targets: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Targets as rows of `outputs` numbers: one-hot for softmax, themselves otherwise."""
+        """Return targets as rows of `outputs` numbers: one-hot for softmax, unchanged otherwise."""
         if self.name == "softmax":
             return functional.one_hot(targets, outputs).to(dtype)
         return targets.to(dtype).reshape(targets.shape[0], outputs)
 
     def hits(self, scores: Tensor, encoded: Tensor, dim: int = -1) -> Tensor:
-        """Which rows are predicted correctly (the first of equal scores counts); none when targets are real values."""
+        """Return whether each row is predicted correctly; always False for real-valued targets.
+
+        The first of equal scores is the prediction.
+        """
         if self.name == "softmax":
-            # max finds the same place as argmax, five times as fast.
+            # `max` returns the same index as `argmax`, five times as fast.
             return encoded.gather(dim, scores.max(dim=dim, keepdim=True).indices).squeeze(dim) > 0.5
         if self.name == "logistic":
             return ((scores > 0) == (encoded > 0.5)).squeeze(dim)
@@ -323,7 +347,7 @@ class Objective:
 
 
 def _softmax(scores: Tensor, dim: int) -> Tensor:
-    """softmax over `dim`; torch's own is quick over any but a short last one, where it takes three times as long."""
+    """Compute softmax over `dim`; for a short last dimension this is three times as fast as torch's own function."""
     if dim != -1:
         return torch.softmax(scores, dim)
     powers = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
@@ -353,11 +377,11 @@ OBJECTIVES: dict[str, Objective] = {
         mean_loss=lambda z, t: 0.5 * (z - t.reshape(z.shape)).square().sum(dim=-1).mean(),
     ),
 }
-"""Every loss by its name in a spec."""
+"""Losses by their name in a spec."""
 
 
 class ClientData(Protocol):
-    """What the simulator needs of a client: a name, samples `x` (n, ...) and targets `y` (n,) or (n, outputs)."""
+    """Interface of a client's data: a name, samples `x` (n, ...) and targets `y` (n,) or (n, outputs)."""
 
     @property
     def name(self) -> str: ...
@@ -371,7 +395,7 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class CheckedClient:
-    """A client whose data can be trained on: `x` in the training type, `y` int64 labels or real values."""
+    """Client with validated data: `x` in the training type, `y` as int64 labels or real values."""
 
     name: str
     x: Array
@@ -379,12 +403,16 @@ class CheckedClient:
 
     @property
     def samples(self) -> int:
-        """|D_i|."""
+        """Number of samples |D_i|."""
         return int(self.x.shape[0])
 
 
 def input_shape(clients: Sequence[ClientData]) -> tuple[int, ...]:
-    """The shape of one sample, the same for every client."""
+    """Return the shape of one sample.
+
+    Raises:
+        InputError: If there are no clients or their shapes differ.
+    """
     if not clients:
         raise InputError("a federation needs at least one client, found none")
     first = clients[0]
@@ -398,7 +426,10 @@ def input_shape(clients: Sequence[ClientData]) -> tuple[int, ...]:
 
 
 def count_outputs(clients: Sequence[ClientData], objective: Objective) -> int:
-    """How many outputs the targets ask for: classes seen, one for two classes, or columns of values."""
+    """Return the number of outputs the targets require.
+
+    This is the number of classes for softmax, 1 for logistic, and the number of target columns for least squares.
+    """
     if objective.name == "logistic":
         return 1
     if objective.name == "softmax":
@@ -409,7 +440,21 @@ def count_outputs(clients: Sequence[ClientData], objective: Objective) -> int:
 def check_clients(
     clients: Sequence[ClientData], objective: Objective, outputs: int, dtype: str, *, flat: bool
 ) -> tuple[CheckedClient, ...]:
-    """Every client in the training type, or one sentence about the first that cannot be used."""
+    """Validate the clients and convert their data to the training type.
+
+    Args:
+        clients: The clients' data.
+        objective: The loss, which determines the kind of targets.
+        outputs: Number of outputs of the model.
+        dtype: Element type of training.
+        flat: Whether to flatten each sample.
+
+    Returns:
+        The clients in their order.
+
+    Raises:
+        InputError: If a client's data cannot be used; the message names the first such client.
+    """
     names: set[str] = set()
     checked = []
     for client in clients:

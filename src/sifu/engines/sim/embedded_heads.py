@@ -1,7 +1,7 @@
-"""The embedded engine of closed-form heads: clients of this process send statistics, and one round is a solve.
+"""Embedded engine of closed-form heads: clients in this process send statistics, and a round solves for the head.
 
-Features are computed when a client's statistics are asked for, a chunk at a time. Those that fit into memory are kept
-for evaluations, in float32: statistics never come from the kept ones.
+Features are computed in blocks when a client's statistics are requested. Features that fit into memory are cached in
+float32 for evaluations; statistics are never computed from the cache.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 BLOCK = 4096
 KEPT_BYTES = 1 << 29
-"""Of features in memory: 32,000 samples of 2,048 features; those of the rest are computed again."""
+"""Size of the feature cache: 32,000 samples of 2,048 features; features beyond it are recomputed."""
 
 
 class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
-    """An `Engine`, and a `StatisticsEngine`, of clients whose data are available.
+    """Engine, and `StatisticsEngine`, of clients whose data are available in this process.
 
-    `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
-    counted from the clients' labels.
+    `declared` says that the operator declares the feature map to be public; `from_labels` says that the number of
+    outputs was counted from the clients' labels.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         if empty:
             raise InputError(f"client {empty[0]!r} has no samples; leave it out of the federation")
         for client in self._data:
-            targets.encode(np.asarray(client.y))  # labels that cannot be used are refused before a run is made
+            targets.encode(np.asarray(client.y))  # refuse unusable labels before a run is created
         self.clients = tuple(head_profile(client.name, len(client.x)) for client in self._data)
         self.facts = head_facts(
             features.digest(),
@@ -79,30 +79,30 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
-        """Of each client's samples as they were handed over: a run continues with those it was made with."""
+        """Digest of each client's samples as given; a run continues only with the samples it was created with."""
         return tuple(map(sample_digest, self._data))
 
     @property
     def layout(self) -> ModelLayout:
-        """Weight and bias, as other linear models have them."""
+        """Layout of weight and bias, as in other linear models."""
         return head_layout(self.fixed)
 
     def compute_features_on(self, device: str) -> None:
-        """Compute features on a device from now on; an exact map gives the same bits on each."""
+        """Compute features on a device from now on; an exact map gives the same bits on every device."""
         self._map = self._map.on(device)
 
     def initial_model(self, branch: int) -> Vector:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(self.layout.size)
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """All of them: their data are available."""
+        """Return all clients: their data are available."""
         return list(clients)
 
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection]]:
-        """Statistics of each client, checked as if they came from a stranger; or why its samples give none."""
+        """Yield each client's statistics, checked as if they came from an untrusted client, or its rejection."""
         for client in clients:
             profile = self.clients[client]
             try:
@@ -113,7 +113,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
             yield client, checked(sent, self.fixed, profile, position)
 
     def sent_by(self, client: int) -> Statistics | Rows:
-        """What a client sends, in the smaller form; an engine of less honest clients says something else."""
+        """Return the statistics or the rows of a client, whichever are smaller."""
         data = self._data[client]
         targets = self.targets.encode(np.asarray(data.y))
         chunks = ((phi, targets[rows]) for rows, phi in self._blocks(client))
@@ -122,13 +122,13 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return statistics_of_chunks(self.fixed, chunks)
 
     def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
-        """Yield features and targets of a client's records, a block at a time."""
+        """Yield features and targets of a client's records in blocks."""
         targets = self.targets.encode(np.asarray(self._data[client].y))
         for rows, phi in self._blocks(client):
             yield phi, targets[rows]
 
     def _blocks(self, client: int) -> Iterator[tuple[slice, Floats]]:
-        """The client's features a block at a time; those of clients that fit are kept, in float32, for evaluations."""
+        """Yield the client's features in blocks; cache them in float32 for evaluations if they fit."""
         x = np.asarray(self._data[client].x)
         size = len(x) * self.fixed.features * np.dtype(np.float32).itemsize
         fits = client not in self._kept and self._kept_bytes + size <= KEPT_BYTES
@@ -150,7 +150,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         want_gram: bool = False,
         want_updates: bool = False,
     ) -> RoundResult:
-        """The head of the active clients, whatever the model was; no one's drift is known."""
+        """Solve for the head of the active clients, ignoring `model`; drifts are unknown."""
         chosen = np.asarray(active, dtype=np.int64)
         parts = []
         for _, sent in self.collect(chosen.tolist(), position):
@@ -164,7 +164,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return RoundResult(vector, chosen, samples, drifts, norm_up(vector - model), 0.0)
 
     def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
-        """There are none."""
+        """Raise `InputError`: a closed-form head has no updates."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
     def features(self, x: Array) -> Floats:
@@ -173,15 +173,16 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.features))
 
     def predict(self, model: Vector, x: Array) -> Floats:
-        """Predicted targets of samples, before any of them is decided."""
+        """Return the predicted real-valued targets of samples, before decoding."""
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
         blocks = [phi @ weights[:-1] + weights[-1] for _, phi in self._map.chunks(np.asarray(x))]
         return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.outputs))
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Correct predictions (0 for regression; every label right for multi_label) and squared errors of targets.
+        """Count correct predictions and sum squared errors for each client.
 
-        A client whose samples have no features counts as one without samples.
+        Regression has no correct predictions; in `multi_label` all labels of a sample must be correct. A client whose
+        samples have no features counts as one without samples.
         """
         chosen = np.asarray(clients, dtype=np.int64)
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
@@ -195,7 +196,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return Evaluation(chosen.copy(), samples, correct, loss)
 
     def _evaluate_client(self, weights: Floats, client: int) -> tuple[int, float]:
-        """How many of a client's samples are predicted right, and their squared errors."""
+        """Return the number of correct predictions and the summed squared error of a client."""
         labels = np.asarray(self._data[client].y)
         correct, loss = 0, 0.0
         for rows, phi in self._features_of(client):
@@ -208,7 +209,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return correct, loss
 
     def _features_of(self, client: int) -> Iterator[tuple[slice, Floats]]:
-        """Features for an evaluation, a block at a time: those that are kept, or as float32 has them."""
+        """Yield features for an evaluation in blocks, cached or recomputed, in both cases rounded to float32."""
         if client in self._kept:
             kept = self._kept[client]
             for start in range(0, len(kept), BLOCK):
@@ -221,7 +222,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 def checked(
     sent: Statistics | Rows, fixed: FixedPoint, client: ClientProfile, position: Position
 ) -> Statistics | Rows | Rejection:
-    """What a client sent, or why no one with its samples can have sent it."""
+    """Return the statistics a client sent, or a rejection if they are impossible for its samples."""
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)

@@ -1,25 +1,25 @@
-"""Linear models, many clients at once: batched products and gradients written out by hand.
+"""Linear models, many clients at once: batched products and hand-written gradients.
 
 With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, a step needs
 
     gradient = X' (weights * r(X W)),     weights 1/b on the rows of the batch and 0 elsewhere.
 
-**Between features** a step multiplies by X twice. **Between samples** it never touches X: every iterate is
-W_k = a_k W_0 + X' V_k, so with G = XX' (formed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k, and SGD with
-decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weights * r). With few samples per
-client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of
-the round and the drifts then follow from V as well (`sim.client_updates`), without the local models, in float64 and
-where clients have no more than a few rows per output; else building X'V is cheaper, or more precise.
-Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>; in float64 clipped steps stay between features, where
-norms are exact enough to be proven. Both agree with the plain loop to rounding; `sifu.engines.sim.float_rounding`
-bounds either.
+**Between features** a step multiplies by X twice. **Between samples** it never uses X: every iterate is
+W_k = a_k W_0 + X' V_k, so with G = XX' (computed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k. SGD with decay
+and momentum is linear, so it acts on the pair (a, V) with gradient (0, weights * r). With few samples per client and
+many features this is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of the round and
+the drifts also follow from V, without the local models (`sim.client_updates`). This is done in float64 for clients with
+at most a few rows per output; otherwise computing X'V is cheaper or more precise.
+Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>. In float64 clipped steps are taken between features,
+where the norms are precise enough for a proof. Both variants agree with the plain loop up to rounding;
+`sifu.engines.sim.float_rounding` bounds the error of either.
 
-Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over outputs then run over long rows.
+Outputs precede rows: scores are (clients, C, n) and models (C, d), so that sums over outputs run along long rows.
 
-Steps of softmax regression on whole batches, between samples, run on several cores. The steps of some clients are one
-function of torch operations alone. TorchScript runs it without Python's lock, so every thread trains its own clients;
-where it cannot be compiled, the same function runs as Python, to the same bits (`sifu.engines.sim.threads`). A client's
-bits depend neither on the number of threads nor on who else takes part.
+Softmax regression with whole batches, between samples, uses several cores. The steps of some clients are one function
+of torch operations only. TorchScript runs it without Python's lock, so each thread trains its own clients. If the
+function cannot be compiled, it runs as Python with the same bits (`sifu.engines.sim.threads`). A client's bits depend
+neither on the number of threads nor on the other participants.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
 ROWS_AN_OUTPUT = 4
-"""Up to this many rows per output, one more product with all samples is cheaper than building local models."""
+"""Rows per output up to which an additional product with all samples is cheaper than computing local models."""
 SMALL_ROUND = 2**19
-"""Below this many values of samples, threads wait for each other about as long as they work."""
+"""Number of sample values below which threads would wait for each other about as long as they work."""
 NEARLY_ALL = 0.75
-"""Share of a block's clients from which on they are moved together instead of copied round after round."""
+"""Share of a block's clients from which they are made contiguous once instead of being copied every round."""
 MASKED_BATCHES = 4
-"""Up to this many batches per client, weighting all rows is cheaper than copying those of a batch."""
+"""Batches per client up to which weighting all rows is cheaper than copying the rows of a batch."""
 
 
 class VectorisedTrainer:
-    """Trains and evaluates the clients of a linear model, part of a block by part."""
+    """Trainer and evaluator of the clients of a linear model; it works on one part of a block at a time."""
 
     def __init__(self, model: LinearModel, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
         self._plan, self._training, self._objective = plan, plan.training, model.objective
         self._shape = (model.features + 1, model.outputs)
         (width, outputs), training = self._shape, plan.training
         padded = padded_rows(plan.samples, training.batch_size)
-        # Norms found between samples are less exact than the allowance for rounding needs (`float_rounding`).
+        # Norms computed between samples are too imprecise for the rounding allowance (`float_rounding`).
         may_work_between_samples = not (training.clip and plan.dtype == "float64")
         self._blocks = [
             make_block(
@@ -104,7 +104,7 @@ class VectorisedTrainer:
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """The local models after `steps` steps, part by part: (places among the participants, rows of models)."""
+        """Yield the local models after `steps` steps in parts: (places among the participants, rows of models)."""
         model = torch.tensor(start).reshape(self._shape)
         share = _share_after(self._training, steps)
         for part in self._parts(participants):
@@ -119,12 +119,12 @@ class VectorisedTrainer:
         samples: np.ndarray,
         want_gram: bool,
     ) -> Average:
-        """Train and average the participants, without building the local models where that is cheaper."""
+        """Train the participants and average them, without computing the local models if that is cheaper."""
         parts = list(self._parts(participants))
         model = torch.from_numpy(start).reshape(self._shape)
         keep = want_gram or samples.size * start.size * 8 <= KEEP_BYTES
         threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
-        # Threads of our own want the cores on which torch's would wait for more work (`sifu.engines.sim.threads`).
+        # Our own threads need the cores on which torch's threads would wait for work (`sifu.engines.sim.threads`).
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)
         offset, error = None, 0.0
         if self._share != 1.0:
@@ -137,7 +137,7 @@ class VectorisedTrainer:
         return replace(mean, step=step)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
-        """Correct predictions and sum of losses of each client."""
+        """Return the number of correct predictions and the summed loss of each client."""
         weights = _turned(torch.from_numpy(model).reshape(self._shape))
         correct, loss_sum = np.zeros(clients.size, dtype=np.int64), np.zeros(clients.size)
         for part in self._parts(clients):
@@ -151,7 +151,7 @@ class VectorisedTrainer:
         return correct, loss_sum
 
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
-        """`clients` in parts of the blocks, with their places in that array."""
+        """Yield `clients` in parts of the blocks, with their places in that array."""
         if len(self._blocks) == 1:
             yield from self._blocks[0].parts(self._rows(self._blocks[0], clients))
             return
@@ -161,9 +161,9 @@ class VectorisedTrainer:
             yield from self._blocks[block].parts(self._rows(self._blocks[block], clients[places]), places)
 
     def _rows(self, block: Block, clients: ClientIndices) -> Integers:
-        """Where `clients` lie in their block; where nearly all of it are asked for, they are first moved together.
+        """Return the rows of `clients` in their block; make them contiguous first if they are nearly the whole block.
 
-        So a round without a few clients that left copies nothing.
+        A round without a few clients that left then copies nothing.
         """
         rows: Integers = self._row_of[clients]
         if rows.size >= NEARLY_ALL * block.clients.size and not side_by_side(rows):
@@ -173,7 +173,7 @@ class VectorisedTrainer:
         return rows
 
     def _whole_batches(self, block: Block) -> WholeBatches | None:
-        """What takes all steps of a block's clients in one call, where that can be done."""
+        """Return a trainer that takes all steps of a block's clients in one call; None if there is none."""
         rows, softmax = block.targets.shape[2], self._objective.name == "softmax"
         if not (softmax and self._plain and self._training.whole_batches(rows) and block.one_by_one):
             return None
@@ -184,7 +184,7 @@ class VectorisedTrainer:
     def _local_updates(
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool, threads: int
     ) -> LocalUpdates:
-        """Updates of a part in the form that is cheapest to average."""
+        """Return the updates of a part in the form that is cheapest to average."""
         places, steps, whole = part.places, self._training.steps, self._whole.get(id(part.block))
         if whole is not None:
             turned = _turned(model)
@@ -199,7 +199,7 @@ class VectorisedTrainer:
         return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1).to(torch.float64))]), keep)
 
     def _updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
-        """u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
+        """Return u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
         batches = self._batches(part, position, steps)
         if part.gram is None:
             share = _share_after(self._training, steps)
@@ -207,7 +207,7 @@ class VectorisedTrainer:
         return part.pulled_back(self._dual(part, part.gram, model, batches))
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
-        """W_K of each client (clients, width, outputs)."""
+        """Return W_K of each client (clients, width, outputs)."""
         steps = (
             (
                 part.x if rows is None else rows.of_samples(part.x),
@@ -219,7 +219,7 @@ class VectorisedTrainer:
         return descend_between_features(self._objective, self._training, model.expand(part.size, *self._shape), steps)
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
-        """V_K of each client, transposed: (clients, outputs, rows)."""
+        """Return V_K of each client, transposed: (clients, outputs, rows)."""
         training, first = self._training, part.outputs(_turned(model))
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
@@ -230,7 +230,7 @@ class VectorisedTrainer:
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
             residual = self._objective.residual(scores, targets, dim=1)
-            if self._plain and rows is None:  # `descend` in one pass instead of two, in the memory of one of them
+            if self._plain and rows is None:  # as `descend`, but in one pass and in place
                 scale = -training.rate * row_weights
                 dual = residual.mul_(scale) if dual is None else dual.addcmul_(residual, scale)
                 continue
@@ -238,7 +238,7 @@ class VectorisedTrainer:
             if rows is not None:
                 gradient = rows.spread(gradient, first)
             if training.clip:
-                # ||X'V||^2 = <V, G V>, never below zero but for rounding.
+                # ||X'V||^2 = <V, G V>, which only rounding can make negative.
                 squares = torch.bmm(gradient, gram).mul_(gradient).sum(dim=(1, 2), dtype=torch.float64)
                 factors = training.clip_factor(squares.clamp_min_(0.0).sqrt_())
                 gradient.mul_(factors.to(gradient.dtype)[:, None, None])
@@ -250,7 +250,7 @@ class VectorisedTrainer:
         return dual
 
     def _batches(self, part: Part, position: Position, steps: int) -> _Batches:
-        """For each step: which rows (None for all of them) and their weights."""
+        """Return the rows (None for all) and their weights for each step."""
         training = self._training
         largest = part.targets.shape[2]
         if training.whole_batches(largest):
@@ -259,7 +259,7 @@ class VectorisedTrainer:
         weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:
-            # Padding adds nothing to row 0.
+            # Padding entries have weight zero, so they add nothing to row 0.
             everywhere = weights.new_zeros((*weights.shape[:2], largest)).scatter_add_(2, index, weights)
             return [(None, step[:, None]) for step in everywhere]
         return [(Rows(rows), step[:, None]) for rows, step in zip(index, weights, strict=True)]
@@ -268,9 +268,14 @@ class VectorisedTrainer:
 def descend_between_features(
     objective: Objective, training: LocalTraining, weights: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
 ) -> Tensor:
-    """W_K of each client (clients, width, outputs) after a step from W_0 = `weights` for each of `batches`.
+    """Take one step per batch from `weights` and return W_K of each client (clients, width, outputs).
 
-    Those are samples (clients, rows, width), encoded targets and weights of rows (clients, rows, outputs or 1).
+    Args:
+        objective: The loss.
+        training: Rate, momentum, decay and clipping.
+        weights: W_0 of each client (clients, width, outputs).
+        batches: For each step the samples (clients, rows, width), the encoded targets and the weights of the rows
+            (clients, rows, outputs or 1).
     """
     velocity = None
     for x, targets, row_weights in batches:
@@ -282,22 +287,22 @@ def descend_between_features(
 
 
 class Rows:
-    """Rows of each client's data, padded with row 0 to the largest batch of the step."""
+    """Row selection from each client's data, padded with row 0 to the largest batch of the step."""
 
     def __init__(self, index: Tensor) -> None:
         self._index = index
         self._clients = torch.arange(index.shape[0])[:, None]
 
     def of_samples(self, data: Tensor) -> Tensor:
-        """These rows of `data` (clients, rows, anything)."""
+        """Select these rows of `data` (clients, rows, anything)."""
         return data[self._clients, self._index]
 
     def __call__(self, data: Tensor) -> Tensor:
-        """These rows of `data` (clients, outputs, rows)."""
+        """Select these rows of `data` (clients, outputs, rows)."""
         return data.gather(2, self._index[:, None].expand(-1, data.shape[1], -1))
 
     def spread(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Put `rows` back to their places among zeros; padding adds zeros to row 0."""
+        """Scatter `rows` to their original positions among zeros; padding adds zeros to row 0."""
         index = self._index[:, None].expand(-1, rows.shape[1], -1)
         return torch.zeros_like(like).scatter_add_(2, index, rows)
 
@@ -306,17 +311,17 @@ _Batches = Sequence[tuple[Rows | None, Tensor]]
 
 
 def _averaged_by_duals(dual: Tensor) -> bool:
-    """Whether updates are averaged without being built, from V or anything else of (clients, outputs, rows)."""
+    """Return whether updates are averaged from V directly; `dual` is any tensor (clients, outputs, rows)."""
     return dual.dtype == torch.float64 and dual.shape[2] <= ROWS_AN_OUTPUT * dual.shape[1]
 
 
 def _turned(model: Tensor) -> Tensor:
-    """W' of W, laid out anew by numpy, which takes a third of torch's time for so few columns."""
+    """Return a contiguous W'; numpy needs a third of torch's time for so few columns."""
     return torch.from_numpy(np.ascontiguousarray(model.numpy().T))
 
 
 def _share_after(training: LocalTraining, steps: int) -> float:
-    """a_K for K = `steps`: the part of W_0 that weight decay leaves in W_K."""
+    """Return a_K for K = `steps`: the factor of W_0 that weight decay leaves in W_K."""
     share, velocity = 1.0, None
     for _ in range(steps):
         share, velocity = training.descend(share, 0.0, velocity)
@@ -324,10 +329,10 @@ def _share_after(training: LocalTraining, steps: int) -> float:
 
 
 def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -> bool:
-    """Whether K steps cost less between samples than between features, by counting multiplications.
+    """Return whether K steps need fewer multiplications between samples than between features.
 
-    A step on b of n rows costs about b n between samples and 2 b d between features (3 b d with the copy of a
-    batch); entering and leaving costs 2 n d once.
+    A step on b of n rows costs about b n between samples and 2 b d between features (3 b d including the copy of a
+    batch). Steps between samples cost another 2 n d once.
     """
     seen = training.steps * min(samples, training.batch_size or samples)
     if training.whole_batches(samples):
@@ -336,11 +341,11 @@ def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -
 
 
 CLIENTS_A_THREAD = 3
-"""A thread that has fewer clients waits about as long as it works."""
+"""Minimum number of clients per thread; with fewer, a thread waits about as long as it works."""
 SCRIPT_AFTER = 50
-"""Steps that are taken in this many rounds are compiled; that takes as long as a few dozen rounds."""
+"""Number of rounds after which the steps are compiled; compiling takes as long as a few dozen rounds."""
 GATHERED = platform.machine() in ("aarch64", "arm64")
-"""Whether samples are copied side by side for one product: quicker where BLAS is OpenBLAS, slower where it is MKL."""
+"""True if samples are copied for one large product, which is faster with OpenBLAS but slower with MKL."""
 
 
 class SoftmaxSteps(nn.Module):
@@ -354,9 +359,9 @@ class SoftmaxSteps(nn.Module):
     def updates(
         self, model: Tensor, x: Tensor, gram: Tensor, targets: Tensor, weights: Tensor, rows: list[int], into: Tensor
     ) -> None:
-        """Put X_i' V_K of the clients at `rows` into `into` (clients, outputs, width), in float64.
+        """Write X_i' V_K of the clients at `rows` into `into` (clients, outputs, width), in float64.
 
-        `model` is W' (outputs, width); `x`, `gram`, `targets` and the `weights` of rows are those of a `Block`.
+        `model` is W' (outputs, width); `x`, `gram`, `targets` and `weights` are the tensors of a `Block`.
         """
         index = torch.tensor(rows)
         grams, wanted = gram.index_select(0, index), targets.index_select(0, index)
@@ -364,7 +369,7 @@ class SoftmaxSteps(nn.Module):
         samples = x.index_select(0, index) if self.gathered else x[:0]
         first = torch.empty_like(wanted)
         if self.gathered:
-            # The quicker way round that has the bits of one product per client (checked with OpenBLAS).
+            # The faster orientation whose bits equal those of one product per client (checked with OpenBLAS).
             if model.dtype == torch.float32:
                 products = torch.mm(samples.flatten(0, 1), model.t())
                 first.copy_(products.view(len(rows), x.size(1), model.size(0)).transpose(1, 2))
@@ -390,13 +395,13 @@ class SoftmaxSteps(nn.Module):
 
 
 class WholeBatches:
-    """Takes all steps of some clients of a block, by as many threads as are worth it."""
+    """Trainer that takes all steps of some clients of a block, with as many threads as pay off."""
 
     def __init__(self, steps: int, rate: float) -> None:
         self._steps, self._rounds = SoftmaxSteps(steps, rate, GATHERED), 0
 
     def updates(self, block: Block, rows: Integers, model: Tensor, threads: int) -> Tensor:
-        """X_i' V_K of the clients at `rows` of the block in float64, (clients, outputs * width), from W'."""
+        """Return X_i' V_K of the clients at `rows` in float64, (clients, outputs * width), from W'."""
         self._rounds += 1
         if self._rounds == SCRIPT_AFTER:
             self._steps = scripted(self._steps)
@@ -410,7 +415,7 @@ class WholeBatches:
         try:
             self._train(block, model, *parts[0])
         finally:
-            wait(jobs)  # no one writes into `into` after this
+            wait(jobs)  # afterwards no thread writes into `into`
         for job in jobs:
             job.result()
         return into.flatten(1)
@@ -423,9 +428,9 @@ class WholeBatches:
 
 @functools.lru_cache(maxsize=4)
 def _helpers(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads next to the one that asks, which stay; a process that was forked off another starts its own."""
+    """Return a pool of persistent worker threads; a forked process makes its own."""
     before = torch.get_num_threads()
     crew = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     wait([crew.submit(int) for _ in range(count)])
-    torch.set_num_threads(before)  # threads that others start later take the latest number set
+    torch.set_num_threads(before)  # threads started later inherit the most recent setting
     return crew

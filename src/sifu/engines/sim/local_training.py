@@ -1,13 +1,12 @@
-"""What a client does between receiving a model and sending its own back: K steps of plain SGD.
+"""Local training of a client: K steps of plain SGD, and the batches they use.
 
-Which samples a step looks at does not depend on who else takes part in the round.
-
-A client walks through a permutation of its n samples in batches of b; the last batch of a permutation may be
-smaller, and a new one begins when one is used up. The permutation of epoch e is the stable order of
+The samples of a step do not depend on the other participants of the round. A client processes a permutation of its n
+samples in batches of b. The last batch of a permutation may be smaller; then a new permutation begins. The permutation
+of epoch e is the stable order of
 
     scores(place_key(base_key(seed, "batches"), branch, round, client, e), 0..n-1)        (`sifu.theory.participation`),
 
-keyed by nothing else: taking a client out leaves everyone else's batches as they were.
+so removing a client does not change the batches of the others.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Value = TypeVar("Value", float, torch.Tensor)
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """SGD exactly as `torch.optim.SGD` does it, with dampening 0 and the velocity reset each round.
+    """SGD as in `torch.optim.SGD`, with dampening 0 and the velocity reset each round.
 
     With eta = `rate`, rho = `momentum`, lambda = `weight_decay` and K = `steps`, step k does
 
@@ -38,8 +37,8 @@ class LocalTraining:
         theta = theta - eta v                     (Nesterov: theta - eta (g + rho v)).
 
     Pi_c(h) = h min(1, c / ||h||) with c = `clip` scales the gradient of a batch, over all parameters together, to a
-    norm of at most c; 0 is off (docs/theory.md, section 5.9). Weight decay comes after it and acts on every
-    parameter, bias included. `batch_size` None means the client's whole data.
+    norm of at most c; 0 means no clipping (docs/theory.md, section 5.9). Weight decay is added afterwards and applies
+    to every parameter, including the bias. `batch_size` None means all data of the client.
     """
 
     rate: float
@@ -71,7 +70,7 @@ class LocalTraining:
             )
 
     def smallest_batch(self, samples: int) -> int:
-        """b_min: the size of the smallest batch a client of `samples` samples can draw.
+        """Return b_min, the size of the smallest batch that a client with `samples` samples can draw.
 
         >>> LocalTraining(rate=0.1, steps=5, batch_size=4).smallest_batch(10)
         2
@@ -81,28 +80,31 @@ class LocalTraining:
         return samples % self.batch_size or self.batch_size
 
     def whole_batches(self, samples: int) -> bool:
-        """Whether every step of a client of `samples` samples descends its whole loss."""
+        """Return whether a client with `samples` samples uses all of them in every step."""
         return self.batch_size is None or self.batch_size >= samples
 
     def clip_factor(self, norm: torch.Tensor) -> torch.Tensor:
-        """min(1, c / norm): what a gradient of that norm is multiplied by; norms are float64.
+        """Return min(1, c / norm), the factor that clips a gradient of that norm; norms are float64.
 
         >>> LocalTraining(rate=0.1, steps=1, clip=0.5).clip_factor(torch.tensor([2.0, 0.1, 0.0])).tolist()
         [0.25, 1.0, 1.0]
         """
-        # A norm that overflowed gives NaN and not 0: the step is refused instead of left out.
+        # An infinite norm gives NaN, not 0, so that the step is refused instead of silently skipped.
         return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
 
     def clip_gradient(self, gradient: torch.Tensor, dim: tuple[int, ...] | None = None) -> None:
-        """Scale a gradient in place, if there is a clip; those of several models each over its own dimensions `dim`."""
+        """Clip a gradient in place if clipping is on; `dim` are the dimensions of one model among several."""
         if self.clip:
             norm = torch.linalg.vector_norm(gradient, dim=dim, keepdim=dim is not None, dtype=torch.float64)
             gradient.mul_(self.clip_factor(norm).to(gradient.dtype))
 
     def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
-        """One step from `value` along the `gradient` of the loss (clipped, without decay): new value and velocity.
+        """Take one step and return the new value and velocity.
 
-        `velocity` None is the reset one.
+        Args:
+            value: The parameters before the step.
+            gradient: Gradient of the loss, clipped, without weight decay.
+            velocity: Velocity of the previous step; None in the first step.
         """
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
@@ -115,7 +117,7 @@ class LocalTraining:
         return value - self.rate * direction, velocity
 
     def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
-        """`descend` without new memory: changes all three; in `step` 0 what `velocity` holds is ignored."""
+        """Take one step as `descend` does, changing all three tensors; step 0 ignores the contents of `velocity`."""
         if self.weight_decay:
             gradient.add_(value, alpha=self.weight_decay)
         if not self.momentum:
@@ -138,9 +140,9 @@ SampleIndices = Integers
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of many clients: K steps, clients, places of a batch.
+    """Batches of many clients, with dimensions (steps, clients, positions in a batch).
 
-    `rows` are sample indices, 0 beyond the end of a batch; `counts` are the sizes (K, clients).
+    `rows` are sample indices, padded with 0; `counts` (steps, clients) are the batch sizes.
     """
 
     rows: SampleIndices
@@ -148,7 +150,7 @@ class Batches:
 
     @property
     def real(self) -> Booleans:
-        """Which places of `rows` are samples and not padding."""
+        """Mask of the entries of `rows` that are samples, not padding."""
         return np.arange(self.rows.shape[2]) < self.counts[..., None]
 
 
@@ -160,7 +162,19 @@ def draw_batches(
     clients: ClientIndices,
     steps: int | None = None,
 ) -> Batches:
-    """The K batches (or the first `steps`) of each of `clients` with `samples` samples in one round."""
+    """Draw the batches of several clients in one round.
+
+    Args:
+        training: Batch size and number of steps.
+        samples: Number of samples of each client.
+        seed: Seed of the run.
+        position: Branch and round.
+        clients: Index of each client, which keys its draws.
+        steps: Number of steps; None for all steps of `training`.
+
+    Returns:
+        The batches of all steps.
+    """
     steps = training.steps if steps is None else steps
     largest = int(samples.max())
     size = np.minimum(training.batch_size or largest, samples)
@@ -169,10 +183,10 @@ def draw_batches(
     key = place_key(base_key(seed, "batches"), position.branch, position.round)
     keys = place_key(key, clients[:, None], np.arange(epochs))
     drawn = scores(keys[..., None], np.arange(largest))
-    # Padding sorts behind every sample: no score is larger, and the sort is stable.
+    # Padding sorts after every sample: it has the largest possible score, and the sort is stable.
     drawn[np.broadcast_to(np.arange(largest) >= samples[:, None, None], drawn.shape)] = np.iinfo(np.uint64).max
     order = np.argsort(drawn, axis=2, kind="stable")
-    order[size == samples] = np.arange(largest)  # a whole batch is taken as it lies
+    order[size == samples] = np.arange(largest)  # a whole batch keeps the original order
     step = np.arange(steps)[:, None]
     epoch, first = step // in_epoch, step % in_epoch * size
     counts = np.minimum(size, samples - first)
@@ -185,7 +199,7 @@ def draw_batches(
 def batch_sequence(
     training: LocalTraining, samples: int, seed: int, position: Position, client: int, steps: int | None = None
 ) -> list[SampleIndices]:
-    """The K batches of one client in one round, or the first `steps` of them."""
+    """Return the batches of one client in one round: all K, or the first `steps`."""
     steps = training.steps if steps is None else steps
     if training.whole_batches(samples):
         return [np.arange(samples, dtype=np.int64)] * steps
@@ -195,10 +209,10 @@ def batch_sequence(
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What every trainer of this process is told besides the data: how clients train, and what their draws depend on.
+    """Parameters of every trainer in this process besides the data.
 
-    `samples` are |D_i|; `numbers` are those that batches and dropped units are drawn for, one for each client;
-    `outputs` is how many their targets need.
+    `samples` are |D_i|. `numbers` are the client indices that key batches and dropout. `outputs` is the number of
+    outputs that the targets need.
     """
 
     samples: Integers
@@ -209,15 +223,15 @@ class TrainingPlan:
     seed: int
 
     def batches(self, position: Position, client: int, steps: int) -> list[SampleIndices]:
-        """The batches of one client's first `steps` steps in one round."""
+        """Return the batches of a client's first `steps` steps in one round."""
         samples, number = int(self.samples[client]), int(self.numbers[client])
         return batch_sequence(self.training, samples, self.seed, position, number, steps)
 
     def layer_seed(self, position: Position, client: int) -> int:
-        """Keys what layers draw from torch's generator in a client's round, so that it replays bit for bit."""
+        """Return the seed of torch's generator for a client's round, so that random layers repeat exactly."""
         return torch_seed(self.seed, "layers", position.branch, position.round, int(self.numbers[client]))
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """A seed for torch's generator, keyed like every other stream."""
+    """Return a seed for torch's generator, keyed like every other random stream."""
     return int(keyed_generator(seed, purpose, *key).integers(2**63))

@@ -1,10 +1,10 @@
-"""What is trained: a linear model with one of three losses, or any `torch.nn.Module`.
+"""Models to train: a linear model with one of three losses, or any `torch.nn.Module`.
 
-A spec names a model (`make_model`); a program may hand over a module factory (`ModuleModel`). A linear
-model's flat vector is its weight (features x outputs) and then its bias, so it is also the matrix of the
-bias-extended problem: `vector.reshape(features + 1, outputs)`.
+A spec names a model (`make_model`); a program can pass a module factory (`ModuleModel`). The flat vector of a linear
+model is its weight (features x outputs) followed by its bias. It is thus also the matrix of the bias-extended problem:
+`vector.reshape(features + 1, outputs)`.
 
-Attacks look at a model's outputs sample by sample, where the engine only counts and sums.
+A `Scorer` returns outputs sample by sample, which attacks need; engines only count and sum.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from sifu.theory.facts import BATCH_NORMALISATION, DRAWN_FROM_SEED, MADE_BY_OPER
 _SEEDING = threading.Lock()
 
 TORCH_TYPES = {"float64": torch.float64, "float32": torch.float32}
-"""The element types a model may have."""
+"""Element types a model may have."""
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Scores x W + b with a convex loss: smooth, so its regularity can be measured and proven."""
+    """Linear model x W + b with a convex, smooth loss, whose smoothness constants can be computed and proven."""
 
     kind: ObjectiveName
     features: int
@@ -64,25 +64,25 @@ class LinearModel:
 
     @property
     def objective(self) -> Objective:
-        """Its loss."""
+        """Loss of the model."""
         return OBJECTIVES[self.kind]
 
     @property
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The mean loss of a batch."""
+        """Mean loss of a batch."""
         return self.objective.mean_loss
 
     def layout(self, dtype: str) -> ModelLayout:
-        """Names and shapes of its parameters."""
+        """Return names and shapes of the parameters."""
         shapes = ((self.features, self.outputs), (self.outputs,))
         return ModelLayout(("weight", "bias"), shapes, dtype)
 
     def build(self, dtype: str) -> nn.Module:
-        """The module the plain loop trains."""
+        """Return the module that the plain loop trains."""
         return LinearScores(self.features, self.outputs).to(TORCH_TYPES[dtype])
 
     def initial(self, seed: int, branch: int, dtype: str) -> Vector:
-        """All zeros, or uniform on +-1/sqrt(features) as torch's Linear starts, another one each branch."""
+        """Return the initial vector of a branch: zeros, or uniform on +-1/sqrt(features) as in torch's Linear."""
         generator = keyed_generator(seed, "initial model", branch)
         bound = 1.0 / math.sqrt(self.features) if self.init == "random" else 0.0
         return generator.uniform(-bound, bound, size=self.layout(dtype).size).astype(dtype)
@@ -90,13 +90,12 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class ModuleModel:
-    """Any module: `factory()` makes one, `kind` says how targets are read and names the default loss.
+    """Model given by a module factory; `kind` is the type of targets and names the default loss.
 
-    `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between
-    clients; buffers (batch normalisation's running statistics) restart from their initial values for every
-    client and round, and evaluation normalises with the statistics of the data it looks at. What the factory makes is
-    copied before anything is done to it. A factory whose modules share parameters is refused: anyone who trains one of
-    them trains all, and none is fresh any more.
+    `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between clients.
+    Buffers (running statistics of batch normalisation) restart from their initial values for every client and round;
+    evaluation normalises with the statistics of the data it evaluates. Modules from the factory are copied before use.
+    A factory whose modules share parameters is refused, because training one of them would train all of them.
     """
 
     factory: Callable[[], nn.Module]
@@ -130,53 +129,53 @@ class ModuleModel:
 
     @property
     def conv_net(self) -> ConvNet | None:
-        """What the module is, if it is a described network with softmax loss: such ones have a faster path."""
+        """Description of the network if it is a `ConvNet` with softmax loss, which trains faster; else None."""
         plain = self.kind == "softmax" and self.custom_loss is None
         return self.factory if plain and isinstance(self.factory, ConvNet) else None
 
     @property
     def objective(self) -> Objective:
-        """The loss `kind` names."""
+        """Loss that `kind` names."""
         return OBJECTIVES[self.kind]
 
     @property
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The mean loss of a batch."""
+        """Mean loss of a batch."""
         return self.custom_loss or self.objective.mean_loss
 
     def layout(self, dtype: str) -> ModelLayout:
-        """Names and shapes of its parameters, in the module's order."""
+        """Return names and shapes of the parameters, in the module's order."""
         named = list(self._seeded(0).named_parameters())
         return ModelLayout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), dtype)
 
     def build(self, dtype: str) -> nn.Module:
-        """A module to train in."""
+        """Return a module to train."""
         return self._seeded(0).to(TORCH_TYPES[dtype])
 
     def initial(self, seed: int, branch: int, dtype: str) -> Vector:
-        """The parameters of a module made with torch's generator seeded by (seed, branch)."""
+        """Return the parameters of a module made with torch's generator seeded by (seed, branch)."""
         module = self._seeded(torch_seed(seed, "initial model", branch)).to(TORCH_TYPES[dtype])
         return nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
 
     def _seeded(self, seed: int) -> nn.Module:
-        """A copy of what the factory makes: nothing that is done to it reaches what the factory may have kept."""
+        """Return a copy of a new module, so that changes never reach a module that the factory may have kept."""
         return fresh_copy(self._made(seed))
 
     def _made(self, seed: int) -> nn.Module:
-        # torch's generator belongs to the whole process: two threads must not make models at once.
+        # torch's generator is global to the process: only one thread at a time may make a model.
         with _SEEDING, fixed_generators(seed):
             return self.factory()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A factory that equals another one that makes the same: lanes of one program must share their model."""
+    """Factory that equals any other with the same function and arguments, so that lanes can share a program."""
 
     make: Callable[..., nn.Module]
     arguments: tuple[Any, ...]
 
     def __call__(self) -> nn.Module:
-        """The module."""
+        """Make the module."""
         return self.make(*self.arguments)
 
 
@@ -191,9 +190,20 @@ def make_model(
     init: Literal["zeros", "random"] = "zeros",
     hidden: int = 64,
 ) -> Model:
-    """The model a spec names: softmax, logistic, least_squares, mlp, resnet_small, or one of `CONV_NETS`.
+    """Make the model that a spec names.
 
-    `init` is for linear models (a network always starts at random), `hidden` for mlp.
+    Args:
+        name: softmax, logistic, least_squares, mlp, resnet_small, or a key of `CONV_NETS`.
+        input_shape: Shape of a sample.
+        outputs: Number of outputs.
+        init: Initialisation of a linear model; networks always start at random.
+        hidden: Number of hidden units of mlp.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: If the name is unknown or the shape does not fit the model.
     """
     if name in OBJECTIVES:
         return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
@@ -212,21 +222,24 @@ def make_model(
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
-    """A model's module with these parameters, which computes as evaluation does, also after `eval()` or `train()`."""
+    """Return a module with these parameters that computes as in evaluation, even after `eval()` or `train()`."""
     module = model.build(layout.dtype).eval()
     if model.layout(layout.dtype) != layout:
         raise InputError("the model has other parameters than the run: give the function that made the run's model")
     for name, parameter in module.named_parameters():
         parameter.data = torch.from_numpy(parameters[name].copy())
     for part in module.modules():
-        if isinstance(part, _NormBase):  # no running statistics travel: it normalises with those of the data available
+        if isinstance(part, _NormBase):  # running statistics are not exchanged: normalise with those of the input
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
     return module
 
 
 def set_to_evaluate(module: nn.Module) -> None:
-    """As evaluation has it: no running statistics travel, so layers normalise with those of the data available."""
+    """Set a module to evaluation mode, with batch normalisation by the statistics of the input.
+
+    Running statistics are not exchanged between clients.
+    """
     module.eval()
     for part in module.modules():
         if isinstance(part, _NormBase):
@@ -234,7 +247,7 @@ def set_to_evaluate(module: nn.Module) -> None:
 
 
 def _shared_storage(first: nn.Module, second: nn.Module) -> str:
-    """A parameter or buffer of one module whose memory the other uses too; empty if there is none."""
+    """Return the name of a parameter or buffer whose memory both modules use; empty if there is none."""
     if first is second:
         return "it returns the same module again"
     held = {tensor.untyped_storage().data_ptr() for tensor in (*first.parameters(), *first.buffers()) if tensor.numel()}
@@ -267,12 +280,12 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         return int(self.x.shape[0])
 
 
 class Scorer:
-    """Losses and predictions of flat models on samples; `model` is a `sifu.engines.sim` model."""
+    """Losses and predictions of flat models on samples; `model` is a model of `sifu.engines.sim`."""
 
     def __init__(self, model: Any, dtype: str) -> None:
         self._model, self._dtype = model, dtype
@@ -281,12 +294,12 @@ class Scorer:
 
     @property
     def labels(self) -> bool:
-        """Whether targets are classes."""
+        """True if targets are classes."""
         return bool(self._model.objective.labels)
 
     def outputs(self, vector: Vector, x: Array) -> Floats:
-        """The model's scores of each sample, one row each."""
-        # The parameters are a flat vector of `dtype`; numpy may hand over a read-only one.
+        """Return the model's scores, one row per sample."""
+        # Copy: `vector` may be read-only or of another type.
         vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
         inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
         with torch.no_grad():
@@ -294,19 +307,19 @@ class Scorer:
         return np.asarray(torch.cat(parts).double().numpy())
 
     def losses(self, vector: Vector, samples: Samples) -> Floats:
-        """The loss of each sample."""
+        """Return the loss of each sample."""
         scores, encoded = self._encoded(vector, samples)
         return np.asarray(self._model.objective.row_loss(scores, encoded).numpy())
 
     def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Share of samples that are predicted correctly; NaN for real targets."""
+        """Return the share of correct predictions; NaN for real targets."""
         if not self.labels or samples.count == 0:
             return float("nan")
         scores, encoded = self._encoded(vector, samples)
         return float(self._model.objective.hits(scores, encoded).double().mean())
 
     def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """ln(p / (1 - p)) of the right class (Carlini et al. 2022); minus the loss where targets are real."""
+        """Return ln(p / (1 - p)) of the true class (Carlini et al. 2022), or minus the loss for real targets."""
         losses = self.losses(vector, samples)
         if not self.labels:
             return -losses
@@ -314,14 +327,14 @@ class Scorer:
         return right - np.log(-np.expm1(np.minimum(right, -1e-15)))
 
     def predictions(self, vector: Vector, x: Array) -> Integers:
-        """The predicted class of each sample."""
+        """Return the predicted class of each sample."""
         scores = self.outputs(vector, x)
         if scores.shape[1] == 1:
             return (scores[:, 0] > 0).astype(np.int64)
         return np.asarray(scores.argmax(axis=1))
 
     def probabilities(self, vector: Vector, x: Array) -> Floats | None:
-        """The probability of each class, one row for each sample; None where the model gives none."""
+        """Return the class probabilities, one row per sample; None if the model gives none."""
         if not self.labels:
             return None
         scores = self.outputs(vector, x)
@@ -331,12 +344,12 @@ class Scorer:
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     def squared_error(self, vector: Vector, samples: Samples) -> float:
-        """The mean squared error of real targets, in squares of their unit."""
+        """Return the mean squared error of real targets, in squares of their unit."""
         predicted = self._values(vector, samples.x)
         return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
 
     def _values(self, vector: Vector, x: Array) -> Floats:
-        """The predicted real targets of each sample, in their unit."""
+        """Return the predicted real targets of each sample, in their unit."""
         return self.outputs(vector, x)
 
     def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
@@ -352,41 +365,41 @@ class Scorer:
 
 
 class HeadScorer(Scorer):
-    """The same of a head in closed form, whose inputs are samples before the feature map."""
+    """Scorer of a closed-form head; its inputs are samples before the feature map."""
 
     def __init__(self, engine: ClosedFormFederation) -> None:
         self._engine = engine
 
     @property
     def labels(self) -> bool:
-        """Whether targets are classes."""
+        """True if targets are classes."""
         return self._engine.targets.task == "classification"
 
     def outputs(self, vector: Vector, x: Array) -> Floats:
-        """The predicted targets of each sample, one row each."""
+        """Return the predicted targets, one row per sample."""
         return self._engine.predict(vector, x)
 
     def losses(self, vector: Vector, samples: Samples) -> Floats:
-        """The squared error of each sample."""
+        """Return the squared error of each sample."""
         wrong = self.outputs(vector, samples.x) - self._engine.targets.encode(np.asarray(samples.y))
         return np.asarray(np.sum(wrong * wrong, axis=1))
 
     def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Share of samples that are predicted correctly; NaN for other tasks than classification."""
+        """Return the share of correct predictions; NaN for tasks other than classification."""
         if not self.labels or samples.count == 0:
             return float("nan")
         return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
 
     def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """Minus the loss: a ridge head has no probabilities."""
+        """Return minus the loss: a ridge head has no probabilities."""
         return -self.losses(vector, samples)
 
     def predictions(self, vector: Vector, x: Array) -> Integers:
-        """The predicted class of each sample."""
+        """Return the predicted class of each sample."""
         return np.asarray(self._engine.targets.decode(self.outputs(vector, x)))
 
     def probabilities(self, vector: Vector, x: Array) -> Floats | None:
-        """A ridge head has none."""
+        """Return None: a ridge head has no probabilities."""
         return None
 
     def _values(self, vector: Vector, x: Array) -> Floats:
@@ -394,7 +407,7 @@ class HeadScorer(Scorer):
 
 
 def scorer_of(engine: Engine) -> Scorer | None:
-    """What scores samples with models of an engine; None for an engine that does not show its model."""
+    """Return a scorer for an engine's models; None if the engine does not expose its model."""
     if isinstance(engine, ClosedFormFederation):
         return HeadScorer(engine)
     model = getattr(engine, "model", None)
@@ -402,7 +415,7 @@ def scorer_of(engine: Engine) -> Scorer | None:
 
 
 def stacked(clients: Any, chosen: Integers | list[int]) -> Samples:
-    """The samples of some clients, one after the other."""
+    """Concatenate the samples of some clients."""
     return Samples(
         np.concatenate([np.asarray(clients[int(k)].x) for k in chosen]),
         np.concatenate([np.asarray(clients[int(k)].y) for k in chosen]),

@@ -1,15 +1,15 @@
-"""The networks a spec can name, and dropout by keyed masks; none is certified beyond an assumed regularity.
+"""Networks that a spec can name, and dropout with keyed masks; certificates treat their regularity as assumed.
 
-Masks are keyed by their place, so that every path and device drops the same units. In step k of a client's round, unit
-u of the b-th sample of the batch is kept by dropout layer l iff
+Masks are keyed by position, so that every implementation and device drops the same units. In step k of a client's
+round, dropout layer l keeps unit u of the b-th sample of the batch iff
 
     fraction(score(key, b * units + u)) >= p,    key = place(seed, "dropout"; branch, round, client, k, l),
 
-and kept units are scaled by 1/(1 - p). See `sifu.theory.participation` for what a place is.
+and kept units are scaled by 1/(1 - p). Places are defined in `sifu.theory.participation`.
 
-A `ConvNet` only describes a convolutional classifier. From the one description come the module that the plain loop
-trains, and the shapes and offsets that hand-written trainers need; the flat parameter vector is the module's order,
-conv1.weight (out, in, 3, 3), conv1.bias, ..., fc1.weight (out, in), fc1.bias, ..., for all of them.
+A `ConvNet` is only a description of a convolutional classifier. It yields the module that the plain loop trains, and
+the shapes and offsets for hand-written trainers. All of them use the module's order of the flat parameter vector:
+conv1.weight (out, in, 3, 3), conv1.bias, ..., fc1.weight (out, in), fc1.bias, ...
 """
 
 from __future__ import annotations
@@ -33,12 +33,19 @@ from sifu.theory.participation import Scores, base_key, fractions, place_key, sc
 
 
 def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, layer: ArrayLike) -> Scores:
-    """The key of one dropout layer in one step; arrays of steps or layers broadcast."""
+    """Return the key of one dropout layer in one step; arrays of steps or layers broadcast."""
     return place_key(base_key(seed, "dropout"), position.branch, position.round, client, step, layer)
 
 
 def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float) -> Booleans:
-    """Which of `units` units are kept for `samples` samples of a batch, from its sample `first` on.
+    """Return which units are kept for a range of samples of a batch.
+
+    Args:
+        key: Key of the dropout layer in this step.
+        first: Index of the first sample in the batch.
+        samples: Number of samples.
+        units: Number of units per sample.
+        rate: Probability of dropping a unit.
 
     >>> whole = kept_units(5, 0, 4, 3, 0.5)
     >>> bool((kept_units(5, 2, 2, 3, 0.5) == whole[2:]).all())
@@ -49,14 +56,14 @@ def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float
 
 
 class KeyedDropout(_DropoutNd):
-    """Dropout under a `key` that the trainer sets before each step; none in evaluation."""
+    """Dropout with a `key` that the trainer sets before each step; inactive in evaluation."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
         self.key = 0
 
     def forward(self, activations: Tensor) -> Tensor:
-        """The kept units, scaled by 1/(1 - p)."""
+        """Zero the dropped units and scale the kept ones by 1/(1 - p)."""
         if not self.training or self.p == 0.0:
             return activations
         kept = kept_units(self.key, 0, activations.shape[0], activations[0].numel(), self.p)
@@ -66,7 +73,7 @@ class KeyedDropout(_DropoutNd):
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 3x3 convolution of stride 1, then ReLU if `relu`, then 2x2 max pooling if `pool`."""
+    """3x3 convolution of stride 1, followed by ReLU if `relu` and by 2x2 max pooling if `pool`."""
 
     channels_out: int
     padding: int = 0
@@ -75,31 +82,31 @@ class Convolution:
 
 
 class Layer(ABC):
-    """Where the parameters of a layer lie in the flat vector: its weight of a shape (out, ...), then its bias."""
+    """Position of a layer's parameters in the flat vector: a weight of shape (out, ...), then the bias."""
 
     weight_at: int
 
     @property
     @abstractmethod
     def weight_shape(self) -> tuple[int, ...]:
-        """(out, in) of a linear layer, (out, in, 3, 3) of a convolution."""
+        """Shape of the weight: (out, in) for a linear layer, (out, in, 3, 3) for a convolution."""
 
     @property
     def bias_at(self) -> int:
-        """Where the bias begins."""
+        """Index of the first bias entry."""
         return self.weight_at + math.prod(self.weight_shape)
 
     @property
     def end(self) -> int:
-        """Where the next layer's parameters begin."""
+        """Index of the next layer's first parameter."""
         return self.bias_at + self.weight_shape[0]
 
 
 @dataclass(frozen=True)
 class ConvLayer(Layer):
-    """A convolution with its sizes: (channels_in, height_in, width_in) gives (channels_out, height_out, width_out).
+    """Convolution that maps (channels_in, height_in, width_in) to (channels_out, height_out, width_out).
 
-    `height` and `width` are those between convolution and pooling; an odd last row or column is not pooled.
+    `height` and `width` are the sizes between convolution and pooling; an odd last row or column is not pooled.
     """
 
     channels_in: int
@@ -133,18 +140,18 @@ class ConvLayer(Layer):
 
     @property
     def features_out(self) -> int:
-        """Numbers a sample has after this layer."""
+        """Values per sample after this layer."""
         return self.channels_out * self.height_out * self.width_out
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """(out, in, 3, 3)."""
+        """Shape of the weight: (out, in, 3, 3)."""
         return (self.channels_out, self.channels_in, 3, 3)
 
 
 @dataclass(frozen=True)
 class LinearLayer(Layer):
-    """A linear layer; a `hidden` one is followed by ReLU and by dropout at rate `dropout`."""
+    """Linear layer; a `hidden` one is followed by ReLU and by dropout at rate `dropout`."""
 
     features_in: int
     features_out: int
@@ -154,17 +161,17 @@ class LinearLayer(Layer):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """(out, in)."""
+        """Shape of the weight: (out, in)."""
         return (self.features_out, self.features_in)
 
 
 @dataclass(frozen=True)
 class ConvNet:
-    """A convolutional classifier of images `input_shape` = (channels, height, width) into `outputs` classes.
+    """Convolutional classifier of images `input_shape` = (channels, height, width) into `outputs` classes.
 
-    Convolutions, then the channel-first flattening of `torch.flatten`, hidden linear layers of the given widths, each
-    with ReLU and dropout at rate `dropout`, and a last linear layer. Calling a description makes its module, with
-    torch's initial weights: it can be the factory of a `ModuleModel`.
+    The layers are convolutions, a channel-first flattening as in `torch.flatten`, hidden linear layers of the given
+    widths, each with ReLU and dropout at rate `dropout`, and a last linear layer. Calling a description makes its
+    module with torch's initial weights, so a description can be the factory of a `ModuleModel`.
 
     >>> net = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
     >>> [layer.features_out for layer in net.convolution_layers], net.parameters
@@ -219,21 +226,21 @@ class ConvNet:
 
     @property
     def layers(self) -> tuple[ConvLayer | LinearLayer, ...]:
-        """Every layer with parameters, in their order in the flat vector."""
+        """Layers with parameters, in their order in the flat vector."""
         return (*self.convolution_layers, *self.linear_layers)
 
     @property
     def parameters(self) -> int:
-        """The length of the flat vector."""
+        """Length of the flat vector."""
         return self.linear_layers[-1].end
 
     def __call__(self) -> ConvNetModule:
-        """The module, with torch's initial weights."""
+        """Make the module, with torch's initial weights."""
         return ConvNetModule(self)
 
 
 class ConvNetModule(nn.Module):
-    """A `ConvNet` as torch computes it; images are (n, channels, height, width), or (n, height, width) if grey."""
+    """Torch module of a `ConvNet`; images are (n, channels, height, width), or (n, height, width) if grey."""
 
     def __init__(self, network: ConvNet) -> None:
         super().__init__()
@@ -249,7 +256,7 @@ class ConvNetModule(nn.Module):
                 self.add_module(f"dropout{number}", KeyedDropout(layer.dropout))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores of a batch of images."""
+        """Return the class scores of a batch of images."""
         values = images.unsqueeze(1) if images.dim() == 3 else images
         for number, convolution in enumerate(self._network.convolution_layers, 1):
             values = self.get_submodule(f"conv{number}")(values)
@@ -268,7 +275,15 @@ class ConvNetModule(nn.Module):
 
 
 def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Samples of shape (height, width) or (channels, height, width) as the latter, or a sentence."""
+    """Return the image shape as (channels, height, width).
+
+    Args:
+        name: Name of the model, for the error message.
+        input_shape: Shape of a sample: (height, width) or (channels, height, width).
+
+    Raises:
+        InputError: If samples are not images.
+    """
     if len(input_shape) == 2:
         return (1, input_shape[0], input_shape[1])
     if len(input_shape) != 3:
@@ -280,7 +295,7 @@ def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]
 
 
 def mlp(input_shape: tuple[int, ...], outputs: int, hidden: int) -> nn.Module:
-    """One hidden layer of `hidden` tanh units."""
+    """Make a network with one hidden layer of `hidden` tanh units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
@@ -302,15 +317,15 @@ CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
     "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
 }
-"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the images.
+"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the image size.
 
-In `cnn_...` a ReLU follows every convolution. The code of the paper's authors leaves it out after the third convolution
-for CIFAR-10 and CIFAR-100, and everywhere for CelebA: `authors_...`.
+In `cnn_...` a ReLU follows every convolution. `authors_...` follow the code of the paper's authors, which omits the
+ReLU after the third convolution for CIFAR-10 and CIFAR-100, and after all convolutions for CelebA.
 """
 
 
 class LinearScores(nn.Module):
-    """z = x W + b with W of shape (features, outputs), parameters named `weight` and `bias`."""
+    """Linear layer z = x W + b with W of shape (features, outputs) and parameters named `weight` and `bias`."""
 
     def __init__(self, features: int, outputs: int) -> None:
         super().__init__()
@@ -318,14 +333,14 @@ class LinearScores(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Scores of a batch of flat samples."""
+        """Return the scores of a batch of flat samples."""
         return samples @ self.weight + self.bias
 
 
 CHANNELS = (8, 16, 32)
-"""Of each stage; every stage but the first halves height and width."""
+"""Channels of each stage; every stage but the first halves height and width."""
 NORMALISED_TOGETHER = 4
-"""Channels that one mean and one variance are taken of."""
+"""Channels per normalisation group."""
 
 
 def _normalisation(channels: int) -> nn.Module:
@@ -333,7 +348,7 @@ def _normalisation(channels: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions next to a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions in parallel to a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -345,13 +360,13 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels, 1, stride, bias=False)
 
     def forward(self, values: Tensor) -> Tensor:
-        """The shortcut and what the convolutions add to it."""
+        """Return the sum of the shortcut and the convolutions, after ReLU."""
         inner = functional.relu(self.first_norm(self.first(values)))
         return functional.relu(self.second_norm(self.second(inner)) + self.shortcut(values))
 
 
 class SmallResidualNet(nn.Module):
-    """A 3x3 convolution, one residual block for each of `CHANNELS`, the mean over places, and a linear layer.
+    """3x3 convolution, one residual block for each of `CHANNELS`, the mean over pixels, and a linear layer.
 
     >>> import torch
     >>> network = SmallResidualNet((3, 32, 32), 10)
@@ -373,7 +388,7 @@ class SmallResidualNet(nn.Module):
         self.last = nn.Linear(CHANNELS[-1], outputs)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores of a batch of images (n, channels, height, width), or (n, height, width) if grey."""
+        """Return the class scores of images (n, channels, height, width), or (n, height, width) if grey."""
         values = images.unsqueeze(1) if images.dim() == 3 else images
         values = functional.relu(self.stem_norm(self.stem(values)))
         scores: Tensor = self.last(self.blocks(values).mean(dim=(2, 3)))

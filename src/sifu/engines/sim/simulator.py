@@ -1,8 +1,8 @@
-"""The embedded simulator: FedAvg over clients that live in this process.
+"""Embedded simulator: FedAvg over clients in this process.
 
-A round is `sifu.core.round`: this engine trains the participants, averages them in the same pass where it can, and
-looks at every model on its own where it must. Same model, position and active clients give the same bits on one machine
-with one number of threads.
+`sifu.core.round` defines a round. This engine trains the participants and averages them in the same pass if possible;
+it looks at single models only if it must. The same model, position and active clients give the same bits on one
+machine with the same number of threads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Strategy = Literal["auto", "loop", "vectorised"]
 def training_facts(
     model: Model, training: LocalTraining, clipping: Clipping | None, rules: ReplyRules, **others: Any
 ) -> TrainingFacts:
-    """What is known of rounds that train a model in this way; `others` are the facts that do not follow from that."""
+    """Return the facts about rounds that train a model in this way; `others` are the remaining facts."""
     return TrainingFacts(
         local_rate=training.rate,
         momentum=training.momentum,
@@ -78,29 +78,29 @@ def training_facts(
 
 
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
-    """Whether no client's model has to be refused, as far as this can be seen without looking at each of them."""
+    """Return whether all models are usable, as far as this can be decided without looking at each of them."""
     mean = trained.average
     if mean is None:
         return bool(np.isfinite(np.asarray(trained.models) - start).all())
-    # No client moved further than the largest drift and the shift of the mean together.
+    # No client moved further than the sum of the largest drift and the shift of the mean.
     return not mean.not_finite and float(mean.drifts.max(initial=0.0)) + mean.mean_shift <= limit
 
 
 class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
-    """An `Engine` of clients whose data are available.
+    """Engine of clients whose data are available in this process.
 
-    `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
-    `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
-    one client after the other. Data are checked and copied here; later changes to them have no effect. `numbers` are
-    those that participants, batches and dropped units are drawn for, in increasing order (by default 0, 1, ...):
-    clients without some of the others, or one on its own machine, draw what they would draw among all. `replies`
-    says what happens to a client's model that cannot be used; by default the round stops with a sentence. `features` is
-    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`), and
-    `features_by_module` says that a module of the operator's own computed it. `loop` makes what trains
-    one client after the other.
+    `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`. The
+    strategy `auto` trains linear models many clients at once, a `ConvNet` by hand-written passes, and any other model
+    one client at a time. Data are checked and copied; later changes to them have no effect.
 
-    Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
-    participants, and `sizes` is what the rounding of a linear model depends on.
+    `numbers` are the increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...).
+    A subset of the clients, or one client on its own machine, thus draws the same as in the whole federation. `replies`
+    defines how to handle a client's model that cannot be used; by default the round stops with an error. `features` is
+    the digest of the public map that computed the clients' samples, if any (`TrainingFacts`); `features_by_module` says
+    that the map is a module supplied by the operator. `loop` makes the trainer that trains one client at a time.
+
+    Client indices refer to `clients`. `samples` holds |D_i| of each client, `participation_key` keys the draws of
+    participants, and `sizes` holds the quantities that determine the rounding error of a linear model.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
             )
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
-        """Clients in increasing order that were asked for last."""
+        """Most recently requested clients, if they were in increasing order."""
         self.layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
@@ -208,20 +208,20 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
-        """Of each client's samples as they were handed over: a run continues with those it was made with."""
+        """Digest of each client's samples as given; a run continues only with the samples it was created with."""
         return tuple(map(sample_digest, self._given))
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
-        """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
+        """Return a bound on the rounding error of a round from a model of norm `length`; 0 if none is proven."""
         return self._rounding(length, participants) if self._rounding and participants.size else 0.0
 
     def check_module(self) -> None:
-        """Refuse a user's module whose local trainings come to something else when they are repeated."""
+        """Refuse a user's module whose local training gives a different result when it is repeated."""
         if isinstance(self._trainer, LoopTrainer):
             self._trainer.check_repeats()
 
     def initial_model(self, branch: int) -> Vector:
-        """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
+        """Return the initial model of a branch; branches differ unless a linear model starts from zeros."""
         return self.model.initial(self.seed, branch, self.layout.dtype)
 
     def run_round(
@@ -234,10 +234,9 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32.
+        """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32.
 
-        `absent` clients are drawn and then left out (`RoundSetup`). Noise that is not seeded is drawn anew when a
-        round is run again.
+        `absent` clients are drawn and then removed (`RoundSetup`). Unseeded noise differs when a round is run again.
         """
         start = self.layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
@@ -249,7 +248,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return run_round(self, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> AcceptedModels | Sequence[Reply]:
-        """Train the clients that were drawn: only the mean of their models, where no one has to see each of them."""
+        """Train the drawn clients; return only the mean of their models unless single models are needed."""
         if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
         if self._clipping:
@@ -259,7 +258,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return AcceptedModels(drawn, (), average)
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
-        """What the participants send back: their models."""
+        """Return the replies of the participants: their models."""
         models = self._train(setup.start, setup.position, participants, self.training.steps)
         return [
             Reply(client, setup.position, count, model)
@@ -271,7 +270,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: AcceptedModels | Sequence[Reply]
     ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-        """Look at every reply on its own where there is a reason to; otherwise all that was collected may be used."""
+        """Check every reply separately if needed; otherwise accept all collected models."""
         rules = self.reply_rules
         if isinstance(collected, AcceptedModels):
             if rules.on_rejection == "stop" or _all_usable(collected, setup.start, rules.limit):
@@ -282,7 +281,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return gate_replies(self, setup, drawn, collected, rules, forgotten)
 
     def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        """The mean that training brought along, or that of the models one by one."""
+        """Return the mean computed during training, or average the accepted models."""
         start, position, participants = setup.start, setup.position, accepted.participants
         samples = self.samples[participants]
         average = accepted.average
@@ -292,11 +291,11 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
                 average = replace(average, updates=updates)
         else:
             models = np.asarray(accepted.models)
-            updates = models - start  # averaging works on the rows in place, so this comes first
+            updates = models - start  # first, because averaging changes the rows in place
             if self._clipping:
                 return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
             rows = [(slice(0, participants.size), torch.from_numpy(models))]
-            # As in `ConvTrainer.average`: no thread is left spinning on the cores that train.
+            # As in `ConvTrainer.average`: leave no thread spinning on the cores that train.
             with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
                 average = average_models(
                     lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram
@@ -309,13 +308,13 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """theta_i - model of each client after its first `steps` local steps of this position."""
+        """Return theta_i - model of each client after its first `steps` local steps at this position."""
         return self.local_models(model, position, clients, steps) - self.layout.own_copy(model)
 
     def local_models(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """theta_i of each client after its first `steps` local steps of this position."""
+        """Return theta_i of each client after its first `steps` local steps at this position."""
         return self._train(self.layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
 
     def _train(self, start: Vector, position: Position, clients: ClientIndices, steps: int) -> NDArray[np.floating]:
@@ -325,18 +324,18 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return trained
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""
+        """Return samples, correct predictions (0 for regression) and summed loss of each client, in order."""
         chosen = self._checked_clients(clients, "evaluated")
         correct, loss_sum = self._trainer.evaluate(self.layout.own_copy(model), chosen)
         return Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum)
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
-        """`clients` as indices of known clients, none of them twice; an argument that may change is never kept."""
+        """Return `clients` as indices of known, distinct clients; a writable argument is never cached."""
         if clients is self._last_given:
             return self._last_checked.index
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
         if not np.array_equal(chosen, self._last_checked.index):
-            # Clients in increasing order, the usual case, are seen to differ in one pass.
+            # Increasing order, the usual case, proves in one pass that the clients are distinct.
             increasing = bool((chosen[1:] > chosen[:-1]).all())
             ends = chosen[[0, -1]] if increasing and chosen.size else chosen
             lowest, highest = ends.min(initial=0), ends.max(initial=0)

@@ -1,21 +1,21 @@
-"""One forward and backward pass of a `ConvNet` over a few samples, written out, in buffers that are made once.
+"""Hand-written forward and backward pass of a `ConvNet` over a few samples, in preallocated buffers.
 
-3x3 convolutions by tiles: each 2x2 block of outputs from its 4x4 patch of inputs, forward and backward by hand.
+3x3 convolutions are computed in tiles: each 2x2 block of outputs from its 4x4 patch of inputs.
 
-A tile is also a pooling window, so outputs are kept as four planes (place in the tile; tile; channel) and pooling is a
-maximum over planes. Images are (sample, row, column, channel). Two ways from patches to tiles:
+A tile is also a pooling window. Outputs are therefore stored as four planes (position in the tile; tile; channel), and
+pooling is a maximum over planes. Images are (sample, row, column, channel). There are two ways from patches to tiles:
 
-* `DenseTiles`, for few input channels: a patch (16 c numbers) times the weights of the four outputs, zeros where an
-  output does not look. 16/9 of the multiplications of a plain convolution, but in one large product.
+* `DenseTiles`, for few input channels: a patch (16 c numbers) times the weights of the four outputs, which are zero
+  outside an output's window. This needs 16/9 of the multiplications of a plain convolution, but in one large product.
 * `WinogradTiles`, for many: F(2x2, 3x3) of Winograd (Lavin and Gray 2016), in one dimension
       y = A'[(G g) * (B'd)],  A' = (1 1 1 0; 0 1 -1 -1),  G = (1 0 0; .5 .5 .5; .5 -.5 .5; 0 0 1),
       B' = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1),
-  4/9 of the multiplications of a plain convolution, as 16 products of matrices. The transforms multiply by the
-  Kronecker squares of A', B' and G; their transposes carry gradients back.
+  with 4/9 of the multiplications of a plain convolution, as 16 matrix products. The transforms multiply by the
+  Kronecker squares of A', B' and G; their transposes propagate gradients.
 
-Both are exact in exact arithmetic. They are modules so that `threads.scripted` can compile them. Buffers and views
-of them are made once for a number of samples and used again: a pass is a hundred short operations, and making a view
-costs as much as starting one.
+Both are exact in exact arithmetic. They are modules so that `threads.scripted` can compile them. Buffers and their
+views are created once for a number of samples and reused: a pass consists of a hundred short operations, and creating
+a view costs as much as starting one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from torch import Tensor, nn
 from sifu.engines.sim.networks import ConvLayer, ConvNet
 
 FEWEST_CHANNELS = 16
-"""With fewer input channels Winograd's products are too thin to be fast."""
+"""Minimum number of input channels for Winograd tiles; with fewer, the products are too thin to be fast."""
 
 
 def tiles_of(layer: ConvLayer) -> tuple[int, int]:
-    """Rows and columns of tiles; pooling leaves an odd last row out, without pooling a tile may stick out."""
+    """Return the rows and columns of tiles.
+
+    Pooling ignores an odd last row or column; without pooling, a tile may extend beyond the image.
+    """
     if layer.pool:
         return layer.height // 2, layer.width // 2
     return (layer.height + 1) // 2, (layer.width + 1) // 2
 
 
 def padded_shape(layer: ConvLayer) -> tuple[int, int, int]:
-    """One input image with its padding, and with a row or column of zeros more where the tiles stick out."""
+    """Return the shape of a padded input image, enlarged by zeros where tiles extend beyond it."""
     rows, columns = tiles_of(layer)
     return (
         max(layer.height_in + 2 * layer.padding, 2 * rows + 2),
@@ -50,16 +53,16 @@ def padded_shape(layer: ConvLayer) -> tuple[int, int, int]:
 
 
 def inside(layer: ConvLayer, padded: Tensor) -> Tensor:
-    """The images inside their padding."""
+    """Return a view of the images without their padding."""
     edge = layer.padding
     return padded[:, edge : edge + layer.height_in, edge : edge + layer.width_in]
 
 
 class Tiles(nn.Module):
-    """What both ways share: the padded images, their gradient, and where patches lie in them.
+    """Base of both kinds of tiles: the padded images, their gradient, and the positions of patches in them.
 
-    `images` are written by the caller, `planes` (2, 2, samples, rows, columns, channels) is the result and,
-    going backward, the gradient in it.
+    The caller writes `images`. `planes` (2, 2, samples, rows, columns, channels) is the result and, in the backward
+    pass, its gradient.
     """
 
     def __init__(self, layer: ConvLayer, samples: int, dtype: torch.dtype, *, wants_input_gradient: bool) -> None:
@@ -73,7 +76,7 @@ class Tiles(nn.Module):
         self._grid = (samples, rows, columns, layer.channels_in)
 
     def _patches(self, images: Tensor) -> Tensor:
-        """The 4x4 patches as a view (4, 4, samples, rows, columns, channels)."""
+        """Return the 4x4 patches as a view (4, 4, samples, rows, columns, channels)."""
         samples, rows, columns, channels = self._grid
         sample, row, column, _ = images.stride()
         return images.as_strided(
@@ -81,19 +84,19 @@ class Tiles(nn.Module):
         )
 
     def _will_add_up(self, patch_gradient: Tensor) -> None:
-        """Say where the gradient in the patches (4, 4, samples, rows, columns, channels) will be."""
+        """Prepare `_add_up` for a patch gradient (4, 4, samples, rows, columns, channels)."""
         if self.gradient is None:
             return
         _, rows, columns, _ = self._grid
         self._never_first = [self.gradient[:, 2 * rows :], self.gradient[:, :, 2 * columns :]]
         places, low, high = self._patches(self.gradient), slice(0, 2), slice(2, 4)
-        # Patches overlap by two, so within one of these four blocks no place is touched twice.
+        # Patches overlap by two, so that each of these four blocks covers every pixel at most once.
         blocks = [(low, low), (low, high), (high, low), (high, high)]
         self._places = [places[block] for block in blocks]
         self._found = [patch_gradient[block] for block in blocks]
 
     def _add_up(self) -> None:
-        """The gradient in the images from that in the patches."""
+        """Sum the gradient of the patches into the gradient of the images."""
         for strip in self._never_first:
             strip.zero_()
         self._places[0].copy_(self._found[0])
@@ -102,7 +105,7 @@ class Tiles(nn.Module):
 
 
 class DenseTiles(Tiles):
-    """Patches times one large matrix with the kernel at its four places."""
+    """Tiles computed by one large matrix that holds the kernel at its four positions."""
 
     def __init__(self, layer: ConvLayer, samples: int, dtype: torch.dtype, *, wants_input_gradient: bool) -> None:
         super().__init__(layer, samples, dtype, wants_input_gradient=wants_input_gradient)
@@ -120,24 +123,24 @@ class DenseTiles(Tiles):
 
     @staticmethod
     def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
-        """Where `prepare` puts weights: (place in the tile, 4 x 4 x in, out)."""
+        """Allocate the output of `prepare`: (position in the tile, 4 x 4 x in, out)."""
         return torch.zeros((4, 16 * layer.channels_in, layer.channels_out), dtype=dtype)
 
     @staticmethod
     def prepare(weights: Tensor, room: Tensor) -> None:
-        """Put weights (3, 3, in, out) to their four places; between them `room` stays zero."""
+        """Copy weights (3, 3, in, out) to their four positions in `room`, which is zero elsewhere."""
         spread = room.view(2, 2, 4, 4, *weights.shape[2:])
         for down in (0, 1):
             for right in (0, 1):
                 spread[down, right, down : down + 3, right : right + 3] = weights
 
     def forward(self, prepared: Tensor) -> None:
-        """Fill `planes` from `images`."""
+        """Compute `planes` from `images`."""
         self._cut.copy_(self._cut_view)
         torch.bmm(self._four_times, prepared, out=self._flat_planes)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
-        """From the gradient in `planes`: that of the weights (3, 3, in, out), and of the images if wanted."""
+        """Compute the gradient of the weights (3, 3, in, out), and of the images if wanted, from that of `planes`."""
         torch.bmm(self._four_times_transposed, self._flat_planes, out=self._spread_gradient)
         torch.add(self._kernels[0], self._kernels[1], out=weight_gradient)
         weight_gradient.add_(self._kernels[2]).add_(self._kernels[3])
@@ -164,7 +167,7 @@ def _from_weights(dtype: torch.dtype) -> Tensor:
 
 
 class WinogradTiles(Tiles):
-    """Patches, weights and tiles transformed so that a convolution is 16 products of matrices."""
+    """Tiles computed by Winograd transforms, which turn a convolution into 16 matrix products."""
 
     def __init__(self, layer: ConvLayer, samples: int, dtype: torch.dtype, *, wants_input_gradient: bool) -> None:
         super().__init__(layer, samples, dtype, wants_input_gradient=wants_input_gradient)
@@ -185,23 +188,23 @@ class WinogradTiles(Tiles):
 
     @staticmethod
     def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
-        """Where `prepare` puts weights: (16, in, out)."""
+        """Allocate the output of `prepare`: (16, in, out)."""
         return torch.empty((16, layer.channels_in, layer.channels_out), dtype=dtype)
 
     @staticmethod
     def prepare(weights: Tensor, room: Tensor) -> None:
-        """Transform weights (3, 3, in, out)."""
+        """Transform weights (3, 3, in, out) into `room`."""
         torch.mm(_from_weights(weights.dtype), weights.view(9, -1), out=room.view(16, -1))
 
     def forward(self, prepared: Tensor) -> None:
-        """Fill `planes` from `images`."""
+        """Compute `planes` from `images`."""
         self._cut.copy_(self._cut_view)
         torch.mm(self._from_patches, self._cut_rows, out=self._patch_rows)
         torch.bmm(self._patches16, prepared, out=self._products)
         torch.mm(self._to_tiles, self._product_rows, out=self._plane_rows)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
-        """From the gradient in `planes`: that of the weights (3, 3, in, out), and of the images if wanted."""
+        """Compute the gradient of the weights (3, 3, in, out), and of the images if wanted, from that of `planes`."""
         torch.mm(self._from_tiles, self._plane_rows, out=self._product_rows)
         torch.bmm(self._patches_transposed, self._products, out=self._weight_gradient16)
         torch.mm(self._to_weights, self._weight_gradient_rows, out=weight_gradient.view(9, -1))
@@ -212,25 +215,26 @@ class WinogradTiles(Tiles):
 
 
 def tiles_kind(layer: ConvLayer) -> type[DenseTiles] | type[WinogradTiles]:
-    """The faster of the two for a layer."""
+    """Return the faster kind of tiles for a layer."""
     return WinogradTiles if layer.channels_in >= FEWEST_CHANNELS else DenseTiles
 
 
 def bytes_a_sample(layer: ConvLayer, item: int) -> int:
-    """What one sample takes in the largest buffer of a layer."""
+    """Return the bytes of one sample in the largest buffer of a layer, for elements of `item` bytes."""
     rows, columns = tiles_of(layer)
     outputs = 16 if tiles_kind(layer) is WinogradTiles else 4
     return item * rows * columns * max(16 * layer.channels_in, outputs * layer.channels_out)
 
 
 Parameters = list[tuple[Tensor, Tensor]]
-"""Weight and bias of every layer: views into a flat vector in pass order."""
+"""Weight and bias of every layer, as views into a flat vector in pass order."""
 
 
 def pass_order(network: ConvNet) -> Tensor:
-    """Places in the module's flat vector, in the order a pass uses: `vector[pass_order(network)]`.
+    """Return the permutation from the module's flat vector to pass order: `vector[pass_order(network)]`.
 
-    Convolutions have weights (3, 3, in, out), and the first linear layer takes (row, column, channel) features.
+    In pass order, convolutions have weights (3, 3, in, out), and the first linear layer takes (row, column, channel)
+    features.
     """
     last = network.convolution_layers[-1]
     order = []
@@ -246,7 +250,7 @@ def pass_order(network: ConvNet) -> Tensor:
 
 
 def parameter_views(network: ConvNet, flat: Tensor) -> Parameters:
-    """The layers' parameters as views of a flat vector in pass order."""
+    """Return the layers' parameters as views of a flat vector in pass order."""
     views = []
     for layer in network.layers:
         shape = layer.weight_shape
@@ -258,12 +262,12 @@ def parameter_views(network: ConvNet, flat: Tensor) -> Parameters:
 
 
 def room_to_prepare(network: ConvNet, dtype: torch.dtype) -> list[Tensor]:
-    """Memory for `prepare`, to be used again and again."""
+    """Allocate reusable memory for `prepare`."""
     return [tiles_kind(layer).room(layer, dtype) for layer in network.convolution_layers]
 
 
 def prepare(network: ConvNet, parameters: Parameters, room: list[Tensor] | None = None) -> list[Tensor]:
-    """The convolutions' weights as their tiles want them, in `room` where there is some; needed once for a model."""
+    """Convert the convolutions' weights to the format of their tiles, in `room` if given; needed once per model."""
     prepared = room_to_prepare(network, parameters[0][0].dtype) if room is None else room
     for layer, (weight, _), place in zip(network.convolution_layers, parameters, prepared, strict=False):
         tiles_kind(layer).prepare(weight, place)
@@ -271,7 +275,7 @@ def prepare(network: ConvNet, parameters: Parameters, room: list[Tensor] | None 
 
 
 def padded_images(network: ConvNet, images: Tensor) -> Tensor:
-    """Images (n, channels, height, width) as the first convolution takes them."""
+    """Return images (n, channels, height, width) in the padded format of the first convolution."""
     first = network.convolution_layers[0]
     padded = torch.zeros((images.shape[0], *padded_shape(first)), dtype=images.dtype)
     inside(first, padded).copy_(images.permute(0, 2, 3, 1))
@@ -279,9 +283,9 @@ def padded_images(network: ConvNet, images: Tensor) -> Tensor:
 
 
 class ConvPass(nn.Module):
-    """The buffers for `samples` samples at a time, and what is done in them.
+    """Forward and backward pass for `samples` samples at a time, with all buffers.
 
-    Written so that `threads.scripted` can compile it: lists and numbers instead of the network's description.
+    It uses lists and numbers instead of the network's description, so that `threads.scripted` can compile it.
     """
 
     def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:
@@ -307,13 +311,13 @@ class ConvPass(nn.Module):
         self._first_linear = len(layers)
         self._features, self._slopes = features, slopes
         self._factors = [torch.empty_like(inputs) for inputs in features]
-        """What dropout multiplies the features by; the first ones are never dropped."""
+        """Factors that dropout applies to the features; the first features are never dropped."""
         self._scales = [1.0 / (1.0 - layer.dropout) for layer in linear]
         self.scores = torch.empty((samples, network.outputs), dtype=dtype)
         self._minus_one = torch.full((samples, 1), -1.0, dtype=dtype)
 
     def forward(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: list[Tensor]) -> None:
-        """Fill `scores` for some rows of the `padded_images`, without dropout."""
+        """Compute `scores` for some rows of the `padded_images`, without dropout."""
         self._score(data, rows, None, parameters, prepared)
 
     @torch.jit.export
@@ -328,9 +332,17 @@ class ConvPass(nn.Module):
         prepared: list[Tensor],
         gradients: Parameters,
     ) -> None:
-        """Write the rows' part of the gradient of the mean loss over a batch of `batch` samples into `gradients`.
+        """Write the rows' share of the gradient of the mean loss over `batch` samples into `gradients`.
 
-        `kept` has for each hidden layer the units that dropout keeps; None without dropout.
+        Args:
+            data: All padded images.
+            rows: Rows of `data` to use.
+            labels: Labels of these rows.
+            batch: Number of samples in the whole batch.
+            kept: Units that dropout keeps, per hidden layer; None without dropout.
+            parameters: Weights and biases.
+            prepared: Weights in the format of the tiles.
+            gradients: Output of the gradients.
         """
         self._score(data, rows, kept, parameters, prepared)
         torch.softmax(self.scores, 1, out=self.scores)
@@ -376,7 +388,7 @@ class ConvPass(nn.Module):
 
 
 class _Stage(nn.Module):
-    """A convolution and what follows it up to the next one."""
+    """Convolution with its activation and pooling."""
 
     def __init__(self, tiles: nn.Module, rectified: nn.Module) -> None:
         super().__init__()
@@ -393,11 +405,11 @@ class _Stage(nn.Module):
 
 
 class _Pooled(nn.Module):
-    """Bias, ReLU (where there is one) and the maximum of each tile, from `planes` into `target`.
+    """Bias, ReLU (if any) and the maximum of each tile, from `planes` into `target`.
 
-    Bias comes after the maximum: adding a number changes no order, and a quarter is left to add it to. The maximum is
-    a tournament in which the earlier place wins a tie, as torch's first maximum does; played again backward, it sends
-    the gradient to the winner. A maximum that ReLU sets to zero sends none.
+    The bias is added after the maximum: this does not change the order, and there are only a quarter as many values.
+    Ties go to the earlier position, as in torch. The backward pass repeats the comparisons and sends the gradient to
+    the maximum, unless ReLU set it to zero.
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
@@ -431,9 +443,9 @@ class _Pooled(nn.Module):
 
 
 class _Plain(nn.Module):
-    """Bias and ReLU (where there is one) without pooling, from `planes` into `target`.
+    """Bias and ReLU (if any) without pooling, from `planes` into `target`.
 
-    What sticks out of the image is left out.
+    Values outside the image are ignored.
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""How a `ConvNet` is computed on the device: form and block sizes of every layer's kernels, and where parameters lie.
+"""Plan for computing a `ConvNet` on the device: kernel forms, block sizes, and positions of parameters.
 
-On the device a layer is a matrix [inputs, outputs] followed by its bias; a convolution's inputs run over
-(row, column, channel) of its 3x3 patch, and images are NHWC, so a linear layer behind them sees (row, column, channel)
-too. Convolutions come first, and every matrix and bias begins at a multiple of `ALIGNMENT` entries, so that loads are
-16 bytes wide; the gaps are zero and stay zero. Norms, means and distances do not care about the order, so vectors are
-only put back when they leave the device.
+On the device a layer is a matrix [inputs, outputs] followed by its bias. The inputs of a convolution are ordered by
+(row, column, channel) of its 3x3 patch. Images are NHWC, so a linear layer after them also sees (row, column, channel).
+Convolutions come first. Every matrix and bias begins at a multiple of `ALIGNMENT` entries, so that loads are 16 bytes
+wide; the gaps are zero and stay zero. Norms, means and distances do not depend on the order of the entries, so vectors
+are reordered only when they leave the device.
 """
 
 from __future__ import annotations
@@ -22,52 +22,53 @@ ALIGNMENT = 16
 
 
 def stored_channels(channels: int) -> int:
-    """Channels of an image on the device: a multiple of 4 (or 1), so that a pixel is loaded in one go."""
+    """Return the stored channels of an image: 1 or a multiple of 4, so that one load reads a pixel."""
     return channels if channels == 1 else -(-channels // 4) * 4
 
 
 def stored_outputs(channels: int) -> int:
-    """Channels of a convolution's output on the device: a multiple of 8, those behind the last being zero.
+    """Return the stored channels of a convolution's output: a multiple of 8, padded with zeros.
 
-    Their weights are gaps: zero, with gradients of zero. Without them a convolution of 3 channels into 4 behind another
-    one was compiled for an H200 to outputs that were 10 to 30 % off, while Triton's interpreter was right.
+    The weights of padded channels are gaps: zero, with zero gradients. Without the padding, a convolution of 3 channels
+    into 4 after another one, compiled for an H200, gave outputs that were 10 to 30 % off; Triton's interpreter was
+    correct.
     """
     return -(-channels // 8) * 8
 
 
 @dataclass(frozen=True)
 class ConvolutionPlace(ConvLayer):
-    """A convolution with its channels as they are stored, and with the places of its parameters on the device."""
+    """Convolution with its stored numbers of channels and the positions of its parameters on the device."""
 
     bias_at: int = 0
 
 
 @dataclass(frozen=True)
 class LinearPlace(LinearLayer):
-    """A linear layer with its inputs as they are stored, and with the places of its parameters on the device."""
+    """Linear layer with its stored number of inputs and the positions of its parameters on the device."""
 
     bias_at: int = 0
 
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """All layers, and the permutation between the model's vector and the device's."""
+    """Layers on the device, and the mapping from the model's vector to the device's."""
 
     convolutions: tuple[ConvolutionPlace, ...]
     hidden: tuple[LinearPlace, ...]
     last: LinearPlace
     size: int
     entries: NDArray[np.int64]
-    """Where each entry of the model's own vector lies on the device."""
+    """Position on the device of each entry of the model's own vector."""
 
     @staticmethod
     def of(network: ConvNet) -> DeviceLayout:
-        """The places of a network's layers."""
+        """Compute the positions of a network's layers."""
         entries = np.zeros(network.parameters, dtype=np.int64)
         at = 0
 
         def add(own: NDArray[np.int64]) -> int:
-            """Give these entries of the model's vector the next places (-1: a gap); returns the first."""
+            """Assign the next positions to entries of the model's vector (-1: a gap); return the first position."""
             nonlocal at
             start, flat = at, own.reshape(-1)
             entries[flat[flat >= 0]] = start + np.flatnonzero(flat >= 0)
@@ -101,33 +102,33 @@ class DeviceLayout:
 
 
 def _weight_entries(layer: ConvLayer | LinearLayer) -> NDArray[np.int64]:
-    """Where the weights of a layer lie in the model's own vector, in their shape."""
+    """Return the positions of a layer's weights in the model's own vector, in the shape of the weights."""
     return layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
 
 
 PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
-"""Input channels for which a pooled convolution looks at blocks of 4 x 4 pixels; others would fill no matrix."""
+"""Input channels for which a pooled convolution uses blocks of 4 x 4 pixels; other numbers would not fill a matrix."""
 ENOUGH_PROGRAMS = 1024
-"""Programs that keep the chip busy: with more of them, one may do several tiles."""
+"""Number of programs that occupies the chip; beyond it, one program may compute several tiles."""
 
 
 def power_of_two(value: int, least: int = 16) -> int:
-    """The smallest power of two that holds `value`, and at least `least`: the side of a tile."""
+    """Return the smallest power of two that is at least `value` and `least`: the side of a tile."""
     return max(least, 1 << (value - 1).bit_length())
 
 
 def in_flight(stages: int, length: int, inner: int) -> int:
-    """How many passes of a loop over `length` in steps of `inner` are under way at once: `stages`, or 1 if it has two.
+    """Return the number of pipeline stages of a loop over `length` in steps of `inner`: `stages`, or 1 for two passes.
 
     Triton 3.6 compiled loops of two passes, over an odd number of channels and with three stages, to sums that were 10
-    to 30 % off on an H200; with one stage they were right. Stages change no sum.
+    to 30 % off on an H200; with one stage they were correct. The number of stages does not change the sums.
     """
     return 1 if -(-length // inner) == 2 else stages
 
 
 def _parts(*limits: int) -> int:
-    """The largest power of two within all limits, at least 1."""
+    """Return the largest power of two within all limits, at least 1."""
     return 1 << max(0, min(limits).bit_length() - 1)
 
 
@@ -143,12 +144,13 @@ class Tiles:
 
 @dataclass(frozen=True)
 class WeightForm:
-    """How a convolution's weight gradient is summed.
+    """Method of summing a convolution's weight gradient.
 
-    `block` and `row` are for pooled convolutions of few and of many channels, `whole` for unpooled ones of few
-    outputs, `patch` for any other. Sums over samples are split into `parts`, since few slots leave most of the chip
-    idle otherwise; `stored` of them lie in memory until the step. All of this decides how sums are rounded, so it must
-    not depend on how many lanes happen to run together: a lane's results are its own.
+    `block` and `row` are for pooled convolutions with few and with many channels, `whole` for unpooled ones with few
+    outputs, and `patch` for all others. Sums over samples are split into `parts`, because a few slots alone would leave
+    most of the chip idle; `stored` partial sums stay in memory until the step. The form determines how sums are
+    rounded. It must therefore not depend on how many lanes run together: the results of a lane must not depend on other
+    lanes.
     """
 
     kind: Literal["block", "row", "whole", "patch"]
@@ -156,12 +158,12 @@ class WeightForm:
 
     @property
     def stored(self) -> int:
-        """Partial sums of each weight; 0 where the step is taken at once."""
+        """Number of stored partial sums of each weight; 0 if the kernel takes the step itself."""
         return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
 
     @staticmethod
     def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """The form measured to be good on an H200; without tensor cores it is the one with the least arithmetic."""
+        """Return the form that was fastest on an H200; without tensor cores, the one with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out
@@ -176,9 +178,10 @@ class WeightForm:
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """A network on the device: where its layers lie, and how its convolutions are computed.
+    """Plan of a network on the device: positions of its layers, and forms of its convolutions.
 
-    `precision` is that of products as Triton names it. Lanes have no part in it: see `WeightForm`.
+    `precision` is Triton's name for the precision of products. The plan does not depend on the lanes (see
+    `WeightForm`).
     """
 
     layout: DeviceLayout
@@ -188,23 +191,30 @@ class ConvPlan:
 
     @staticmethod
     def of(network: ConvNet, batch: int, slots: int, precision: str) -> ConvPlan:
-        """The plan for local steps of `slots` clients per lane with batches of `batch`; a key of `PRECISIONS`."""
+        """Make the plan of a network.
+
+        Args:
+            network: The network to compute.
+            batch: Maximum batch size.
+            slots: Clients per lane.
+            precision: A key of `PRECISIONS`.
+        """
         layout, products = DeviceLayout.of(network), PRECISIONS[precision]
         forms = tuple(WeightForm.of(layer, batch, slots, products) for layer in layout.convolutions)
         return ConvPlan(layout, forms, network.dropout, products)
 
     @property
     def keep_scale(self) -> float:
-        """What dropout multiplies the units with that it keeps."""
+        """Scale factor applied to the units dropout keeps."""
         return 1.0 / (1.0 - self.dropout) if self.dropout else 1.0
 
     @property
     def dropped_below(self) -> int:
-        """Draws of 53 bits below this drop their unit."""
+        """Threshold of dropout: a unit is dropped if its 53-bit draw is smaller."""
         return math.ceil(self.dropout * 2.0**53)
 
     def shape(self, number: int) -> dict[str, Any]:
-        """What kernels are told about a convolution: its input with padding, and its output after pooling."""
+        """Return the kernel arguments of a convolution: its padded input and its output after pooling."""
         layer = self.layout.convolutions[number]
         return {
             "H": layer.height_in + 2 * layer.padding, "W": layer.width_in + 2 * layer.padding, "CI": layer.channels_in,
@@ -213,17 +223,17 @@ class ConvPlan:
         }  # fmt: skip
 
     def border(self, number: int) -> int:
-        """The zeros around the output of a convolution: the next one's padding."""
+        """Return the width of the zero border around a convolution's output: the padding of the next convolution."""
         later = self.layout.convolutions[number + 1 :]
         return later[0].padding if later else 0
 
     def output_shape(self, number: int, samples: int) -> tuple[int, int, int, int]:
-        """The output of a convolution for some samples, with its border."""
+        """Return the shape of a convolution's output for some samples, including its border."""
         layer, border = self.layout.convolutions[number], self.border(number)
         return samples, layer.height_out + 2 * border, layer.width_out + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
-        """Block sizes of a convolution's kernels, measured to be good on an H200."""
+        """Return the block sizes that were fastest on an H200."""
         layer = self.layout.convolutions[number]
         if kernel == "convolve":
             if layer.channels_in <= 4:

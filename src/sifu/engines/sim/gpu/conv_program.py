@@ -1,10 +1,10 @@
-"""Rounds of a `ConvNet` for many lanes at once: one captured graph per round, nothing read back in between.
+"""Rounds of a `ConvNet` for many lanes at once: one captured graph per round, without reading back in between.
 
-A lane is one run, or one group of a run: its own model, clients, schedule and origin. All lanes of a program share the
-network, the data and the local training. `run` takes every lane `rounds` rounds ahead; the models after each of them
+A lane is one run, or one group of a run, with its own model, clients, schedule and origin. All lanes of a program share
+the network, the data and the local training. `run` advances every lane by `rounds` rounds; the models after each round
 stay on the device.
 
-A local step is a row of launches that take images through the network of every slot, take gradients back, and step.
+A local step is a sequence of kernel launches: forward pass of every slot, backward pass, and SGD step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVALUATED_AT_ONCE = 2**27
 
 @dataclass(frozen=True)
 class Activations:
-    """What the layers made of a batch of every slot: `winners` are the positions that max-pooling chose."""
+    """Activations of a batch of every slot; `winners` are the positions that max-pooling chose."""
 
     outputs: tuple[Tensor, ...]
     winners: tuple[Tensor, ...]
@@ -46,7 +46,7 @@ class Activations:
 
     @staticmethod
     def of(plan: ConvPlan, samples: int, device: torch.device) -> Activations:
-        """Room for `samples` of all slots together; borders are zero and stay so."""
+        """Allocate activations for `samples` samples of all slots together; borders are zero and stay zero."""
         convolutions = plan.layout.convolutions
         shapes = [(samples, layer.height_out, layer.width_out, layer.channels_out) for layer in convolutions]
         return Activations(
@@ -56,15 +56,15 @@ class Activations:
         )
 
     def before_hidden(self, number: int) -> Tensor:
-        """The input of a hidden layer; of the last layer behind the last of them."""
+        """Return the input of hidden layer `number`; the number after the last hidden layer is the output layer."""
         return self.hidden[number - 1] if number else self.outputs[-1]
 
 
 class ConvForward:
-    """The way forward through a network, for any number of slots.
+    """Forward pass through a network, for any number of slots.
 
-    `images` lie in a border of zeros as wide as the first convolution's padding; a batch is given as `rows` of them,
-    (slots, samples), of which negative ones are none.
+    `images` have a border of zeros as wide as the first convolution's padding. A batch is given by `rows` (slots,
+    samples), which index the images; negative entries are empty.
     """
 
     def __init__(self, plan: ConvPlan, images: Tensor, labels: Tensor) -> None:
@@ -72,11 +72,11 @@ class ConvForward:
         self._images, self._labels = images, labels
 
     def train(self, rows: Tensor, params: Tensor, into: Activations, dropout_keys: Tensor | None) -> None:
-        """The activations of a batch of every slot; `dropout_keys` are (hidden layers, slots)."""
+        """Compute the activations of a batch of every slot; `dropout_keys` are (hidden layers, slots)."""
         self._through(rows, params, into.outputs, into.hidden, into.winners, dropout_keys)
 
     def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
+        """Return whether each of `rows` (lanes, samples) is classified correctly by its lane's model, and its loss."""
         lanes, samples = rows.shape
         correct = torch.zeros((lanes, samples), dtype=torch.int32, device=rows.device)
         losses = torch.zeros((lanes, samples), dtype=torch.float32, device=rows.device)
@@ -91,7 +91,7 @@ class ConvForward:
     def _score(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         (lanes, batch), last, device = rows.shape, self._layout.last, rows.device
         samples = lanes * batch
-        # Made one by one as they are needed, so that only two of them take memory at a time.
+        # Generators allocate buffers on demand, so that only two of them exist at a time.
         outputs = (self._output(number, samples, device) for number in range(len(self._layout.convolutions)))
         hidden = (torch.empty((samples, place.features_out), device=device) for place in self._layout.hidden)
         source = self._through(rows, models, outputs, hidden)
@@ -118,7 +118,7 @@ class ConvForward:
         winners: Sequence[Tensor] | None = None,
         dropout_keys: Tensor | None = None,
     ) -> Tensor:
-        """All layers but the last; returns what goes into that one."""
+        """Run all layers but the last and return the input of the last layer."""
         source = self._images
         for number, out in enumerate(outputs):
             self._convolve(number, source, rows, params, out, winners[number] if winners else None)
@@ -160,7 +160,7 @@ class ConvForward:
         place, plan = self._layout.hidden[number], self._plan
         groups, batch = rows.shape
         tall = min(power_of_two(batch), 64)
-        # How wide a tile is changes no sum: every output has its own.
+        # The width of a tile does not change the sums: every output has its own.
         wide = 16 if groups * place.features_out < 2 * ENOUGH_PROGRAMS else 32
         round_kernels.hidden_layer[(-(-place.features_out // wide), -(-batch // tall), groups)](
             source, params, out, dropout_keys if dropout_keys is not None else out,
@@ -171,7 +171,7 @@ class ConvForward:
 
 
 class ConvBackward:
-    """The way back from a batch's `activations`; `params` (slots, size) are changed in place."""
+    """Backward pass from a batch's `activations`; it changes `params` (slots, size) in place."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class ConvBackward:
         convolutions, samples = plan.layout.convolutions, self._groups * batch
         self._gradients = [torch.zeros(winners.shape, device=self._device) for winners in activations.winners]
         self._hidden_gradients = [torch.zeros_like(values) for values in activations.hidden]
-        # Nothing flows back behind the first convolution.
+        # The first convolution needs no gradient of its input.
         self._spread = [
             self._zeros(samples, layer.height_in + 2, layer.width_in + 2, layer.channels_out) if number else None
             for number, layer in enumerate(convolutions)
@@ -200,7 +200,7 @@ class ConvBackward:
             self._zeros(form.stored, self._groups, _length(layer)) if form.stored else None
             for form, layer in zip(plan.forms, convolutions, strict=True)
         ]
-        # Where kernels store what they make of a gradient: the velocity of the step they take, or the gradient itself.
+        # Output of the gradient kernels: the velocity if they take the step themselves, otherwise the gradient.
         self._stored = torch.zeros_like(params) if training.clip else self._velocities
         blocks = -(-params.shape[1] // BLOCK)
         self._squares = torch.zeros((self._groups, blocks), dtype=torch.float64, device=self._device)
@@ -213,7 +213,7 @@ class ConvBackward:
         return torch.zeros(shape, device=self._device)
 
     def step(self, rows: Tensor, first: bool) -> None:
-        """One step by the batch of `rows` (slots, samples); the `first` of a round begins without velocity."""
+        """Take one step with the batch `rows` (slots, samples); the `first` step of a round starts without velocity."""
         clipped = bool(self._training.clip)
         flags = {"FIRST": first or clipped, "NESTEROV": self._training.nesterov, "CLIPPED": clipped}
         self._classify(rows, flags)
@@ -221,12 +221,12 @@ class ConvBackward:
             self._hidden(number, flags)
         for number in reversed(range(len(self._layout.convolutions))):
             source = self._activations.outputs[number - 1] if number else self._images
-            # Sums of one layer's weights run next to what flows back to the layer before it.
+            # Weight gradients of a layer are summed in parallel with the gradient of its input.
             with self._beside():
                 self._sum_weight_gradient(number, source, rows)
             if number:
                 self._input_gradient(number)
-            # The step changes weights that the input's gradient is made with.
+            # Afterwards, since the step changes weights that the gradient of the input uses.
             with self._beside():
                 self._weight_step(number, source, rows, flags)
         self._together()
@@ -238,7 +238,7 @@ class ConvBackward:
         return self._training.rate, self._training.momentum, self._training.weight_decay
 
     def _before_hidden(self, number: int) -> Tensor:
-        """Where the gradient of a hidden layer's input goes; of the last layer's behind the last of them."""
+        """Return the buffer for the input gradient of hidden layer `number` (see `Activations.before_hidden`)."""
         return self._hidden_gradients[number - 1] if number else self._gradients[-1]
 
     # -- linear layers -------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class ConvBackward:
         )  # fmt: skip
 
     def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
-        """The partial sums of a convolution's weight gradient, if it has any."""
+        """Compute the partial sums of a convolution's weight gradient, if its form has any."""
         layer, form, partial = self._layout.convolutions[number], self._plan.forms[number], self._partials[number]
         if partial is None:
             return
@@ -312,7 +312,7 @@ class ConvBackward:
             )  # fmt: skip
 
     def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:
-        """One step of a convolution's weights, by the partial sums or by the gradient itself."""
+        """Take one step of a convolution's weights, from the partial sums or directly from the gradient."""
         layer, partial = self._layout.convolutions[number], self._partials[number]
         size, groups, length = self._layout.size, self._groups, _length(layer)
         if partial is None:
@@ -330,7 +330,7 @@ class ConvBackward:
     # -- clipping ------------------------------------------------------------------------------------------------
 
     def _clipped_step(self, first: bool) -> None:
-        """One step of all weights by the gradient that lies in `_stored`, clipped by its norm."""
+        """Take one step of all weights with the gradient in `_stored`, clipped by its norm."""
         size, (groups, blocks) = self._layout.size, self._squares.shape
         round_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=BLOCK)
         round_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
@@ -343,7 +343,7 @@ class ConvBackward:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Kernels inside run after all before them, and next to those that follow, until `_together`."""
+        """Run the enclosed kernels after all earlier ones and in parallel with later ones, until `_together`."""
         if self._side is None:
             yield
             return
@@ -352,28 +352,28 @@ class ConvBackward:
             yield
 
     def _together(self) -> None:
-        """What follows waits for everything that runs in parallel."""
+        """Make later kernels wait for all kernels that run in parallel."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
 
 def _length(layer: ConvolutionPlace) -> int:
-    """Entries of a convolution's weights and bias together."""
+    """Return the number of weights and biases of a convolution."""
     return layer.bias_at - layer.weight_at + layer.channels_out
 
 
 def with_border(network: ConvNet, images: Tensor) -> Tensor:
-    """Images (samples, height, width, channels) as the kernels read them: in a border of zeros, channels padded."""
+    """Return images (samples, height, width, channels) as kernels read them: with a zero border and padded channels."""
     border = network.convolutions[0].padding
     extra = stored_channels(images.shape[3]) - images.shape[3]
     return torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
 
 
 class ConvProgram(PackedProgram):
-    """`images` are `with_border`. `summed_for` is the number of slots that sums are split for.
+    """Program that trains a `ConvNet` on `images` prepared by `with_border`.
 
-    It is that of the run, whatever part of its clients a lane holds, so that a group of clients has the same bits in
-    any company.
+    `summed_for` is the number of slots for which sums are split. It is the same for the whole run, whichever clients a
+    lane holds, so that a group of clients gets the same bits whichever lanes run beside it.
     """
 
     def __init__(
@@ -410,7 +410,7 @@ class ConvProgram(PackedProgram):
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
     ) -> tuple[Tensor, Tensor]:
-        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
+        """Return whether each of `rows` (lanes, samples) is classified correctly by its lane's model, and its loss."""
         return self._forward.evaluate(models, rows)
 
     def _round(self) -> None:
@@ -428,7 +428,7 @@ class ConvProgram(PackedProgram):
         self.counter.add_(1)
 
     def _local_steps(self, steps: int) -> None:
-        """Hand the models out and train them by the schedule of the round that `counter` names."""
+        """Distribute the models and train them by the schedule of the round that `counter` selects."""
         dropout = bool(self.plan.dropout)
         self._now_rows.copy_(self._rows.index_select(0, self.counter)[0])
         if dropout:

@@ -1,4 +1,4 @@
-"""What programs of lanes have in common, and the streams of rounds that lanes take from them."""
+"""Base class of GPU programs that train several lanes, and the streams of rounds that lanes read from them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from sifu.engines.sim.gpu.schedule import Drawing, Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Correct predictions and the sum of losses of every client."""
+"""Correct predictions and summed loss of every client."""
 
 
 BLOCK = 1024
-"""Parameters that one program of a kernel over all of them looks at."""
+"""Parameters per program of a kernel that runs over all parameters."""
 
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """What a program runs: `lanes` lanes of at most `slots` clients each, `width` of them at a time.
+    """Dimensions of a program: `lanes` lanes of at most `slots` clients each, of which at most `width` train at a time.
 
-    At most `chunk` rounds ahead, with batches of at most `batch`. `clipped` says whether whole updates are.
+    A program runs at most `chunk` rounds ahead, with batches of at most `batch` samples. `clipped` says whether whole
+    updates are clipped.
     """
 
     training: LocalTraining
@@ -45,10 +46,10 @@ class ProgramPlan:
 
 
 class Program(abc.ABC):
-    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
+    """Training of several lanes on a device: `history[k, l]` is the model of lane l after k rounds, in device order."""
 
     whole_lanes = False
-    """Whether models are evaluated on whole lanes only."""
+    """True if models can be evaluated on complete lanes only."""
 
     def __init__(self, plan: ProgramPlan, like: Tensor, size: int) -> None:
         self.training, self.server_rate, self.clipped = plan.training, plan.server_rate, plan.clipped
@@ -73,40 +74,50 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def load(self, schedule: Schedule) -> None:
-        """Take over the schedule of the next rounds."""
+        """Load the schedule of the next rounds."""
 
     def run(self, rounds: int) -> None:
-        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        """Run `rounds` rounds from `history[0]`; afterwards `history[k]` is the model after k of them."""
         self._rounds.run(self._round, rounds)
 
     def local_steps(self, steps: int) -> None:
-        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
+        """Run only the local steps of round 0 of the schedule; `params` then holds the local models."""
         self.counter.zero_()
         self._local_steps(steps)
 
     def local_models(self, at: int, lane: int) -> Tensor:
-        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
+        """Return the local models (slots, size) of a lane after round `at`, which must be the last one run.
+
+        Rows of empty slots are undefined.
+        """
         return self.params[self._places[at, lane].clamp(min=0)]
 
     @abc.abstractmethod
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss.
+        """Evaluate each lane's model on its samples.
 
-        `firsts` is the first row of each lane, by which lanes with the same data are found.
+        Args:
+            models: One model per lane.
+            rows: Sample indices (lanes, samples).
+            firsts: First sample index of each lane, which identifies lanes with the same data.
+            upload: Function that copies an array to the device.
+
+        Returns:
+            Whether each sample is classified correctly, and its loss.
         """
 
     @abc.abstractmethod
     def _round(self) -> None:
-        """The round that `counter` names."""
+        """Run the round that `counter` selects."""
 
     @abc.abstractmethod
     def _local_steps(self, steps: int) -> None:
-        """Hand the models out and train them by the schedule of the round that `counter` names."""
+        """Distribute the models and train them by the schedule of the round that `counter` selects."""
 
     def _clip_and_noise(self, norms: Tensor) -> None:
-        """Clip updates of these norms (slots), and add noise to them."""
+        """Clip the updates, whose norms (slots) are given, and add noise to them."""
         from sifu.engines.sim.gpu import round_kernels
 
         round_kernels.clip_and_noise[(-(-self.size // BLOCK), self.width)](
@@ -115,11 +126,12 @@ class Program(abc.ABC):
         )  # fmt: skip
 
     def _end_round(self, start: Tensor, mean: Tensor, drifts: Tensor) -> None:
-        """Write the model after round `counter` and what was measured in it, and count it.
+        """Write the model and the measurements of round `counter`, and increment the counter.
 
-        `start` and `mean` (lanes, size) are the model that was handed out and the mean of the local ones, in float64;
-        `drifts` (lanes, slots) the lengths of local models less their mean. Behind them come, for each lane, how far
-        the mean went, how far the new model is from `origins`, and the length of the old one.
+        `start` and `mean` (lanes, size) are the distributed model and the mean of the local models, in float64.
+        `drifts` (lanes, slots) are the distances of the local models from their mean. The measurements of a lane are
+        its drifts, followed by the distance from `start` to `mean`, the distance of the new model from `origins`, and
+        the norm of `start`.
         """
         new = (start + self.server_rate * (mean - start)).to(self.history.dtype)
         ways = (mean - start, new.to(torch.float64) - self.origins, start)
@@ -130,7 +142,7 @@ class Program(abc.ABC):
 
 
 class PackedProgram(Program):
-    """A program that trains only slots that hold a client (`schedule.Packing`)."""
+    """Program that trains only the slots that hold a client (`schedule.Packing`)."""
 
     def __init__(self, plan: ProgramPlan, like: Tensor, size: int) -> None:
         super().__init__(plan, like, size)
@@ -138,7 +150,7 @@ class PackedProgram(Program):
         self._rows = torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def load(self, schedule: Schedule) -> None:
-        """Take over the schedule of the next rounds."""
+        """Load the schedule of the next rounds."""
         self._load_packed(schedule, Packing.of(schedule.participants, self.width), schedule.rows.shape[0])
 
     def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
@@ -148,26 +160,27 @@ class PackedProgram(Program):
 
 @dataclass(frozen=True)
 class LaneSource:
-    """What the lanes of a group share."""
+    """Configuration shared by the lanes of a group."""
 
     drawing: Drawing
     plan: ProgramPlan
     size: int
     entries: NDArray[np.int64]
-    """Where each entry of a model's own vector lies in its `size` entries on the device."""
+    """Position on the device of each entry of a model's own vector."""
     make_program: Callable[[ProgramPlan], Program]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rounds of a stream: their scalars and models, once `ready` is reached.
+    """Rounds of a stream: their measurements and models, valid once `ready` is reached.
 
-    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
-    ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
-    `models` is (rounds, parameters), in the model's own order: on the host, or on the device for a stream whose models
-    are seldom fetched. `tip`, the last of them, stays on the device, in its order; so do `updates`, those of the last
-    round's participants if they are wanted. `evaluated` holds correct predictions and losses of every client after some
-    of the rounds, counted from 1: those that the stop rule looks at, as far as accuracy was known when they were run.
+    `participants` and `measured` have shapes (rounds, slots) and (rounds, slots + 3); a row of `measured` holds the
+    drifts, then ||mean - theta||, ||next - origin|| and ||theta||. `drawn` is the number of clients each round drew; if
+    it exceeds the number of slots, some were not trained. `models` (rounds, parameters) is in the model's own order, on
+    the host, or on the device for a stream that rarely reads its models. `tip` is the last model, on the device and in
+    device order. `updates` are the updates of the last round's participants, also on the device, if requested.
+    `evaluated` maps a round, counted from 1, to the evaluation of every client; it contains the rounds that the stop
+    rule needs, as far as the accuracy was known when they ran.
     """
 
     start: int
@@ -182,13 +195,13 @@ class Chunk:
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """Number of rounds."""
         return int(self.measured.shape[0])
 
 
 @dataclass(eq=False)
 class LaneStream:
-    """Rounds that one lane takes in one after the other: `model` and `position` are where the next chunk begins."""
+    """Queue of consecutive rounds of one lane; the next chunk starts from `model` at `position`."""
 
     lane: int
     model: Tensor
@@ -197,21 +210,21 @@ class LaneStream:
     active: Tensor
     absent: Tensor
     clients: int
-    """How many are active."""
+    """Number of active clients."""
     slots: int
-    """Participants of a round at most."""
+    """Maximum number of participants of a round."""
     wanted: RoundsWanted
     left: int
     single: bool = False
-    """One round on its own, for which no one should have to wait for more."""
+    """True for a stream of one round, which should not wait for other rounds."""
     models_stay: bool = False
-    """Models stay on the device until they are fetched; otherwise all of them come to the host next to the rounds."""
+    """True if models stay on the device until they are read; otherwise each chunk copies all its models to the host."""
     accuracy: float | None = None
-    """The latest that the consumer has found: by it the device chooses which models to evaluate ahead."""
+    """Latest accuracy known to the consumer; the device uses it to choose the models to evaluate in advance."""
     chunks: deque[Chunk] = field(default_factory=deque)
     held: bool = False
     error: BaseException | None = None
 
     def wants(self, ahead: int) -> bool:
-        """Whether the device may run (further) ahead, by `ahead` chunks at most, of the consumer."""
+        """Return whether the device may run further, at most `ahead` chunks ahead of the consumer."""
         return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead

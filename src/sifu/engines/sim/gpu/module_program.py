@@ -1,17 +1,17 @@
-"""Rounds of any module for many lanes at once, kernel by kernel.
+"""Rounds of any module for many lanes at once, with ordinary torch operations.
 
-A lane is one run, or one group of a run. Participants of all lanes are packed side by side, each with its lane's model.
-Sums over parameters are float64. A group has the same bits whenever the same lanes run together; in other company
-torch may choose other kernels, and models agree to rounding.
+A lane is one run, or one group of a run. Participants of all lanes are packed, each with its lane's model. Sums over
+parameters are float64. A group gets the same bits whenever the same lanes run together. With other lanes torch may
+choose other kernels, and models agree up to rounding.
 
-Rounds are not captured as graphs, as those of other programs are. Captured rounds of a residual network once ended in
-an illegal memory access on an H200. Their graphs shared one memory pool then. A shared pool that is used again after
-its last graph was dropped still fails inside torch; a pool for each graph gives the models of uncaptured rounds.
-Steps that no graph can replay would have to be recognised first.
+Unlike in other programs, rounds are not captured as graphs. Captured rounds of a residual network, whose graphs shared
+one memory pool, once ended in an illegal memory access on an H200. A shared pool that is reused after its last graph
+was dropped still fails inside torch; a pool per graph gives the same models as uncaptured rounds. Capturing would
+first require a way to recognise steps that no graph can replay.
 
 `torch.func` turns a module into a function of its flat parameter vector, differentiates it and maps it over models,
-each of them on its own samples. What a module does besides, drawing random numbers or keeping statistics of a batch,
-cannot be mapped: such modules are refused, and the plain loop trains them.
+each with its own samples. Side effects, such as drawing random numbers or updating batch statistics, cannot be mapped.
+Such modules are refused, and the plain loop trains them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
 from sifu.errors import InputError
 
 SAMPLES_AT_ONCE = 2048
-"""Samples whose activations are kept at the same time, so that memory does not grow with the number of clients."""
+"""Maximum number of samples whose activations are stored at once, so that memory is independent of the client count."""
 
 AGREEMENT = {"float32": 1e-3, "tf32": 0.1}
-"""How far gradients of a device may be off those of the CPU, as a share of the largest entry."""
+"""Maximum deviation of a device's gradients from the CPU's, relative to the largest entry."""
 
 _PRODUCTS = threading.RLock()
 
@@ -47,7 +47,7 @@ _PRODUCTS = threading.RLock()
 class ModulePass:
     """Gradients and scores of many models of one module on one device.
 
-    `precision` float32 keeps products of a GPU as exact as those of a CPU, tf32 rounds their factors to 10 bits.
+    With `precision` float32, products on a GPU are as precise as on a CPU; tf32 rounds their factors to 10 bits.
     """
 
     def __init__(self, model: ModuleModel, dtype: str, device: torch.device, precision: str = "float32") -> None:
@@ -62,7 +62,11 @@ class ModulePass:
         self._dtype = TORCH_TYPES[dtype]
 
     def try_out(self, sample: Tensor, outputs: int) -> int:
-        """How many scores a sample gets, at least `outputs`; a sentence where the module cannot be mapped."""
+        """Run the module once and return its number of scores per sample.
+
+        Raises:
+            InputError: If the module cannot be mapped over models, or has fewer than `outputs` scores.
+        """
         models = torch.zeros((2, sum(self._sizes)), dtype=self._dtype, device=sample.device)
         samples = sample.expand(2, 2, *sample.shape)
         buffers = [buffer.clone() for buffer in self._module.buffers()]
@@ -85,9 +89,13 @@ class ModulePass:
         return int(scores.shape[2])
 
     def gradients(self, models: Tensor, samples: Tensor, encoded: Tensor, shares: Tensor) -> Tensor:
-        """d/d theta sum_b share_b f(theta; sample_b) of each of `models` (width, size).
+        """Return d/d theta sum_b share_b f(theta; sample_b) of each of `models` (width, size).
 
-        `samples` (width, batch, ...), `encoded` targets (width, batch, outputs), `shares` (width, batch).
+        Args:
+            models: Flat models (width, size).
+            samples: Samples of each model (width, batch, ...).
+            encoded: Encoded targets (width, batch, outputs).
+            shares: Weight of each sample (width, batch).
         """
         together = max(1, SAMPLES_AT_ONCE // samples.shape[1])
         with self._settings():
@@ -98,7 +106,7 @@ class ModulePass:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def scores(self, models: Tensor, samples: Tensor) -> Tensor:
-        """What each of `models` says of its `samples`: (width, batch, outputs)."""
+        """Return the scores of each model for its `samples`: (width, batch, outputs)."""
         together = max(1, SAMPLES_AT_ONCE // models.shape[0])
         with self._settings(), torch.no_grad():
             parts = [self._scores(models, part) for part in torch.split(samples, together, dim=1)]
@@ -123,7 +131,7 @@ class ModulePass:
 
 
 def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> None:
-    """A sentence where a device's gradients are not those of the CPU."""
+    """Raise `InputError` if a device's gradients differ from those of the CPU."""
     away = float((own.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
     if not away <= AGREEMENT[precision]:
         raise InputError(
@@ -133,7 +141,7 @@ def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> No
 
 
 def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
-    """A sentence where a module is more than a function of its parameters and samples."""
+    """Raise `InputError` if a module is not a pure function of its parameters and samples."""
     module = model.build("float32")
     reason = ""
     if any(isinstance(part, _NormBase) for part in module.modules()):
@@ -155,7 +163,10 @@ def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """How exact products of float32 are on a GPU: a setting of the whole process, held while work is handed in."""
+    """Set the precision of float32 products on a GPU while the context is active.
+
+    The setting is global to the process, so a lock is held while work is submitted.
+    """
     with _PRODUCTS:
         before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -166,8 +177,11 @@ def products_in(precision: str) -> Iterator[None]:
 
 
 class _PlainConvolutions(TorchFunctionMode):
-    """Convolutions as products of matrices: mapped over models these are batched, where torch would take a
-    convolution with as many groups as there are models, which is slow."""
+    """Override of convolutions by matrix products.
+
+    Mapped over models, matrix products are batched; torch would instead use a convolution with one group per model,
+    which is slow.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -188,7 +202,7 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """`functional.conv2d` as a product, None where it is not of the plain kind; names are torch's."""
+    """Compute `functional.conv2d` as a product; return None for unsupported arguments. Names are torch's."""
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
     kernel = weight.shape[2:]
@@ -212,7 +226,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class ModuleProgram(PackedProgram):
-    """`samples` (all clients' samples, ...) and their `encoded` targets are what rows of a schedule point into."""
+    """Program that trains a module; rows of a schedule index `samples` (all clients' samples) and `encoded` targets."""
 
     def __init__(
         self,
@@ -230,14 +244,14 @@ class ModuleProgram(PackedProgram):
 
     def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
         super()._load_packed(schedule, packing, rounds)
-        # What each packed slot counts for in each lane's mean; empty slots and those of other lanes for nothing.
+        # Weight of each packed slot in each lane's mean; zero for empty slots and for slots of other lanes.
         flat = schedule.weights.flatten(1).gather(1, packing.order)
         lane = packing.order // self.slots
         own = lane[:, None, :] == torch.arange(self.lanes, device=self.device)[None, :, None]
         self._shares[:rounds] = torch.where(own, flat[:, None, :], 0.0)
 
     def run(self, rounds: int) -> None:
-        """One by one, uncaptured."""
+        """Run the rounds one by one, without captured graphs."""
         self.counter.zero_()
         for _ in range(rounds):
             self._round()
@@ -245,7 +259,7 @@ class ModuleProgram(PackedProgram):
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
     ) -> tuple[Tensor, Tensor]:
-        """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
+        """Return whether each of `rows` (lanes, samples) is classified correctly by its lane's model, and its loss."""
         real, chosen = rows >= 0, rows.clamp(min=0)
         scores = self.module.scores(models, self.samples[chosen])
         targets = self.encoded[chosen]
@@ -265,7 +279,7 @@ class ModuleProgram(PackedProgram):
         self._end_round(exact, mean, torch.where(places >= 0, away[places.clamp(min=0)], 0.0))
 
     def _local_steps(self, steps: int) -> None:
-        """Hand the models out and train them by the schedule of the round that `counter` names."""
+        """Distribute the models and train them by the schedule of the round that `counter` selects."""
         theta = self.history.index_select(0, self.counter)[0]
         rows_of_steps = self._rows.index_select(0, self.counter)[0]
         self.params.copy_(theta[self._order.index_select(0, self.counter)[0] // self.slots])

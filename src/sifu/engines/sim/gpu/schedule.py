@@ -1,11 +1,11 @@
-"""Who takes part and which samples each step looks at, for many rounds of many lanes, drawn on the device.
+"""Participants and batches of many rounds of many lanes, drawn on the device.
 
-The draws are those of `sifu.theory.participation`, so all engines share a schedule. Integer arithmetic of torch
-wraps modulo 2^64 as numpy's does; shifts are made logical by hand.
+The draws equal those of `sifu.theory.participation`, so that all engines share a schedule. Integer arithmetic in torch
+wraps modulo 2^64, as in numpy; `_shift` implements logical shifts.
 
-Only slots that hold a client are trained. A lane has as many slots as it may have participants. Groups of unequal size,
-or a random number of participants, leave some of them empty, and an empty slot costs as much as a full one. So the
-slots of all lanes are packed into `width` places, those that hold a client first, in the order of lanes and slots.
+Only slots that hold a client are trained. A lane has as many slots as it can have participants. Groups of unequal size
+or a random number of participants leave some slots empty, and training an empty slot costs as much as a full one. The
+slots of all lanes are therefore packed into `width` places: occupied slots first, ordered by lane and slot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sifu.theory.participation import GOLDEN, MULTIPLIERS, SHIFTS, Participation
 _SIGN = -(2**63)
 _LAST = 2**63 - 1
 POISSON_MARGIN = 8.0
-"""Standard deviations above the expected number of participants that slots are made for."""
+"""Standard deviations above the expected number of participants for which slots are allocated."""
 
 
 def _signed(value: int) -> int:
@@ -35,22 +35,23 @@ def _shift(values: Tensor, bits: int) -> Tensor:
 
 
 def mix(values: Tensor) -> Tensor:
-    """`sifu.theory.participation.mix` on int64 bits."""
+    """Compute `sifu.theory.participation.mix` on int64 bits."""
     values = (values ^ _shift(values, SHIFTS[0])) * _signed(MULTIPLIERS[0])
     values = (values ^ _shift(values, SHIFTS[1])) * _signed(MULTIPLIERS[1])
     return values ^ _shift(values, SHIFTS[2])
 
 
 def scores(key: Tensor, index: Tensor) -> Tensor:
-    """`sifu.theory.participation.scores` on int64 bits; arguments broadcast."""
+    """Compute `sifu.theory.participation.scores` on int64 bits; the arguments broadcast."""
     return mix(key + (index + 1) * _signed(GOLDEN))
 
 
 @dataclass(frozen=True)
 class LaneTables:
-    """What does not change while lanes run: each client's samples as rows of the data, and the keys of its draws.
+    """Constant tables of the lanes: each client's samples as rows of the data, and the keys of its draws.
 
-    `rows` (lanes, clients, most samples) holds -1 behind a client's last sample; keys are int64 bits, one per lane.
+    `rows` (lanes, clients, most samples) is padded with -1 after a client's last sample. Keys are int64 bits, one per
+    lane.
     """
 
     rows: Tensor
@@ -59,30 +60,34 @@ class LaneTables:
     batch_keys: Tensor
     dropout_keys: Tensor
     smallest: int
-    """The fewest samples of any client."""
+    """Smallest number of samples of any client."""
 
     def select(self, lanes: Tensor) -> LaneTables:
-        """The tables of some lanes."""
+        """Return the tables of some lanes."""
         keys = (self.participation_keys[lanes], self.batch_keys[lanes], self.dropout_keys[lanes])
         return LaneTables(self.rows[lanes], self.sizes[lanes], *keys, self.smallest)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rounds ahead: participants (rounds, lanes, slots), -1 where a slot is empty, their weights, and per step the
-    rows each slot's batch looks at (rounds, steps, lanes * slots, batch), -1 behind the last; dropout keys alike."""
+    """Drawn schedule of the next rounds.
+
+    `participants` (rounds, lanes, slots) is -1 for an empty slot, and `weights` are the averaging weights of the
+    participants. `rows` (rounds, steps, lanes * slots, batch) holds the samples of each step's batch, padded with -1.
+    `dropout` (rounds, steps, layers, lanes * slots) holds the dropout keys.
+    """
 
     participants: Tensor
     weights: Tensor
     rows: Tensor
     dropout: Tensor
     drawn: Tensor
-    """How many each round drew (rounds, lanes); more than there are slots means that some were left out."""
+    """Number of clients each round drew (rounds, lanes); if it exceeds the number of slots, some were left out."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What every schedule of a group has in common."""
+    """Parameters common to all schedules of a group."""
 
     slots: int
     participation: Participation
@@ -92,7 +97,7 @@ class Drawing:
 
 
 class ScheduleDrawer:
-    """Draws schedules of a fixed number of lanes and rounds, on a GPU as one captured graph."""
+    """Drawer of schedules for a fixed number of lanes and rounds; on a GPU it replays one captured graph."""
 
     def __init__(self, tables: LaneTables, drawing: Drawing, lanes: int, rounds: int) -> None:
         self._tables, self._drawing, self._rounds = tables, drawing, rounds
@@ -105,7 +110,7 @@ class ScheduleDrawer:
         self._drawn: Schedule | None = None
 
     def draw(self) -> Schedule:
-        """The schedule of the lanes at their positions; valid until the next call."""
+        """Draw the schedule of the lanes at their positions; it is valid until the next call."""
         if self.lanes.device.type != "cuda":
             self._draw()
         else:
@@ -128,7 +133,20 @@ def draw_schedule(
     rounds: int,
     drawing: Drawing,
 ) -> Schedule:
-    """Everything random of `rounds` rounds from each lane's position; `active` and `absent` are (lanes, clients)."""
+    """Draw participants, batches and dropout keys of `rounds` rounds from each lane's position.
+
+    Args:
+        tables: Samples and keys of the lanes.
+        active: Clients that may be drawn (lanes, clients).
+        absent: Clients that are removed after the draw (lanes, clients).
+        branches: Branch of each lane.
+        first_rounds: First round of each lane.
+        rounds: Number of rounds to draw.
+        drawing: Parameters of the draws.
+
+    Returns:
+        The schedule of the rounds.
+    """
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
     who, drawn = _participants(tables, active, absent, branches, position, drawing)
     schedule = batches_of(tables, who, branches, position, drawing)
@@ -136,7 +154,7 @@ def draw_schedule(
 
 
 def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
-    """The schedule of given participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
+    """Draw batches and dropout keys for the participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
     (rounds, lanes, slots), steps, device = who.shape, drawing.steps, who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
@@ -178,7 +196,7 @@ def _participants(
 
 
 def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int, drawing: Drawing) -> Tensor:
-    """Rows of each step's batch, out of each participant's `own` (rounds, lanes, slots, most samples)."""
+    """Draw the rows of each step's batch from each participant's `own` rows (rounds, lanes, slots, most samples)."""
     (rounds, lanes, slots, most), device = own.shape, who.device
     batch, steps = drawing.batch, drawing.steps
     if batch >= most:
@@ -189,11 +207,11 @@ def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int
     drawn = scores(scores(key[..., None], torch.arange(epochs, device=device))[..., None], sample) ^ _SIGN
     drawn = torch.where(sample < sizes[..., None, None], drawn, _LAST)
     order = drawn.sort(dim=-1, stable=True).indices
-    # Clients whose whole data fit into a batch walk through them in order.
+    # A client whose data fit into one batch uses them in their own order.
     order = torch.where((sizes <= batch)[..., None, None], sample, order)
     a_pass = -(-sizes.clamp(min=1) // batch)
     step = torch.arange(steps, device=device)
-    # An empty slot would count one epoch per step.
+    # Clamp: an empty slot would count one epoch per step.
     epoch, part = (step // a_pass[..., None]).clamp(max=epochs - 1), step % a_pass[..., None]
     spot = part[..., None] * batch + torch.arange(batch, device=device)
     inside = (spot < sizes[..., None, None]) & (who >= 0)[..., None, None]
@@ -204,7 +222,7 @@ def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int
 
 
 def slots_for(participation: Participation, clients: int) -> int:
-    """How many of this many clients of a lane train at once at most."""
+    """Return an upper bound on how many of `clients` clients in a lane train concurrently."""
     if participation.kind == "all":
         return clients
     if participation.kind == "fixed":
@@ -214,7 +232,11 @@ def slots_for(participation: Participation, clients: int) -> int:
 
 
 def width_for(participation: Participation, lanes: Sequence[int]) -> int:
-    """How many clients of all lanes together train at once at most; `lanes` are the clients active in each.
+    """Return an upper bound on how many clients of all lanes train concurrently.
+
+    Args:
+        participation: The rule by which participants are drawn.
+        lanes: Number of active clients of each lane.
 
     >>> width_for(Participation("fixed", count=3), [2, 5]), width_for(Participation("all"), [2, 5])
     (5, 7)
@@ -225,7 +247,7 @@ def width_for(participation: Participation, lanes: Sequence[int]) -> int:
 
 
 def rounded_up(needed: int) -> int:
-    """A width that programs are made for: at least `needed`, by at most a sixteenth more, so that few differ.
+    """Round a width up by at most a sixteenth, so that few distinct widths need a program.
 
     >>> rounded_up(7), rounded_up(99), rounded_up(497)
     (7, 100, 512)
@@ -236,15 +258,20 @@ def rounded_up(needed: int) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where slots lie: `order` (rounds, width) numbers the slots of all lanes, lane * slots + slot; `places` (rounds,
-    lanes, slots) is the inverse, -1 for an empty slot."""
+    """Assignment of slots to places.
+
+    `order` (rounds, width) is the slot at each place, numbered lane * slots + slot. `places` (rounds, lanes, slots) is
+    the inverse; -1 marks an empty slot.
+    """
 
     order: Tensor
     places: Tensor
 
     @staticmethod
     def of(participants: Tensor, width: int) -> Packing:
-        """Pack `participants` (rounds, lanes, slots), of whom negative ones are none; more than `width` are left out.
+        """Pack `participants` (rounds, lanes, slots) into `width` places.
+
+        Negative entries are empty slots. Participants beyond `width` are dropped.
 
         >>> packing = Packing.of(torch.tensor([[[4, -1], [7, 9]]]), 3)
         >>> packing.order.tolist(), packing.places.tolist()
@@ -257,11 +284,11 @@ class Packing:
         return Packing(order, torch.where(real, places, -1).view(participants.shape))
 
     def rows(self, schedule: Schedule) -> Tensor:
-        """The batches of the packed slots: (rounds, steps, width, batch)."""
+        """Return the batches of the packed slots: (rounds, steps, width, batch)."""
         steps, batch = schedule.rows.shape[1], schedule.rows.shape[3]
         return schedule.rows.gather(2, self.order[:, None, :, None].expand(-1, steps, -1, batch))
 
     def dropout(self, schedule: Schedule) -> Tensor:
-        """The dropout keys of the packed slots: (rounds, steps, layers, width)."""
+        """Return the dropout keys of the packed slots: (rounds, steps, layers, width)."""
         steps, layers = schedule.dropout.shape[1:3]
         return schedule.dropout.gather(3, self.order[:, None, None, :].expand(-1, steps, layers, -1))
