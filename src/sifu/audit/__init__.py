@@ -1,4 +1,4 @@
-"""Attacks on what a run claims: replays with and without the forgotten, empirical epsilon, membership inference.
+"""Attacks on the claims of a run: counterfactual replays, empirical epsilon, and membership inference.
 
 Importing this package loads no training library, so that `sifu client-audit` works without one.
 """
@@ -37,7 +37,7 @@ _NEED_TORCH = {
     "compare_files": "compare_releases",
     "run_controls": "controls",
 }
-"""Names that are imported when they are asked for, and their modules."""
+"""Names that are imported on first use, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

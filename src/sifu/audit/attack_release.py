@@ -47,9 +47,9 @@ MOST_HELD_OUT = 2000
 
 @dataclass(eq=False)
 class Audited:
-    """What every step of an audit looks at; `notes` say what could not be tried.
+    """Shared state of an audit; `notes` lists what could not be tested.
 
-    `clients` have names, x and y, None where the spec says where they lie; `noised` tells the noise of an edge.
+    `clients` holds names, x and y, or None to load them as the spec says; `noised` returns the noised model of an edge.
     """
 
     run: Run
@@ -76,7 +76,7 @@ class ReleaseAttack:
         self.options, self.spec, self.notes = audited.options, audited.spec, audited.notes
 
     def request(self) -> RequestRow | None:
-        """The request whose release is attacked."""
+        """Return the request whose release is attacked, or None if no request is done."""
         erased, wanted = not_recomputed(self.reader), self.options.request
         done = [row for row in self.reader.requests() if row.status == "done" and row.request not in erased]
         if wanted in erased:
@@ -93,7 +93,7 @@ class ReleaseAttack:
         return max(done, key=lambda request: request.request_order or 0)
 
     def models_wanted(self, row: RequestRow | None) -> set[int]:
-        """The nodes whose models the attacks look at."""
+        """Return the nodes whose models the attacks need."""
         if row is None:
             return set()
         before = Measured.of(self.reader, row).forgotten_before
@@ -101,7 +101,7 @@ class ReleaseAttack:
         return {node for node in nodes if node is not None}
 
     def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
-        """Every attack that the available data allow; None where the model is gone."""
+        """Run every attack that the available data allow; return None if the released model is gone."""
         from sifu.engines.sim.models import scorer_of
 
         reader, engine, progress = self.reader, self.engine, self._audited.progress
@@ -117,7 +117,7 @@ class ReleaseAttack:
         active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
         forgotten = np.array([self._audited.view.index_of[name] for name in row.clients], dtype=np.int64)
         again = [item.client for item in joined_remainders(reader) if item.request == row.request]
-        active = np.append(active, np.array(again, dtype=np.int64))  # who stays with the records it has left
+        active = np.append(active, np.array(again, dtype=np.int64))  # clients that stay with their remaining records
         scratch, rounds, _, _ = retrain_unrecorded(
             engine,
             active,
@@ -147,7 +147,7 @@ class ReleaseAttack:
         scratch_rounds: int,
         samples: dict[str, Samples],
     ) -> ForgettingAudit:
-        """Compare the models `released` and `scratch` with each other, and with what was recorded before."""
+        """Compare the models `released` and `scratch` with each other and with the records from before the request."""
         from sifu.engines.sim.models import scorer_of
 
         engine, order, limit = self.engine, recorded.order, self.options.relearn_rounds
@@ -241,7 +241,7 @@ class ReleaseAttack:
         )
 
     def _rounds_of(self, row: RequestRow) -> RecordedRounds:
-        """The rounds between a request's noise and its release."""
+        """Return the rounds between a request's noise and its release."""
         took_part = self.reader.participation()
         nodes = [node.node for node in self.reader.path(row.final_node) if node.node.node > (row.noise_node or 0)]
         return [
@@ -262,7 +262,7 @@ class ReleaseAttack:
         from sifu.engines.sim.models import Samples, stacked
 
         result = {"forgotten": stacked(data, forgotten.tolist())}
-        if row.records:  # the client stays with the rest, which is in the model
+        if row.records:  # the client's remaining records are in the model
             turns = {item.request: item for item in joined_remainders(self.reader)}
             first, gone = data[turns[row.request].first], list(row.records)
             result["forgotten"] = Samples(np.asarray(first.x)[gone], np.asarray(first.y)[gone])

@@ -1,4 +1,4 @@
-"""The options of an audit, its results, and what its figure shows."""
+"""The options of an audit, its results, and its figure."""
 
 from __future__ import annotations
 
@@ -37,21 +37,25 @@ if TYPE_CHECKING:
 MOST_BARS = 12
 
 AuditProgress = Callable[[str, int, int], None]
-"""(what is being done, how much of it is done, of how much)."""
+"""Callback with the name of the current step, the work done, and the total work."""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How hard to try.
+    """Options of an audit.
 
-    `subjects` is how many of the forgotten are replayed; `shadows` how many shadow federations each world gets (0:
-    none), `shadow_rounds` and `relearn_rounds` bound their length. `attacks` turns membership inference, Scratch and
-    relearning on; they need retraining. `request` names the request they look at (the last one). `seed` makes the
-    audit's own draws repeatable; without it they come from the operating system, as certified noise does.
-    `public` is a file of public samples for the comparison of two releases (the run's held-out rows without it), and
-    `trials` how many deletions of its own the audit compares; with `only_before_after` nothing else is tried.
-    `as_if_certified` treats requests of level `none` as if they had claimed their budget: for controls that must be
-    caught.
+    Attributes:
+        subjects: Maximum number of forgotten subjects to replay.
+        shadows: Number of shadow federations with, and without, the client; 0 for none.
+        shadow_rounds: Maximum number of rounds of a shadow federation.
+        relearn_rounds: Maximum number of rounds of relearning.
+        attacks: Whether to run membership inference, Scratch and relearning, which retrain models.
+        request: Id of the request whose release is attacked; None for the last one.
+        seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
+        public: File of public samples for the comparison of two releases; None for the run's held-out rows.
+        trials: Number of deletions that the audit makes itself and compares.
+        only_before_after: Whether to run the comparison of two releases only.
+        as_if_certified: Whether to hold requests of level `none` to their budget, for controls that must be caught.
     """
 
     subjects: int = 16
@@ -68,13 +72,13 @@ class AuditOptions:
     only_before_after: bool = False
 
     def claims(self, level: str | None) -> bool:
-        """Whether a request of this level is held to its budget."""
+        """Return whether a request of this level is held to its budget."""
         return self.as_if_certified or level not in (None, "none")
 
 
 @dataclass(frozen=True)
 class SubjectAudit:
-    """One subject: every node's truth next to Psi, and what its releases give away."""
+    """Results for one subject: the true distance and Psi at every node, and the leakage of its releases."""
 
     subject: int
     clients: tuple[str, ...]
@@ -88,12 +92,12 @@ class SubjectAudit:
 
     @property
     def at_source(self) -> NodeDistance | None:
-        """The truth at the node its request went back to."""
+        """True distance at the node that the subject's request went back to, or None."""
         return next((node for node in self.nodes if node.node == self.source), None)
 
     @property
     def closest(self) -> float:
-        """The largest share of its bound that the truth reached: 1 is a tight bound, more breaks it."""
+        """Largest ratio of true distance to Psi: 1 means a tight bound, more than 1 a violated one."""
         shares = [node.distance / node.psi for node in self.nodes if node.psi > 0.0 and math.isfinite(node.psi)]
         broken = any(node.distance > 0.0 and node.psi == 0.0 for node in self.nodes)
         return math.inf if broken else max(shares, default=0.0)
@@ -101,7 +105,7 @@ class SubjectAudit:
 
 @dataclass(frozen=True)
 class AttackAudit:
-    """Attacks on the model that a request released."""
+    """Results of the attacks on the model that a request released."""
 
     request: str
     clients: tuple[str, ...]
@@ -111,11 +115,11 @@ class AttackAudit:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything that was tried.
+    """All results of an audit.
 
-    `exact` compares digests of exact releases. `before_after` is what an observer finds who kept an earlier release; no
-    certificate covers that one. `contradictions` are claims that turned out false; `observations` would
-    be, had they been claimed; `notes` say what could not be tried.
+    `exact` compares digests of exact releases. `before_after` is the attack of an observer who kept an earlier
+    release, which certificates do not cover. `contradictions` lists certified claims that are false, `observations`
+    statements that are false but were not certified, and `notes` what could not be tested.
     """
 
     run: str
@@ -132,11 +136,11 @@ class AuditReport:
 
     @property
     def holds(self) -> bool:
-        """Whether no certified claim was contradicted."""
+        """True if no certified claim is contradicted."""
         return not self.contradictions
 
     def values(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the report as plain values for JSON."""
         content = asdict(self)
         for mapping, subject in zip(content["subjects"], self.subjects, strict=True):
             mapping["largest_share_of_psi"] = subject.closest
@@ -149,8 +153,10 @@ class AuditReport:
 
 @styled
 def draw_audit(report: AuditReport) -> Figure:
-    """Left: true distances next to Psi. Right: the epsilon that attacks show next to the certified one, of those
-    subjects that are nearest to their bound."""
+    """Draw true distances against Psi at the left, and shown against certified epsilon at the right.
+
+    The right side has the subjects that are nearest to their bound.
+    """
     points = [(node.psi, node.distance) for subject in report.subjects for node in subject.nodes]
     if not points:
         return empty_figure(audit_message(report), "no node of this run could be replayed")
@@ -180,7 +186,7 @@ def _draw_distances(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
         return
     psi, distance = psi[drawn], distance[drawn]
     broken = distance > psi
-    # What is far below its bound, after strong contraction, would squeeze everything else together.
+    # Points far below their bound, after strong contraction, would compress the rest of the axis.
     low = max(float(min(distance.min(), psi.min())), 1e-6 * float(psi.max())) / 1.6
     high = float(max(psi.max(), distance.max())) * 1.6
     axes.set_xscale("log")
@@ -230,7 +236,7 @@ def _draw_epsilons(axes: Axes, bars: Sequence[tuple[str, ReleaseAudit]], total: 
 
 
 def audit_message(report: AuditReport) -> str:
-    """What the figure shows, in one sentence."""
+    """Return the message of the figure in one sentence."""
     if report.contradictions:
         return f"The audit contradicts {counted(len(report.contradictions), 'certified statement')} of this run"
     if report.observations:

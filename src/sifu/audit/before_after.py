@@ -1,19 +1,19 @@
-"""The attack of an observer who kept an earlier release: compare two linear heads, reconstruct what was deleted.
+"""The attack of an observer who kept an earlier release: compare two linear heads and reconstruct the deleted data.
 
 Let W be the head before a deletion and V the head after it, phi_i the features of a deleted record with the constant
 appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head. Both heads minimise a penalised loss, so
 
-    A (W - V) = sum_i phi_i e_i',        A the curvature of the loss on the records that stay,
+    A (W - V) = sum_i phi_i e_i',        A the curvature of the loss on the remaining records.
 
-exactly for ridge heads up to a change of the penalty, which is a multiple of W, and to first order in the influence of
-the deleted records for softmax and logistic heads (Bertran et al. 2024, arXiv 2405.20272). For one record the right
-side has rank one: its left singular vector is phi_i up to scale, and the constant gives the scale. The observer has
-both heads and estimates A, up to a factor, from public samples of the same kind; no label of theirs is needed.
+For ridge heads this is exact up to a multiple of W, from a change of the penalty. For softmax and logistic heads it
+holds to first order in the influence of the deleted records (Bertran et al. 2024, arXiv 2405.20272). For one record the
+right side has rank one: its left singular vector is phi_i up to scale, and the constant gives the scale. The observer
+has both heads and estimates A, up to a factor, from public samples of the same kind, without their labels.
 
 Candidates are ranked by a matched filter: the inner product of sum_i phi_i e_i' with that of each candidate, in the
-metric A^-1, over the candidate's own length. In this metric the inner product is that of W - V itself, so the ranking
-depends on the estimate of A only through the lengths. Features that one of the heads lacks, as a dropped block, are
-left out of both.
+metric A^-1, divided by the candidate's own length. In this metric the inner product is that of W - V itself, so the
+ranking depends on the estimate of A only through the lengths. Features that one head lacks, such as a dropped block,
+are ignored in both.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ HeadKind = Literal["ridge", "least_squares", "softmax", "logistic"]
 """Linear heads whose releases can be compared, as a spec names them."""
 HEAD_KINDS: tuple[str, ...] = get_args(HeadKind)
 ASSUMED_PENALTY = 0.01
-"""The relative penalty r of a ridge head that the observer assumes where it is not known."""
+"""Relative penalty r that the observer assumes for a ridge head with unknown penalty."""
 ASSUMED_DECAY = 1e-3
-"""The same for other heads, whose training is stopped rather than penalised."""
+"""Relative penalty that the observer assumes for other heads, which are regularised by early stopping."""
 MOST_PARAMETERS = 4000
-"""Of a softmax head whose curvature is inverted whole."""
+"""Maximum number of parameters of a softmax head whose full curvature matrix is inverted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +57,12 @@ class Candidates:
 
     @property
     def are_records(self) -> bool:
-        """Whether every candidate is one record."""
+        """True if every candidate is a single record."""
         return self.count == len(self.owners)
 
     @staticmethod
     def of_records(phi: Floats, targets: Floats) -> Candidates:
-        """Return candidates of which each is one record."""
+        """Return candidates that are one record each."""
         return Candidates(phi, targets, np.arange(len(phi)))
 
 
@@ -92,7 +92,7 @@ class TwoHeads:
 
     @cached_property
     def deleted_sum(self) -> Floats:
-        """The estimate of sum_i phi_i e_i' over the deleted records, up to a positive factor."""
+        """Estimate of sum_i phi_i e_i' over the deleted records, up to a positive factor."""
         scores, shares = self.public @ self.moved, self._shares
         if self.kind == "softmax":
             scores = shares * (scores - np.sum(shares * scores, axis=1, keepdims=True))
@@ -103,14 +103,15 @@ class TwoHeads:
 
     @cached_property
     def _shares(self) -> Floats:
-        """What the earlier head predicts of the public samples."""
+        """Predictions of the earlier head for the public samples."""
         return self._predicted(self.public)
 
     @cached_property
     def _inverse(self) -> Floats:
-        """A^-1 as (outputs, features, outputs, features), or as (features, features) where outputs do not interact.
+        """Inverse curvature A^-1, of shape (outputs, features, outputs, features).
 
-        A softmax head with more parameters than `MOST_PARAMETERS` is taken to be of the second kind.
+        The shape is (features, features) if outputs do not interact. A softmax head with more than `MOST_PARAMETERS`
+        parameters is approximated in this way.
         """
         rows, outputs = self.public[:, self.live], self.before.shape[1]
         width = len(self.live)
@@ -145,20 +146,20 @@ class TwoHeads:
 
     @cached_property
     def reconstruction(self) -> Floats:
-        """The features of one deleted record as far as both heads have them, with the constant last."""
+        """Reconstructed features of one deleted record, as far as both heads have them, with the constant last."""
         direction = np.linalg.svd(self.deleted_sum, full_matrices=False)[0][:, 0]
-        # Features have a constant of 1. Where it is lost in the estimate, only the sign of the scale is known.
+        # The constant feature is 1. If the estimate loses it, only the sign of the scale is known.
         constant = direction[-1]
         least = 1e-3 / np.sqrt(len(direction))
         scale = constant if abs(constant) > least else np.copysign(least, constant)
         return np.asarray(direction / scale)
 
     def template(self, phi: Floats, targets: Floats) -> Floats:
-        """Return what `deleted_sum` is for these records."""
+        """Return the value that `deleted_sum` has if exactly these records were deleted."""
         return np.asarray(phi[:, self.live].T @ (targets - self._predicted(phi)))
 
     def ranking(self, candidates: Candidates) -> Floats:
-        """Return the score of each candidate; the largest is the one that the observer names."""
+        """Return the score of each candidate; the observer names the one with the largest score."""
         filtered = self._filter
         if candidates.are_records:
             phi, errors = candidates.phi[:, self.live], candidates.targets - self._predicted(candidates.phi)
@@ -181,7 +182,7 @@ class TwoHeads:
 
     @cached_property
     def _filter(self) -> Floats:
-        """A^-1 times `deleted_sum`, without what a changed penalty adds: a multiple of A^-1 W."""
+        """A^-1 times `deleted_sum`, without the contribution of a changed penalty, a multiple of A^-1 W."""
         whole = len(self.live) == len(self.before)
         filtered = self.moved if whole else self._solved(self.deleted_sum)
         if self.kind != "ridge":
@@ -191,7 +192,7 @@ class TwoHeads:
         return np.asarray(filtered - shrunk * (np.sum(filtered * weights) / np.sum(shrunk * weights)))
 
     def _predicted(self, phi: Floats) -> Floats:
-        """Return what the earlier head predicts, in the unit of the targets."""
+        """Return the predictions of the earlier head, in the unit of the targets."""
         scores = phi @ self.before
         if self.kind == "softmax":
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -201,12 +202,12 @@ class TwoHeads:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One comparison of two releases, where what was deleted between them is known.
+    """One comparison of two releases between which the deletion is known.
 
     `reconstructed` says whether the deleted record is the candidate nearest to the reconstruction, and
-    `nearest_public` is the cosine of the public record nearest to it; both are None for clients. `cosine` is that of
-    the reconstruction with the deleted record, centred, or of `deleted_sum` with the client's. The control is another
-    candidate, which was not deleted.
+    `nearest_public` is the cosine of the public record nearest to it; both are None for clients. `cosine` is the
+    centred cosine of the reconstruction with the deleted record, or that of `deleted_sum` with the client's sum. The
+    control is another candidate, which was not deleted.
     """
 
     identified: bool
@@ -218,11 +219,11 @@ class Attempt:
 
 
 def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], control: int) -> Attempt:
-    """Attack two releases and compare with the truth.
+    """Attack two releases and compare the result with the truth.
 
     Args:
         heads: The two releases.
-        candidates: Everything that may have been deleted.
+        candidates: All candidates for the deletion.
         deleted: The candidates that were deleted.
         control: A candidate that was not deleted.
     """
@@ -251,11 +252,11 @@ def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], con
 
 @dataclass(frozen=True)
 class BeforeAfterAttack:
-    """How often an observer of two releases found what was deleted between them.
+    """Success of an observer of two releases in finding the data deleted between them.
 
-    `what` is "record" or "client"; `source` a request of the run, or "trials" where the audit deleted on its own.
+    `what` is "record" or "client"; `source` is a request of the run, or "trials" for deletions by the audit itself.
     `identified` is the share of attempts in which the matched filter named the right one of `candidates`;
-    `reconstructed` the share in which the reconstruction alone was nearest to the right record. Cosines are medians.
+    `reconstructed` is the share in which the right record was nearest to the reconstruction. Cosines are medians.
     """
 
     what: Literal["record", "client"]

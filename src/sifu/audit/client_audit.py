@@ -1,8 +1,8 @@
-"""`sifu client-audit`: what a leaving client can check on its own, without the operator's run.
+"""The checks of `sifu client-audit`, which a leaving client can make without the operator's run.
 
-It has the released models from before and after its request, its own data and its public certificate. From these it can
-tell whether the certificate is complete and names it, whether the model changed at all, and how the two models do on
-its data. It cannot tell from one model whether it was forgotten: the statements say so.
+The client has the models released before and after its request, its own data and its public certificate. It can check
+whether the certificate is complete and names it, whether the model changed, and how both models perform on its data. A
+single model does not show whether the client was forgotten, and the statements say so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CANNOT_SHOW = (
 
 @dataclass(frozen=True)
 class ModelOnOwnData:
-    """How a released model does on the client's own data."""
+    """Performance of a released model on the client's own data."""
 
     accuracy: float
     loss: float
@@ -43,7 +43,7 @@ class ModelOnOwnData:
 
 @dataclass
 class ClientAudit:
-    """What the client found. `problems` are what is wrong; `statements` say in words what the rest means."""
+    """Findings of a client: `problems` lists what is wrong, `statements` explains the rest in words."""
 
     client: str
     request: str
@@ -62,7 +62,7 @@ class ClientAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there is no problem."""
         return not self.problems
 
 
@@ -81,14 +81,17 @@ def audit_client(
 ) -> ClientAudit:
     """Check a certificate and two released models from the client's side.
 
-    `certificate`, `before` and `after` are files; `public_key` is the operator's published key, which must have signed.
-    `witnesses` are files of checkpoints that this client's node or others kept: heads that contradict each other, or
-    the certificate, are a fork.
-
-    `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
-    certificate's commitment to the model after, if the operator gives it out. `model` is a model of `engines.sim`; by
-    default it is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output
-    and labels).
+    Args:
+        client: Name of the client.
+        certificate: File of the public certificate.
+        before: Model released before the request.
+        after: Model released after the request.
+        data: npz file with x (model inputs as floats, prepared as for training) and y.
+        public_key: The operator's published key, which must have signed the certificate.
+        nonce: Nonce that opens the certificate's commitment to the model after, if the operator discloses it.
+        witnesses: Files of checkpoints kept by this client's node or others; contradicting heads show a fork.
+        model: Model of `engines.sim`; by default, a linear model is read from the file.
+        kind: Loss of the linear model; `auto` means softmax, or logistic for one output and labels.
     """
     checked = verify_certificate(certificate, public_key)
     body = checked.content["body"]
@@ -96,7 +99,7 @@ def audit_client(
     problems, statements = audit.problems, audit.statements
     problems += [f"certificate: {problem}" for problem in checked.problems]
     named = body.get("clients")
-    # A text would hold every part of it as a name.
+    # For a string, `in` would accept every substring.
     if not isinstance(named, list) or client not in named:
         problems.append(f"certificate: it does not name {client!r}, it names {str(named)[:200]}")
     statements += _promise(body) if checked.holds else ["The certificate does not hold: it promises nothing."]
@@ -150,7 +153,7 @@ def audit_client(
 
 
 def _figures(body: dict[str, Any], certificate: Path) -> dict[str, Any]:
-    """Request, level, epsilon, delta and sigma, where the file has them at all."""
+    """Return the request, level, epsilon, delta and sigma of a certificate; refuse a file that lacks them."""
     try:
         figures = {name: float(body[name]) for name in ("epsilon", "delta", "sigma")}
         texts = {name: body[name] for name in ("request", "level")}
@@ -163,7 +166,7 @@ def _figures(body: dict[str, Any], certificate: Path) -> dict[str, Any]:
 
 
 def _promise(body: dict[str, Any]) -> list[str]:
-    """Return what a certificate that holds promises, and what it means for each of the two observers."""
+    """Return what a valid certificate promises, and what it means for each of the two observers."""
     if body["level"] == "none":
         promise = "The certificate promises nothing (level none)."
     elif body["level"] == "exact":
@@ -186,7 +189,7 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _opens(path: Path, nonce: str, commitment: str) -> bool:
-    """SHA-256(nonce || SHA-256(file)), as certificates commit to models."""
+    """Return whether the nonce opens a commitment to a file: SHA-256(nonce || SHA-256(file))."""
     try:
         salt = bytes.fromhex(nonce)
     except ValueError as error:
@@ -197,7 +200,7 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
 def _check_is_from_before(
     before: Path, body: dict[str, Any], nonce: str | None, problems: list[str], statements: list[str]
 ) -> None:
-    """Whether the model before can be from before the request: by its description, and by the certified one."""
+    """Check by its description, and by the certified model, that a model can be from before the request."""
     if nonce is not None and _opens(before, nonce, body["commitments"]["final_model"]):
         problems.append("model before: it is the model that the certificate released after the request")
     if not description_path(before).exists():

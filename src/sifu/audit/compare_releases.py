@@ -1,4 +1,4 @@
-"""Releases to compare, and where they come from: deletions that the audit tries, a request of a run, exported files."""
+"""Pairs of releases to compare: from deletions by the audit, from a request of a run, or from exported files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 5
 FEWEST_CLIENTS = 3
 WIDE_HEAD, TRIALS_OF_WIDE = 1000, 10
-"""A head of more features is solved for at most this many trials."""
+"""Number of features from which a head is wide, and the maximum number of trials with a wide head."""
 
 
 def with_constant(features: Array) -> Floats:
@@ -55,9 +55,9 @@ def encoded(kind: str, labels: Array, outputs: int) -> Floats:
 
 
 class RunComparison:
-    """The attack on releases of one run, by an observer who kept the earlier one.
+    """The attack on releases of one run by an observer who kept the earlier one.
 
-    Earlier heads in closed form are solved again from the clients' data, as the observer would have kept them.
+    Earlier heads in closed form are solved again from the clients' data.
     """
 
     def __init__(self, audited: Audited) -> None:
@@ -69,7 +69,7 @@ class RunComparison:
         self._generator = keyed_generator(audited.options.seed or self._spec.seed, "audit before and after")
 
     def carry_out(self, row: RequestRow | None, evidence: Evidence) -> Iterator[BeforeAfterAttack]:
-        """Yield the attack on a request's releases, and on deletions that the audit tries itself."""
+        """Yield the attack on a request's releases, and the attack on deletions that the audit makes itself."""
         missing = self._missing()
         networks = [] if missing else networks_of_head(self._audited.reader)
         if isinstance(self._engine, TunedEngine):
@@ -92,10 +92,10 @@ class RunComparison:
         return "features that two releases share (networks are merged)" if self._spec.features.tune == "merge" else ""
 
     def _public(self) -> Floats | None:
-        """Public samples as features: those of the file that was given, or the run's held-out rows."""
+        """Return public samples as features, from the given file or from the run's held-out rows."""
         audited, given = self._audited, self._audited.options.public
         if given is not None:
-            # A linear head is no module of the user's own.
+            # A linear head needs no user-defined module.
             return _public_features(cast("LoadedModel", released_module(audited.reader, None)), given)
         held = held_out_from_spec(self._spec, audited.data_folder)
         return None if held is None else self._features(held[0])
@@ -127,7 +127,7 @@ class RunComparison:
         return int(others[self._generator.integers(len(others))])
 
     def _released(self, weights: Floats) -> Floats:
-        """Return a head as users get it: with fresh noise where the run puts noise on every release."""
+        """Return a head as it is released: with fresh noise if the run adds noise to releases."""
         noise_std = self._spec.release.noise_std
         if noise_std == 0.0:
             return weights
@@ -166,7 +166,7 @@ class RunComparison:
     def _pair(
         self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
     ) -> tuple[Floats, Floats] | None:
-        """Return the heads of `clients` and of those who `stay`; None where one of them cannot be had."""
+        """Return the heads of `clients` and of those who `stay`, or None if one of them is not available."""
         reader, engine = self._audited.reader, self._engine
         on_disk = reader.models()
 
@@ -191,11 +191,11 @@ class RunComparison:
         return self._released(earlier), self._released(later)
 
     def _relative(self) -> float | None:
-        """The relative penalty where the spec fixes it; the observer knows the spec."""
+        """Return the relative penalty if the spec fixes it; the observer knows the spec."""
         relative = self._spec.ridge.regularisation
         return relative if self._spec.regime.solves and isinstance(relative, float) else None
 
-    # -- deletions that the audit tries --------------------------------------------------------------------
+    # -- deletions by the audit itself --------------------------------------------------------------------
 
     def _trials(
         self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats, networks: Sequence[GroupModelRow]
@@ -251,10 +251,10 @@ class NamedCandidate:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """Two exported releases compared; `named` has the likeliest candidates, best first.
+    """Comparison of two exported releases; `named` holds the likeliest candidates, best first.
 
-    `stands_out` is how many standard deviations of the other candidates' scores the best one lies above their mean.
-    `nearest_public` is the centred cosine of the best candidate with the public record nearest to it.
+    `stands_out` is the distance of the best score from the mean of the others, in their standard deviations.
+    `nearest_public` is the centred cosine of the best candidate with the nearest public record.
     """
 
     what: Literal["record", "client"]
@@ -268,17 +268,17 @@ class FileComparison:
 def compare_files(
     before: str | Path, after: str | Path, public: str | Path, candidates: str | Path, module: str | None = None
 ) -> list[FileComparison]:
-    """Compare two releases that `sifu export` wrote, and rank what may have been deleted between them.
+    """Compare two releases that `sifu export` wrote, and rank the candidates for a deletion between them.
 
     Args:
         before: The earlier release, a safetensors file with its description.
         after: The later release.
         public: Samples of the same kind, an npz file with x or a table; labels are not read.
         candidates: Records that may have been deleted, an npz file with x and y (and client) or a table.
-        module: The function that makes the features, where the release names one.
+        module: The function that makes the features, if the release names one.
 
     Returns:
-        The ranking of records and, where the candidates name their clients, that of clients.
+        The ranking of records and, if the candidates name their clients, that of clients.
     """
     earlier, later = (load_model(path, module=module) for path in (before, after))
     if earlier.description["released"]["run"] != later.description["released"]["run"]:
@@ -325,7 +325,7 @@ def _public_features(model: LoadedModel, path: str | Path) -> Floats:
 
 
 def _samples_in(model: LoadedModel, path: Path) -> tuple[Array, Array, list[str] | None]:
-    """Return inputs, labels and, where the file has them, the clients of the candidates in a file."""
+    """Return the inputs, the labels and, if the file names them, the clients of the candidates in a file."""
     if path.suffix.lower() != ".npz":
         if model.description["table"] is None:
             raise InputError(f"{path}: this model was not trained on a table, give an npz file with x and y")

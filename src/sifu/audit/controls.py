@@ -1,10 +1,10 @@
-"""Negative controls: three operators who cheat, and an honest one, each on a task where it shows.
+"""Negative controls: three cheating operators and an honest one, on a task where cheating shows.
 
-The task is made so that Psi is the truth: one client pushes a direction that no one else's data touch, so nothing
-pulls the model back there and every round adds its full Delta (docs/theory.md, section 3.1). All of the budget is
-used. The honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a
-later node than the budget allows is released, or sensitivities are counted with shares of the whole federation
-although few take part (the accounting of the authors' code): each must be caught.
+The task is designed so that Psi equals the true distance. One client pushes a direction that nobody else's data touch,
+so nothing pulls the model back and every round adds its full Delta (docs/theory.md, section 3.1). The request uses the
+whole budget. The honest run must pass with an empirical epsilon near the certified one. Each of three cheats must be
+caught: half of the noise, the release of a later node than the budget allows, and sensitivities computed with shares
+of the whole federation although few clients take part (the accounting of the authors' code).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DELTA = 0.01
 
 @dataclass(frozen=True)
 class Control:
-    """One operator: what was done, what was certified, what the audit found."""
+    """Result for one operator: the deviation, the certified figures, and the findings of the audit."""
 
     name: str
     what: str
@@ -52,24 +52,24 @@ class Control:
 
     @property
     def passed(self) -> bool:
-        """Whether the audit came to the right verdict; a cheat must be caught by epsilon alone, too."""
+        """True if the verdict of the audit is right; epsilon alone must also tell a cheat from an honest run."""
         shown = self.epsilon_shown > self.epsilon_certified
         return self.caught == self.must_be_caught == shown
 
 
 class HalfNoise(Sifu):
-    """Records sigma and adds half of it."""
+    """Method that records sigma but adds half of it."""
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The right node, half of the noise."""
+        """Return the right node with half of the noise."""
         return super().starting_model(view, replace(plan, noise_std=plan.noise_std / 2.0), engine)
 
 
 class LaterNode(Sifu):
-    """Records the cost of the right node, but continues from the current model."""
+    """Method that records the cost of the right node but continues from the current model."""
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """The right plan, except for where it starts."""
+        """Return the right plan with the current model as its source."""
         tip = view.path.tip
         node = view.path.nodes[tip].node
         rounds = view.path.rounds_until(tip)
@@ -79,9 +79,9 @@ class LaterNode(Sifu):
 
 
 def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
-    """One client wants 1 along its own feature; the others want 0 along theirs, and have it from the start.
+    """Return clients of which one wants 1 along its own feature, and the others 0 along theirs, as at the start.
 
-    Features are large next to the bias, the only parameter they share, so that hardly anything is pulled back.
+    Features are large compared with the bias, the only shared parameter, so that almost nothing is pulled back.
     """
     features, samples, large = 128, 4, 10.0
 
@@ -97,7 +97,7 @@ def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
 def designed_run(
     folder: Path, epsilon: float, *, clients: int = 5, participation: str = "all", accounting: str = "round"
 ) -> Run:
-    """Forty rounds of the designed task, and a request that uses the whole budget half-way."""
+    """Train forty rounds of the designed task, and execute a request that uses the whole budget half-way."""
     run = train(
         {
             "seed": 5,
@@ -131,7 +131,7 @@ def designed_run(
 
 @contextmanager
 def carried_out_by(method: type[Method]) -> Iterator[None]:
-    """Requests for `sifu` are carried out by another method inside this block."""
+    """Execute requests for `sifu` by another method inside this block."""
     before = METHODS["sifu"]
     METHODS["sifu"] = method
     try:
@@ -143,7 +143,7 @@ def carried_out_by(method: type[Method]) -> Iterator[None]:
 def run_controls(
     epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Control]:
-    """Every control, in folders that are thrown away."""
+    """Run every control in temporary folders, and return the results."""
     a_fifth: dict[str, Any] = {"clients": 40, "participation": "poisson(0.2)", "accounting": "population"}
     cases: list[tuple[str, str, type[Method], dict[str, Any]]] = [
         (HONEST, "nothing is wrong", Sifu, {}),

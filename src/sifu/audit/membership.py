@@ -1,4 +1,4 @@
-"""Attacks on released models: membership inference, watermarks, relearning, and the resemblance to Scratch."""
+"""Attacks on released models: membership inference, watermarks, relearning, and similarity to Scratch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOW_RATES = (0.01, 0.10)
 
 @dataclass(frozen=True)
 class AttackRates:
-    """What an attack reaches: true-positive rates at false-positive rates of 1 % and 10 %, and the area below all."""
+    """Success of an attack: true-positive rates at 1 % and 10 % false positives, and the area under the curve."""
 
     at_1_percent: float
     at_10_percent: float
@@ -32,11 +32,11 @@ class AttackRates:
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """Attacks on the forgotten clients' samples.
+    """Membership attacks on the forgotten clients' samples.
 
-    `loss` holds the loss threshold on each model by name (before, released, scratch), None without held-out
-    samples. `lira` attacks shadows of the release; `lira_released` and `lira_scratch` are the shares of the samples
-    that the same attack calls members in the released model and in Scratch, at 10 % false alarms.
+    `loss` holds the loss-threshold attack on each model by name (before, released, scratch), or None without held-out
+    samples. `lira` attacks shadows of the release; `lira_released` and `lira_scratch` are the shares of samples that
+    the same attack calls members in the released model and in Scratch, at 10 % false positives.
     """
 
     samples: int
@@ -52,7 +52,7 @@ class MembershipAudit:
 
 
 def attack_rates(members: Floats, others: Floats) -> AttackRates:
-    """Rates of "large is a member"; ties count against the attack.
+    """Return the rates of an attack that calls large values members; ties count against the attack.
 
     >>> attack_rates(np.array([2.0, 3.0]), np.array([0.0, 1.0])).area
     1.0
@@ -69,7 +69,7 @@ def attack_rates(members: Floats, others: Floats) -> AttackRates:
 
 
 def bound_rates(multiplier: float) -> AttackRates:
-    """The best any test can reach against a fully used budget: the Gaussian trade-off curve of mu = 1/s."""
+    """Return the best rates of any test against a fully used budget: the Gaussian trade-off curve of mu = 1/s."""
     from scipy.special import ndtr
 
     mu = 1.0 / multiplier
@@ -79,12 +79,12 @@ def bound_rates(multiplier: float) -> AttackRates:
 
 
 RecordedRounds = Sequence[tuple[Position, ClientIndices]]
-"""The retraining of a request as it was recorded: who took part in the round from each position."""
+"""Recorded rounds of a request's retraining: each position with the clients that took part."""
 
 
 @dataclass(frozen=True)
 class ShadowScores:
-    """Confidence of every sample (columns) in every shadow (rows), in both worlds."""
+    """Confidence of every sample (columns) in every shadow (rows), with and without the client."""
 
     with_client: Floats
     without_client: Floats
@@ -101,7 +101,21 @@ def shadow_scores(
     normals: NormalSource,
     progress: Callable[[int, int], None] | None = None,
 ) -> ShadowScores:
-    """Shadow federations: the request carried out again from each world, with fresh noise, to its recorded end."""
+    """Retrain shadow federations and return the confidence of the samples in them.
+
+    Each shadow starts from one of the two source models, adds fresh noise, and repeats the recorded rounds.
+
+    Args:
+        engine: Engine of the run.
+        scorer: Computes the confidences.
+        worlds: Source models with and without the client.
+        noise_std: Standard deviation of the noise.
+        rounds: Recorded rounds of the retraining.
+        samples: Samples whose membership is attacked.
+        shadows: Number of shadows for each source model.
+        normals: Source of the noise.
+        progress: Called with the number of shadows done and their total.
+    """
     by_world: list[list[Floats]] = [[], []]
     for shadow in range(shadows):
         for scores, source in zip(by_world, worlds, strict=True):
@@ -115,10 +129,16 @@ def shadow_scores(
 
 
 def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
-    """Rates over the second half of the shadows with laws fitted on the first, and the shares of `targets` called
-    members.
+    """Run the likelihood-ratio attack (LiRA) on shadows.
 
-    `targets` are confidences of the same samples in other models; their threshold is that of 10 % false alarms.
+    The distributions are fitted on the first half of the shadows, and the rates are counted on the second half.
+
+    Args:
+        scores: Confidences in the shadows.
+        targets: Confidences of the same samples in other models.
+
+    Returns:
+        The rates, and for each target the share of samples called members at 10 % false positives.
     """
     half = scores.with_client.shape[0] // 2
     fits = [_fit(world[:half]) for world in (scores.with_client, scores.without_client)]
@@ -135,20 +155,20 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
 
 
 def _fit(values: Floats) -> tuple[Floats, Floats]:
-    """Mean of each sample, one spread for all: few shadows allow no more (Carlini et al. 2022, section VI.A)."""
+    """Return each sample's mean and a common spread; few shadows allow no more (Carlini et al. 2022, section VI.A)."""
     spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
     return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))
 
 
 RELEARN_BRANCH = 1 << 40
-"""Positions that no run uses, so that relearning draws its own participants and batches."""
+"""Branch number that no run uses, so that relearning draws its own participants and batches."""
 
 
 @dataclass(frozen=True)
 class WatermarkSuccess:
-    """Accuracy on the clients' marked samples, with their own marks and with marks no one trained with.
+    """Accuracy on the clients' marked samples, with their own marks and with fresh marks that nobody trained with.
 
-    What the own marks give beyond fresh ones is owed to remembering the mark.
+    An accuracy with the own marks above that with fresh ones shows that the model remembers the mark.
     """
 
     own: float
@@ -156,18 +176,18 @@ class WatermarkSuccess:
 
     @property
     def success(self) -> float:
-        """Own less fresh."""
+        """Accuracy with the own marks minus accuracy with fresh ones."""
         return self.own - self.fresh
 
 
 @dataclass(frozen=True)
 class ForgettingAudit:
-    """The released model next to the one before the request and next to Scratch; dictionaries are by model.
+    """Comparison of the released model with the earlier model and with Scratch; dictionaries are keyed by model.
 
     Accuracy and loss before the request are the recorded ones.
 
     `relearn` counts rounds with the clients back until the model is as good on their data as before (None: not within
-    `relearn_limit`). `disagreement` is the share of samples on which released model and Scratch predict otherwise.
+    `relearn_limit`). `disagreement` is the share of samples with different predictions of released model and Scratch.
     """
 
     accuracy: dict[str, float]
@@ -190,7 +210,20 @@ def relearn_rounds(
     order: int,
     limit: int,
 ) -> int | None:
-    """Rounds with the forgotten back among `everyone` until their accuracy (without labels: loss) is what it was."""
+    """Return the rounds, with the forgotten clients back, until the model is as good on their data as before.
+
+    Args:
+        engine: Engine of the run.
+        model: Model to start from.
+        goal: Accuracy and loss before the request; the loss counts if the accuracy is 0 (regression).
+        forgotten: The forgotten clients.
+        everyone: Participants of each round, including the forgotten clients.
+        order: Order of the request, which selects the random draws.
+        limit: Maximum number of rounds.
+
+    Returns:
+        The number of rounds, or None if `limit` rounds are not enough.
+    """
     accuracy, loss = goal
     for rounds in range(limit + 1):
         evaluation = engine.evaluate(model, forgotten)

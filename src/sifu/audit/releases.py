@@ -1,24 +1,23 @@
-"""How much a release reveals about the client: bounds from above and from below.
+"""Upper and lower bounds on how much a release reveals about a client.
 
-A lower bound on epsilon follows from replays alone, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023):
-if what is released is (epsilon, delta)-close in two worlds P and Q, every test that says "P" with rates
-TPR = P(test) and FPR = Q(test) has
+A lower bound on epsilon follows from replays, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023). Let P
+be the distribution of the release with the client and Q the one without. If they are (epsilon, delta)-close, every test
+that says "P" with rates TPR = P(test) and FPR = Q(test) has
 
     TPR <= e^epsilon FPR + delta,      so      epsilon >= ln((TPR - delta) / FPR).
 
-The test (a statistic, a threshold, a side) is chosen on one half of the replays and its rates are counted on the
+The test (a statistic, a threshold, a side) is chosen on one half of the replays, and its rates are counted on the
 other half. Clopper & Pearson's intervals bound both rates at once, so the bound holds with the stated confidence
-whatever the statistic is.
+for every statistic.
 
-The release of a request is theta + N(0, sigma^2 I) with the client and phi + N(0, sigma^2 I) without, theta and phi
-the models of its source node in the two worlds. Rounds after it are post-processing and can only hide more, so
-the noised model itself is attacked, by one who knows both worlds.
+The release of a request is theta + N(0, sigma^2 I) with the client and phi + N(0, sigma^2 I) without, where theta and
+phi are the models of its source node. Later rounds are post-processing and can only hide more. The audit therefore
+attacks the noised model itself, with knowledge of both theta and phi.
 
-An exact certificate is compared with the world that never had the client, by digests. The released model is compared
-with the one that the same rounds give in an engine that was never given the client's
-data: another federation, with other counts. Of a head in closed form the sum is made again from the data of those who
-stay: its digest must be the one that was recorded. Where no such engine can be built, nothing was recomputed, and the
-audit says so.
+An exact certificate is compared, by digests, with the counterfactual without the client. The released model must equal
+the one that the same rounds give in an engine that never had the client's data. For a head in closed form, the sum is
+recomputed from the data of the remaining clients, and its digest must be the recorded one. If no such engine can be
+built, nothing is recomputed, and the audit says so.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ from sifu.theory.calibration import gaussian_epsilon
 from sifu.theory.history import PathNode
 
 THRESHOLDS = 400
-"""How many thresholds are tried on the first half."""
+"""Number of thresholds tried on the first half."""
 FEWEST_REPLAYS = 20
 
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """What one statistic shows: epsilon is at least `epsilon`, with confidence `confidence`.
+    """Lower bound that one statistic shows: epsilon is at least `epsilon`, with confidence `confidence`.
 
-    `true_positive_rate` is a lower, `false_positive_rate` an upper confidence limit on the measuring half; the side
-    that was chosen may be "without"; then both are the rates of saying "the client was not there".
+    `true_positive_rate` is a lower and `false_positive_rate` an upper confidence limit on the measuring half. If the
+    chosen side is "without", they are the rates of saying that the client was absent.
     """
 
     statistic: str
@@ -69,7 +68,7 @@ class EpsilonBound:
 
 
 def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
-    """(lower, upper) limits of rates, each wrong with probability at most `mistake` (Clopper & Pearson 1934)."""
+    """Return (lower, upper) limits of rates, each wrong with probability at most `mistake` (Clopper & Pearson 1934)."""
     from scipy.special import betaincinv
 
     counts = hits.astype(np.float64)
@@ -82,9 +81,14 @@ def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats
 def epsilon_lower_bound(
     with_client: Floats, without_client: Floats, delta: float, mistake: float = 0.01, statistic: str = "statistic"
 ) -> EpsilonBound:
-    """The largest epsilon that a threshold on a statistic shows, wrong with probability at most `mistake`.
+    """Return the largest epsilon that a threshold on a statistic shows.
 
-    `with_client` and `without_client` are the statistic's values in independent replays of the two worlds.
+    Args:
+        with_client: Values of the statistic in independent replays with the client.
+        without_client: Values in independent replays without the client.
+        delta: The delta of the budget.
+        mistake: Maximum probability that the bound is wrong.
+        statistic: Name of the statistic.
     """
     if min(with_client.size, without_client.size) < FEWEST_REPLAYS:
         raise InputError(
@@ -114,7 +118,7 @@ def epsilon_lower_bound(
 
 
 def _thresholds(values_p: Floats, values_q: Floats) -> Floats:
-    """Values to try as thresholds: evenly by rank, and the outermost one by one, since tails matter most."""
+    """Return candidate thresholds: evenly spaced by rank, and all outermost values, because tails matter most."""
     pooled = np.sort(np.concatenate([values_p, values_q]))
     ranks = np.linspace(0, pooled.size - 1, THRESHOLDS).astype(np.int64)
     edges = np.arange(min(50, pooled.size))
@@ -124,7 +128,7 @@ def _thresholds(values_p: Floats, values_q: Floats) -> Floats:
 def _bounds(
     values_p: Floats, values_q: Floats, thresholds: Floats, side: str, delta: float, mistake: float
 ) -> tuple[Floats, Floats, Floats]:
-    """ln((TPR_low - delta) / FPR_high) at each threshold, with both limits; takes sorted values."""
+    """Return ln((TPR_low - delta) / FPR_high) at each threshold, and both limits; the values must be sorted."""
     above_p = values_p.size - np.searchsorted(values_p, thresholds, side="right")
     above_q = values_q.size - np.searchsorted(values_q, thresholds, side="right")
     if side == "with":
@@ -141,15 +145,15 @@ def _bounds(
 
 STATISTICS = ("likelihood ratio", "projection", "loss")
 FULL_NORMALS = 5_000_000
-"""How many normals the replays of whole models draw in each world, at most."""
+"""Maximum number of normals drawn for replays of whole models, with and without the client each."""
 CHUNK_NORMALS = 2_000_000
 FARTHEST = 4e4
-"""Worlds this many noises apart hide nothing: epsilon is of the size of its square."""
+"""Distance, in units of the noise, beyond which a release hides nothing: epsilon is of the order of its square."""
 
 
 @dataclass(frozen=True)
 class Replays:
-    """How many replays each statistic gets: exact one-dimensional ones, and evaluations of whole noised models."""
+    """Number of replays of each statistic: one-dimensional ones, and evaluations of whole noised models."""
 
     replays: int = 100_000
     losses: int = 400
@@ -158,11 +162,11 @@ class Replays:
 
 @dataclass(frozen=True)
 class ReleaseAudit:
-    """What the releases charged to one subject give away.
+    """Leakage of the releases that are charged to one subject.
 
-    `gaussian_mu` is the true distance of the two worlds in units of the noise, over all releases in scope;
-    `epsilon_true` follows from it exactly. `bounds` is what tests that see only releases could show. `missed` releases
-    in scope could not be replayed; with them epsilon may be larger.
+    `gaussian_mu` is the true distance of the models with and without the client in units of the noise, over all
+    releases in scope; `epsilon_true` follows from it exactly. `bounds` holds what tests on the releases alone show.
+    `missed` counts releases in scope that could not be replayed; with them epsilon may be larger.
     """
 
     epsilon_certified: float
@@ -174,13 +178,13 @@ class ReleaseAudit:
 
     @property
     def epsilon_shown(self) -> float:
-        """The best of the empirical bounds; they hold together with the stated confidence."""
+        """Best of the empirical bounds, which hold jointly with the stated confidence."""
         return max((bound.epsilon for bound in self.bounds), default=0.0)
 
 
 @dataclass(frozen=True)
 class _Release:
-    """One noised release: the models of its source in both worlds, and the noise as it was carried out."""
+    """One noised release: its source models with and without the client, and the noise that was added."""
 
     with_client: Vector
     without_client: Vector
@@ -203,7 +207,16 @@ def audit_releases(
     normals: NormalSource,
     how_many: Replays,
 ) -> ReleaseAudit | None:
-    """Replay what was released to hide a subject; None where no release of it could be replayed."""
+    """Replay the releases that hide a subject; return None if none of them can be replayed.
+
+    Args:
+        engine: Engine of the run.
+        watched: The subject.
+        edges: Noise edges that are charged to the subject.
+        evidence: Models from the replay of the run.
+        normals: Source of the audit's noise.
+        how_many: Number of replays.
+    """
     request = watched.request
     if request is None:
         return None
@@ -214,7 +227,7 @@ def audit_releases(
             missed += 1
             continue
         drawn = evidence.noise.get(edge.node)
-        # Noise that cannot be what was recorded is replayed as it was carried out.
+        # Noise that contradicts its record is replayed as it was drawn.
         noise_std = edge.noise_std if drawn is None or drawn.as_recorded else drawn.measured_std
         releases.append(_Release(*worlds, noise_std))
     if not releases:
@@ -238,12 +251,12 @@ def audit_releases(
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:
-    """ln p(releases)/q(releases) in both worlds, over all releases in scope.
+    """Return ln p(releases)/q(releases) with and without the client, over all releases in scope.
 
     With u_k = (theta_k - phi_k) / sigma_k and z_k = (release_k - phi_k) / sigma_k it is sum_k <u_k, z_k> - mu^2/2,
-    mu^2 = sum_k |u_k|^2. z_k is u_k plus standard normals with the client, standard normals alone without; and
-    sum_k <u_k, normals> / mu is one standard normal, exactly, since an inner product of independent standard normals
-    with a unit vector is. So one draw per replay is enough; `_whole_models` draws all of them.
+    mu^2 = sum_k |u_k|^2. z_k is u_k plus standard normals with the client, and standard normals alone without. The
+    inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals> / mu is one
+    standard normal exactly. One draw per replay is enough; `_whole_models` draws all of them.
     """
     drawn = normals.standard_normal(2 * replays)
     return mu * drawn[:replays] + 0.5 * mu**2, mu * drawn[replays:] - 0.5 * mu**2
@@ -252,7 +265,11 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
 def _whole_models(
     engine: Engine, watched: Watched, release: _Release, normals: NormalSource, how_many: Replays
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats] | None]:
-    """Noised models drawn whole, in both worlds: projections on theta - phi, and minus losses on the clients' data."""
+    """Draw whole noised models with and without the client.
+
+    Returns:
+        The projections on theta - phi, and the negative losses on the clients' data, each with and without the client.
+    """
     size = release.with_client.size
     replays = int(min(how_many.replays, max(200, FULL_NORMALS // size)))
     difference = release.difference
@@ -280,12 +297,12 @@ def _whole_models(
 
 @dataclass(frozen=True)
 class ExactAudit:
-    """One exact request of one subject, in digests.
+    """One exact request of one subject, as digests.
 
-    `released` is the model as it was recorded, `without` the one of the world without the clients (None: it was not
-    recomputed, or not compared, since the digest of a released file that was erased has lost its salt). `sum_recorded`
-    and `sum_without` are of a head in closed form: the sum it was solved from, and the sum made again from the data of
-    those who stay, while the file of the sum is there.
+    `released` is the recorded model, `without` the counterfactual one without the clients. `without` is None if it was
+    not recomputed, or not compared because the released file was erased together with its salt. `sum_recorded` and
+    `sum_without` belong to a head in closed form: the sum it was solved from, and the sum recomputed from the data
+    of the remaining clients while the file of the sum exists.
     """
 
     request: str
@@ -297,12 +314,12 @@ class ExactAudit:
 
     @property
     def same_model(self) -> bool:
-        """Whether the two models are one, to the bit."""
+        """True if the two models are bit-identical."""
         return self.released == self.without
 
     @property
     def same_sum(self) -> bool:
-        """Whether the two sums are equal; no finding where there are none."""
+        """True if the two sums are equal, or if there are none to compare."""
         return self.sum_without is None or self.sum_recorded == self.sum_without
 
 
@@ -312,9 +329,14 @@ def exact_audits(
     watched: Sequence[Watched],
     evidence: Evidence,
 ) -> Iterator[tuple[ExactAudit, bool]]:
-    """Every exact release of the watched, and whether the replay gives the same model in both worlds.
+    """Yield every exact release of the subjects, and whether it equals the counterfactual.
 
-    The other world is computed from the beginning by an engine that `engine_without` made without the clients' data.
+    Args:
+        engine_without: Returns an engine without the data of these clients, which computes the counterfactual from
+            the beginning, or None.
+        reader: The run.
+        watched: The subjects.
+        evidence: Models from the replay of the run.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
     everyone = engine_without(()) if Spec.from_mapping(reader.spec).regime.tunes else None
@@ -344,7 +366,7 @@ def exact_audits(
             same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
             sum_without = whole.digest if same else "other statistics"
         elif solve is not None and whole is None and final == reader.tip and reader.statistics():
-            sum_without = "other statistics"  # the sum of the current head is kept, and this is not it
+            sum_without = "other statistics"  # the stored sum of the current head is a different one
         yield (
             ExactAudit(
                 request.request,
@@ -361,10 +383,10 @@ def exact_audits(
 def _model_without(
     other: EngineWithout, reader: RunReader, subject: Watched, final: int, evidence: Evidence
 ) -> Vector | None:
-    """The model of node `final` in the world without the subject; None if something on the way cannot be made again."""
+    """Return the counterfactual model of node `final` without the subject, or None if a step cannot be recomputed."""
 
     def noised(node: PathNode, source: Vector) -> Vector | None:
-        """The noise of the edge as it was drawn, on the source of this world."""
+        """Apply the recorded noise of the edge to the source of the counterfactual."""
         if node.node not in evidence.edges:
             return None
         theirs, made_of_it = evidence.edges[node.node]

@@ -1,4 +1,4 @@
-"""What a replay shows: true distances next to Psi, true costs next to charges, and the noise that was drawn."""
+"""Evidence from a replay: true distances and Psi, true costs and charges, and the noise that was drawn."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
 
 RARE = 1e-6
-"""How improbable noise must be before it counts as not what was promised."""
+"""Probability below which drawn noise counts as not the promised noise."""
 SLACK = {"float64": 1e-12, "float32": 1e-5}
-"""What rounding of the audit itself may add to a distance, relative to the model; far below any Psi worth hiding."""
+"""Rounding error of the audit's distances relative to the model, by number type; far below any relevant Psi."""
 REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
-"""How far, relatively, a replay on another machine may end from the model on disk."""
+"""Maximum relative distance of a replay on another machine from the model on disk, by number type."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Whose absence is replayed: a subject of a request, or (without a request) a client that may ask one day."""
+    """A subject whose absence is replayed: of a request, or without a request a client that may ask later."""
 
     subject: int
     clients: tuple[int, ...]
@@ -40,23 +40,23 @@ class Watched:
 
     @property
     def order(self) -> int:
-        """The number of its request."""
+        """Order of the subject's request; 0 without one."""
         return 0 if self.request is None else self.request.request_order or 0
 
     @property
     def budget(self) -> float:
-        """1/s^2: what its charges may reach together."""
+        """Upper limit 1/s^2 on the sum of the subject's charges."""
         return 0.0 if self.request is None else 1.0 / (self.request.multiplier or math.inf) ** 2
 
     @property
     def level(self) -> str:
-        """The level its request was certified at; a request that is still being carried out has none."""
+        """Certified level of the subject's request; `none` while it is being executed."""
         return "none" if self.request is None else self.request.level or "none"
 
 
 @dataclass(frozen=True)
 class NodeDistance:
-    """The truth and the bound at one node."""
+    """True distance and bound at one node."""
 
     node: int
     distance: float
@@ -77,10 +77,10 @@ class NoiseEdge:
 
 @dataclass(frozen=True)
 class NoiseDrawn:
-    """The noise that was really added at an edge, against what the record says of it.
+    """The noise added at an edge, compared with its record.
 
-    ||noise||^2 / sigma^2 follows the chi-squared law of d degrees of freedom; `p_small` is the probability of so little
-    noise, `p_normal` that of values so unlike normal ones (Kolmogorov & Smirnov).
+    ||noise||^2 / sigma^2 follows the chi-squared distribution with d degrees of freedom. `p_small` is the probability
+    of so little noise, `p_normal` the p-value of the Kolmogorov-Smirnov test for normality.
     """
 
     node: int
@@ -92,13 +92,13 @@ class NoiseDrawn:
 
     @property
     def as_recorded(self) -> bool:
-        """Whether it may well be the noise that was promised."""
+        """True if the drawn noise is consistent with the promised distribution."""
         return self.p_small >= RARE and self.p_normal >= RARE
 
 
 @dataclass
 class Evidence:
-    """Everything one pass over the recorded run brought to light."""
+    """Everything that one pass over the recorded run shows."""
 
     distances: dict[tuple[int, int], float] = field(default_factory=dict)
     """||theta - phi|| by (subject, node)."""
@@ -109,18 +109,18 @@ class Evidence:
     finals: dict[tuple[int, int], Vector] = field(default_factory=dict)
     """theta by (subject, final node of the subject's exact request)."""
     edges: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
-    """Source and noised model of the noise edges on the way to these."""
+    """Source and noised model of the noise edges on the paths to `finals`."""
     models: dict[int, Vector] = field(default_factory=dict)
-    """Models of the nodes that were asked for."""
+    """Models of the requested nodes."""
     noise: dict[int, NoiseDrawn] = field(default_factory=dict)
     deviations: dict[int, float] = field(default_factory=dict)
-    """How far, relatively, the replay ended from a model on disk."""
+    """Relative distance of the replay from a model on disk, by node."""
     missed: int = 0
-    """Nodes that could not be carried out again."""
+    """Number of nodes that could not be recomputed."""
 
 
 def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
-    """The edges charged to a subject: noise from its request on, none such before it (docs/theory.md, section 8.2)."""
+    """Return the noise edges that are charged to a subject (docs/theory.md, section 8.2)."""
     if watched.request is None:
         return []
     nodes = {row.node.node: row.node for row in reader.node_rows()}
@@ -142,7 +142,7 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
 
 
 def made_of(reader: RunReader, node: int) -> set[int]:
-    """A node and all that it was made of: its history, and the models of groups that were merged on it."""
+    """Return a node and all nodes it depends on: its history, and the group models merged on it."""
     parents = {row.node.node: row.node.parent for row in reader.node_rows()}
     needed, waiting = set[int](), [node]
     while waiting:
@@ -163,7 +163,16 @@ def gather(
     noised: NoisedModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evidence:
-    """Replay the run with everyone and without each of the watched, in one pass."""
+    """Replay the run with everyone and without each subject, in one pass.
+
+    Args:
+        engine: Engine of the run.
+        reader: The run.
+        watched: Subjects whose absence is replayed.
+        keep_models: Nodes whose models are kept.
+        noised: Returns the noised model of an edge; by default it comes from the record.
+        progress: Called with the number of nodes done and their total.
+    """
     evidence = Evidence()
     on_disk = reader.models()
     rows = reader.node_rows()
@@ -205,7 +214,7 @@ def gather(
 
 
 def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
-    """Whether `noise` may be what N(0, sigma^2 I) gave."""
+    """Test whether `noise` is consistent with N(0, sigma^2 I)."""
     from scipy.special import ndtr
     from scipy.stats import chi2, kstest
 
@@ -221,11 +230,11 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
     )
 
 
-# -- what the evidence says against the record ----------------------------------------------------------------
+# -- comparison of the evidence with the record ----------------------------------------------------------------
 
 
 def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
-    """By subject: the truth next to Psi at every node that could be replayed."""
+    """Return the true distance and Psi at every node that could be replayed, by subject."""
     history = {row.node.node for row in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)
@@ -242,7 +251,7 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
 
 
 def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
-    """Nodes where the truth is above Psi by more than `slack`, relative to the model."""
+    """Return the nodes whose true distance exceeds Psi by more than `slack`, relative to the model."""
     return [
         row
         for row in rows
@@ -251,7 +260,7 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> l
 
 
 def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
-    """Every way in which noise hid less of a subject than was charged to it, or charges broke its budget."""
+    """Yield a sentence for each case in which noise hid less than was charged, or charges exceeded the budget."""
     request = watched.request
     if request is None:
         return
@@ -285,9 +294,10 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 
 
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
-    """Whose absence to replay, those with the largest Psi at their source first, and how many are left out.
+    """Return the subjects whose absence to replay, largest Psi at their source first, and how many are left out.
 
-    Everyone whom noise of a request promised to hide; where no one asked yet, the active clients with the largest Psi.
+    These are all subjects that a request's noise should hide, or without requests the active clients with the largest
+    Psi.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]

@@ -1,4 +1,4 @@
-"""`sifu audit DIR`: try to break every claim of a run, where all clients' data are available."""
+"""The audit of `sifu audit DIR`: attacks on every claim of a run, given the data of all clients."""
 
 from __future__ import annotations
 
@@ -42,12 +42,17 @@ def audit_run(
     noised: NoisedModel | None = None,
     progress: AuditProgress | None = None,
 ) -> AuditReport:
-    """Replay a run with and without its forgotten clients, attack its releases, and compare with what was certified.
+    """Replay a run with and without its forgotten clients, attack its releases, and compare with the certificates.
 
-    Needs every client's data, so it works for simulated federations. For a run made from Python, hand over the `Run`
-    with its engine, and `clients` with names, x and y for the attacks that look at samples. `options` say which attacks
-    and how many draws, `data_folder` where real data sets lie. `noised` tells the noise of an edge (by default from the
-    record). `progress` is called with what is done, how much of it, and of how much.
+    It needs every client's data, so it works for simulated federations.
+
+    Args:
+        run: The run or its folder; a run made from Python must be given as `Run` with its engine.
+        options: Attacks to run and their numbers of draws.
+        clients: Names, x and y of the clients, for attacks on samples; by default loaded as the spec says.
+        data_folder: Folder of the data sets.
+        noised: Returns the noised model of an edge; by default it comes from the record.
+        progress: Called with the name of the step, the work done, and the total work.
     """
     options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)
@@ -70,7 +75,7 @@ class _Audit:
         self.observations: list[str] = []
 
     def compare(self) -> AuditReport:
-        """Compare two releases and try nothing else."""
+        """Compare two releases only."""
         row = None if self.view.regime.tunes else self.attack.request()
         wanted = self.attack.models_wanted(row)
         needed = wanted and not self.view.regime.solves  # heads in closed form are solved again
@@ -149,7 +154,7 @@ class _Audit:
         (self.contradictions if certified else self.observations).append(sentence)
 
     def _check_replay(self, evidence: Evidence) -> None:
-        """The replayed rounds must end at the models on disk."""
+        """Check that the replayed rounds end at the models on disk."""
         tolerance = REPLAY_TOLERANCE[self.engine.layout.dtype]
         for node, gap in evidence.deviations.items():
             if gap > tolerance:
@@ -177,7 +182,7 @@ class _Audit:
                 )
 
     def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
-        """Digests of exact releases in both worlds; a replay on another machine may differ in its last bits."""
+        """Yield digests of exact releases and their counterfactuals; another machine may differ in the last bits."""
         for release, same_worlds in exact_audits(self._audited.run.engine_without, self.reader, watched, evidence):
             who = f"request {release.request}, {', '.join(release.clients[:3])}"
             if not release.same_sum:
@@ -211,7 +216,7 @@ class _Audit:
                 f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
                 "replayed; its true and shown epsilon are those of the others"
             )
-        # A client that did not ask is bounded all the same, unless the run's accounting bounds no one.
+        # Psi also bounds a client without a request, unless the run's accounting bounds nobody.
         certified = self.options.claims(watched.level) or (
             watched.request is None and self.spec.privacy.accounting == "round"
         )
