@@ -1,1 +1,1 @@
-"""Every figure: one style, shared panels, and drawing functions that take plain data."""
+"""The common style of all figures, and their drawing helpers."""

@@ -1,4 +1,4 @@
-"""One look for all figures: colours that colour-blind readers tell apart, one font, and the same bytes every time."""
+"""The common style of all figures: colours for colour-blind readers, one font, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Okabe & Ito's palette; its yellow is left out, white paper swallows it.
+# Okabe & Ito's palette without its yellow, which is hard to see on white.
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"
 BRANCH_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY, FAINT = "#1f2430", "#6b7280", "#d8dce3"
 WIDE, NARROW = 7.6, 3.6
-"""Inches of a figure on paper or at a desk, and on a phone, where the letters are as large."""
+"""Width of a figure in inches, on paper or a large screen, and on a phone; letters have the same size."""
 _width: ContextVar[float] = ContextVar("_width", default=WIDE)
 DOTS_PER_INCH = 160
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "sifu",
-    "svg.fonttype": "path",  # the same letters on every machine, and nothing to fetch
+    "svg.fonttype": "path",  # the same glyphs on every machine, without fonts to load
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "mathtext.fontset": "dejavusans",
@@ -51,12 +51,12 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
 }
-_one_at_a_time = threading.RLock()  # matplotlib's settings belong to the whole process
+_one_at_a_time = threading.RLock()  # matplotlib's settings are global to the process
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Matplotlib's defaults with our look, whatever the user's own settings; given back afterwards."""
+    """Apply the common style instead of the user's settings, and restore them afterwards."""
     import matplotlib.style
 
     with _one_at_a_time, matplotlib.style.context(["default", STYLE]):
@@ -64,7 +64,7 @@ def figure_style() -> Iterator[None]:
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in our style."""
+    """Decorate a drawing function so that it uses the common style."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -76,7 +76,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 @contextmanager
 def narrow_figures() -> Iterator[None]:
-    """Figures for the screen of a phone: as narrow as it is, with panels and legends below each other."""
+    """Draw figures for phones inside this block: narrow, with panels and legends stacked."""
     before = _width.set(NARROW)
     try:
         yield
@@ -85,53 +85,53 @@ def narrow_figures() -> Iterator[None]:
 
 
 def is_narrow() -> bool:
-    """Whether figures are drawn for a phone now."""
+    """Return whether figures are currently drawn for a phone."""
     return _width.get() == NARROW
 
 
 def new_figure(height: float, **options: Any) -> Figure:
-    """An empty figure of the common width."""
+    """Return an empty figure of the common width."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(_width.get(), height), layout="constrained", **options)
 
 
 def headline(figure: Figure, message: str) -> None:
-    """The message of a figure above it, at the left."""
+    """Write the message of a figure above it, left-aligned."""
     lines = textwrap.wrap(message, 38 if is_narrow() else 84)
     figure.suptitle("\n".join(lines), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False)
     _make_room(figure, len(lines) - 1)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], **options: Any) -> None:
-    """A legend under the figure, at the left."""
+    """Draw a legend below the figure, left-aligned."""
     columns = 1 if is_narrow() else 4
     _make_room(figure, len(handles) - 1)
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, **options)
 
 
 def _make_room(figure: Figure, lines: int) -> None:
-    """On a phone, further lines of a headline or a legend take nothing from what is drawn."""
+    """Enlarge a narrow figure by lines of text, so that they take no space from the drawing."""
     if is_narrow():
         figure.set_figheight(figure.get_figheight() + 0.19 * lines)
 
 
 def empty_figure(message: str, sentence: str) -> Figure:
-    """A small figure with its message, and a sentence that says why there is nothing to show."""
+    """Return a small figure with its message and the reason why there is nothing to show."""
     figure = new_figure(1.6)
     headline(figure, message)
     return say_instead(figure, f"Nothing to show: {sentence}.")
 
 
 def say_instead(figure: Figure, sentence: str) -> Figure:
-    """A sentence in place of a figure that has nothing to show yet."""
+    """Write a sentence in place of a figure without data, and return the figure."""
     sentence = textwrap.fill(sentence, 46 if is_narrow() else 200)
     figure.text(0.5, 0.45, sentence, ha="center", va="center", color=GREY, fontsize=10, parse_math=False)
     return figure
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "round"), counted(2500, "round")
     ('1 round', '2,500 rounds')
@@ -140,7 +140,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def byte_size(count: float) -> str:
-    """Bytes for people.
+    """Return a number of bytes in a readable unit.
 
     >>> byte_size(900), byte_size(5200), byte_size(31_000_000), byte_size(2.5e10)
     ('900 B', '5.2 kB', '31.0 MB', '25.0 GB')
@@ -152,13 +152,13 @@ def byte_size(count: float) -> str:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
-    """Small grey words next to a place of the figure, `offset` points away; never read as mathematics."""
+    """Write small grey text at `offset` points from a place; it is never parsed as mathematics."""
     chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
     axes.annotate(text, place, xytext=offset, textcoords="offset points", **chosen)
 
 
 def whole_numbers(axes: Axes, most: int = 9) -> None:
-    """Round counts along x: whole, with commas."""
+    """Label the x axis with integers and thousands separators."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.xaxis.set_major_locator(
@@ -168,14 +168,14 @@ def whole_numbers(axes: Axes, most: int = 9) -> None:
 
 
 def only_ticks(axes: Axes, *, grid: str) -> None:
-    """Quiet axes: no tick marks, faint lines along one direction."""
+    """Remove tick marks, and draw faint grid lines along one direction."""
     axes.tick_params(length=0)
     axes.grid(True, axis=grid, color=FAINT, linewidth=0.6)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
 
 
 def branch_colour(branch: int) -> str:
-    """Blue for the training, then in turn."""
+    """Return the colour of a branch: blue for the training, then a cycle."""
     return BRANCH_COLOURS[0] if branch == 0 else BRANCH_COLOURS[1 + (branch - 1) % (len(BRANCH_COLOURS) - 1)]
 
 
@@ -187,13 +187,13 @@ def _has_glyph() -> Callable[[int], int]:
 
 
 def plain(name: str, length: int = 18) -> str:
-    """A name from the run as a figure can show it: on one line, short, and only letters the font has."""
+    """Return a name from the run for a figure: on one line, short, and only with letters the font has."""
     shown = "".join(letter if letter.isprintable() and _has_glyph()(ord(letter)) else "?" for letter in name)
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 
 def figure_bytes(figure: Figure, kind: str) -> bytes:
-    """The figure as `svg` or `png`, without dates: the same data gives the same bytes."""
+    """Return the figure as `svg` or `png` without dates, so that equal data give equal bytes."""
     stream = io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else {"Software": None}
     with figure_style():
@@ -201,16 +201,18 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
         if engine is not None:
             if figure.axes:
                 engine.execute(figure)
-            figure.set_layout_engine(None)  # laid out once, so every file of a figure has the same layout
+            figure.set_layout_engine(None)  # one layout for all files of a figure
         figure.savefig(stream, format=kind, dpi=DOTS_PER_INCH, metadata=nothing)
     return stream.getvalue()
 
 
 def inline_svg(svg: str, name: str, label: str) -> str:
-    """An SVG file's content for use inside a page.
+    """Return an SVG file's content for use inside a page.
 
-    Ids get the figure's name in front, so that two figures on a page never share one; `label`, already escaped,
-    is what a screen reader says.
+    Args:
+        svg: Content of the SVG file.
+        name: Name of the figure; prefixed to all ids, so that two figures on a page never share one.
+        label: Text for screen readers, already escaped.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

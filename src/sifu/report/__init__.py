@@ -1,9 +1,9 @@
-"""The report of a run: one self-contained HTML page with its figures, made from what is recorded.
+"""The report of a run: one self-contained HTML page with its figures, made from the record.
 
     from sifu.report import write_report
 
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures as files
-    write_evidence("my-run", "case-5", "case-5.zip")   # what a client is given to keep and to check
+    write_evidence("my-run", "case-5", "case-5.zip")   # a file for a client to keep and check
 
 To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.collect`.
 """

@@ -1,4 +1,4 @@
-"""What requests came to: accuracy before and after and over all rounds, and rounds against training from scratch."""
+"""Figures of the results: accuracy before and after requests and over all rounds, and rounds compared with Scratch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_LINES = 40
 
 @styled
 def draw_before_after(data: ReportData) -> Figure:
-    """A dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
+    """Draw a dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
     done = [request for request in data.done if request.measured.forgotten_before or request.measured.remaining_before]
     if not done:
         return empty_figure(before_after_message(data), "no request has been carried out yet")
@@ -75,7 +75,7 @@ def draw_before_after(data: ReportData) -> Figure:
 
 
 def before_after_message(data: ReportData) -> str:
-    """What the dumbbells show, in one sentence."""
+    """Return the message of the dumbbells in one sentence."""
     changes = [
         after.accuracy - before.accuracy
         for request in data.done
@@ -93,7 +93,7 @@ def before_after_message(data: ReportData) -> str:
 
 
 def _accuracies(measured: Measured) -> Values:
-    """Before and after on the forgotten and on who remains, and that of Scratch on the forgotten."""
+    """Return the accuracies before and after on forgotten and remaining clients, and Scratch's on the forgotten."""
     forgotten = accuracy_of(measured.forgotten_before), accuracy_of(measured.forgotten_after)
     remaining = accuracy_of(measured.remaining_before), accuracy_of(measured.remaining_after)
     return forgotten, remaining, measured.scratch.forgotten_accuracy if measured.scratch else None
@@ -135,7 +135,7 @@ def _legend(figure: Figure, *, scratch: bool, target: float) -> None:
 
 @styled
 def draw_accuracy(data: ReportData) -> Figure:
-    """Accuracy on the active clients over every round that was run, the ones cut off later too."""
+    """Draw the accuracy on the active clients over all rounds, including those rolled back later."""
     trace = data.trace
     figure = new_figure(3.1)
     headline(figure, accuracy_message(data))
@@ -175,7 +175,7 @@ def draw_accuracy(data: ReportData) -> Figure:
 
 
 def accuracy_message(data: ReportData) -> str:
-    """What the curve shows, in one sentence."""
+    """Return the message of the curve in one sentence."""
     if data.status.accuracy is None:
         return "Accuracy over the rounds"
     now = f"{100 * data.status.accuracy:.1f} %"
@@ -191,7 +191,7 @@ def accuracy_message(data: ReportData) -> str:
 
 
 def _lower_end(data: ReportData, percent: np.ndarray) -> float:
-    """Low enough for every dip after noise; the first rounds of a training may start below."""
+    """Return the lower end of the axis: below every drop after noise; the first rounds may lie below it."""
     later = percent[data.trace.x >= 0.06 * data.trace.x[-1]] if percent.size > 10 else percent
     after_noise = percent[data.trace.branch > 0]
     lowest = min(later.min(), after_noise.min(initial=100.0))
@@ -219,7 +219,7 @@ SCRATCH_COLOUR = "#b4bac4"
 
 
 def fewer(rounds: int, scratch_rounds: int, *, at_least: bool = False) -> str:
-    """How many times fewer, in words.
+    """Return the ratio of two numbers of rounds in words.
 
     >>> fewer(47, 213), fewer(20, 10), fewer(0, 9), fewer(5, 5)
     ('4.5x fewer', '2.0x more', 'no rounds needed', 'as many')
@@ -237,7 +237,7 @@ def fewer(rounds: int, scratch_rounds: int, *, at_least: bool = False) -> str:
 
 @styled
 def draw_rounds(data: ReportData) -> Figure:
-    """A pair of bars for each request and one for all of them."""
+    """Draw a pair of bars for each request, and one pair for all of them."""
     done = data.done
     if not done:
         return empty_figure(rounds_message(data), "no request has been carried out yet")
@@ -286,7 +286,7 @@ def _finish(axes: Axes, labels: list[str], longest: int, *, bold: bool) -> None:
 
 
 def rounds_message(data: ReportData) -> str:
-    """What the bars show, in one sentence."""
+    """Return the message of the bars in one sentence."""
     done, compared = data.done, data.compared
     if not done:
         return "Rounds spent on forgetting"
@@ -303,7 +303,7 @@ def rounds_message(data: ReportData) -> str:
 
 
 def _comparison(request: ReportedRequest) -> str:
-    """How a request's rounds stand against Scratch's, where that says something."""
+    """Return the comparison of a request's rounds with Scratch's in words, or an empty string."""
     if request.reached is False:
         return "target not reached"
     if not request.compared or request.scratch_rounds is None:
@@ -314,7 +314,7 @@ def _comparison(request: ReportedRequest) -> str:
 def _draw_pair(
     axes: Axes, place: float, rounds: int, scratch: int | None, words: str, *, more: bool, many: bool = False
 ) -> None:
-    """`words` stand next to the upper bar; with `more`, Scratch would have needed even more rounds."""
+    """Draw a pair of bars with `words` next to the upper one; `more` marks Scratch as stopped at its limit."""
     height = 0.36
     upper = place + height / 2 if scratch is not None else place
     axes.barh(upper, rounds, height=height, color=BLUE, linewidth=0)

@@ -1,4 +1,4 @@
-"""Reading a run for its report: one snapshot, nothing written, also while another process writes."""
+"""Collection of a report's data from one read-only snapshot of a run, even while another process writes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ MOST_POINTS = 400
 
 
 def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
-    """One request's panel, of the first of its `subjects`."""
-    # The current model just before the request was carried out: it was evaluated then, on who remains.
+    """Return the panel of one request, for the first of its `subjects`."""
+    # The current model just before the request: it was evaluated then on the remaining clients.
     before = Measured.of(reader, row).remaining_before
     view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
     path = view.path
@@ -83,7 +83,7 @@ def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]
 
 
 def _some_depths(tip: int, source: int) -> np.ndarray:
-    """Every depth, or few enough of them that a figure stays small; the ends and the source are always among them."""
+    """Return all depths, or a selection that keeps a figure small and includes the ends and the source."""
     spread = np.linspace(0, tip, min(tip + 1, MOST_POINTS)).round().astype(np.int64)
     return np.unique(np.append(spread, source))
 
@@ -93,7 +93,7 @@ __all__ = ["FIGURES", "FigureKind", "draw_accuracy", "draw_before_after", "draw_
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure of the page: its file name, what it says in one sentence, and how to read it."""
+    """A figure of the page: its file name, its message in one sentence, and its caption."""
 
     name: str
     draw: Callable[[ReportData], Figure]
@@ -102,7 +102,7 @@ class FigureKind:
     caption_without_scratch: str = ""
 
     def explained(self, data: ReportData) -> str:
-        """The caption that fits what was recorded."""
+        """Return the caption that fits the recorded data."""
         scratch = any(request.measured.scratch is not None for request in data.done)
         return self.caption if scratch or not self.caption_without_scratch else self.caption_without_scratch
 
@@ -152,7 +152,7 @@ FIGURES: tuple[FigureKind, ...] = (
 
 
 def figures_of(data: ReportData) -> list[FigureKind]:
-    """Return the figures that have something to show: a head in closed form has neither rounds nor noise."""
+    """Return the figures that have something to show; a head in closed form has neither rounds nor noise."""
     left_out = set[str]()
     if data.status.closed_form:
         left_out |= {"history", "psi", "rounds", "accuracy"}
@@ -170,7 +170,7 @@ MOST_SUBJECTS = 24
 
 
 def collect(run_folder: str | Path) -> ReportData:
-    """Everything a report shows, as the run is at this instant."""
+    """Return the data of a report, from one snapshot of the run."""
     with RunReader(Path(run_folder)) as reader, reader.snapshot():
         check_known_key(reader)
         return _collect(reader)
@@ -179,7 +179,7 @@ def collect(run_folder: str | Path) -> ReportData:
 def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
     status = status_of(view)
-    solved = status.closed_form  # solves, also those for newcomers, are no rounds
+    solved = status.closed_form  # solves are not rounds, including those for new clients
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
@@ -207,12 +207,12 @@ def _collect(reader: RunReader) -> ReportData:
 
 
 def _use(current: bool, on_path: bool) -> str:
-    """What a model on disk is for."""
+    """Return the purpose of a model on disk."""
     return "current model" if current else "kept to go back to" if on_path else "not in use"
 
 
 def _rounds_apart(nodes: Iterable[PathNode]) -> int:
-    """Rounds of groups that trained apart at the same time are one each."""
+    """Return the rounds of groups; rounds that groups train at the same time count once."""
     rounds: dict[int, int] = {}
     for node in nodes:
         if node.kind == "group":
@@ -221,7 +221,7 @@ def _rounds_apart(nodes: Iterable[PathNode]) -> int:
 
 
 def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
-    """Rounds on the path from the initial model to each node; a parent always has the smaller number."""
+    """Return the rounds on the path from the initial model to each node; parents precede their children in `nodes`."""
     result: dict[int, int] = {}
     for number, node in nodes.items():
         before = 0 if node.parent is None else result[node.parent]
@@ -236,7 +236,7 @@ def _branches(
     requests: Sequence[RequestRow],
 ) -> tuple[Branch, ...]:
     labels = {request.request_order: request.request for request in requests if request.request_order is not None}
-    # Groups that train apart lie on no path; the merge of the first training is one of its nodes.
+    # Group models are on no path; the merge of the first training is one of its nodes.
     nodes = {number: node for number, node in nodes.items() if node.kind != "group"}
     starts = {
         node.branch: node
@@ -311,13 +311,13 @@ def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> i
 
 
 def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
-    """The latest requests that put noise on a model of the history."""
+    """Return the panels of the latest requests that added noise to a model of the history."""
     rows = [
         request
         for request in view.requests
         if request.noise_node is not None
         and request.source_node is not None
-        and request.noise_std is not None  # or a purge erased what would be drawn
+        and request.noise_std is not None  # None after a purge of the figures
         and method_info(request.method).protection == "noise"
     ]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]

@@ -1,6 +1,6 @@
-"""Metrics of a run for other tools: one line per evaluation in CSV or JSON lines, or an experiment of MLflow.
+"""Metrics of a run for other tools: one line per evaluation in CSV or JSON lines, or an MLflow experiment.
 
-Everything is read from the ledger, so a file never disagrees with it, and what was missed is added at the next look.
+All values are read from the ledger, so a file never disagrees with it, and missed rows are added at the next update.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sifu.store.reader import RunReader
 class MetricRow:
     """An evaluation on the active clients' training data.
 
-    `step` only ever grows, also over rollbacks; `round` counts within the current work, which is the first training
-    where `request` is empty, and otherwise the retraining for that request.
+    `step` always increases, even across rollbacks. `round` counts within the current work: the first training if
+    `request` is empty, otherwise the retraining for that request.
     """
 
     run: str
@@ -44,17 +44,17 @@ class MetricRow:
 
     @property
     def timestamp(self) -> float:
-        """The time in seconds since 1970, 0 where it is not known."""
+        """Time in seconds since 1970; 0 if unknown."""
         return datetime.datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
 
 
 COLUMNS = tuple(MetricRow.__dataclass_fields__)
 VALUES = ("accuracy", "loss")
-"""What is drawn as a curve."""
+"""Metrics that are logged as curves."""
 
 
 def rows_after(reader: RunReader, step: int) -> list[MetricRow]:
-    """The evaluations of later steps, in their order."""
+    """Return the evaluations after a step, in order."""
     run = reader.value("run")
     rows = reader.query(
         "SELECT n.node, n.request_order, n.branch, n.position, e.accuracy, e.loss, e.samples "
@@ -75,7 +75,7 @@ def rows_after(reader: RunReader, step: int) -> list[MetricRow]:
 
 
 def _times_after(reader: RunReader, step: int) -> dict[int, str]:
-    """When each later step was recorded; the latest events are read first, and none that is older than needed."""
+    """Return the time at which each later step was recorded; read only the latest events."""
     times: dict[int, str] = {}
     for recorded_at, sealed in reader.connection.execute(
         "SELECT time, content FROM events JOIN sealed USING (seq) ORDER BY seq DESC"
@@ -92,7 +92,7 @@ BEFORE_THE_FIRST = -1
 
 
 class MetricsFile(ABC):
-    """A file that rows are added to, each once."""
+    """A file of metrics to which each row is added once."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
@@ -108,10 +108,10 @@ class MetricsFile(ABC):
 
     @abstractmethod
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        """Return rows as they are written; `beginning` is whether they begin a file."""
+        """Return rows as file content; `beginning` says whether they start the file."""
 
     def append(self, rows: Sequence[MetricRow]) -> None:
-        """Add rows that follow what is there."""
+        """Append rows that follow the existing ones."""
         if not rows:
             return
         beginning = not self.path.exists() or self.path.stat().st_size == 0
@@ -120,14 +120,15 @@ class MetricsFile(ABC):
         self.last_step = rows[-1].step
 
     def refuse(self, what: str) -> InputError:
-        """A file that is not of this run or not of this kind."""
+        """Return an error for a file that belongs to another run or has another format."""
         return InputError(f"{self.path} {what}: name another file for the metrics of this run")
 
 
 class CsvFile(MetricsFile):
-    """One line per evaluation, after a line with the names of the columns."""
+    """CSV file with one line per evaluation after a header."""
 
     def last(self, content: bytes) -> int:
+        """Return the step of the last row."""
         try:
             rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
         except csv.Error as error:
@@ -142,6 +143,7 @@ class CsvFile(MetricsFile):
         return int(row["step"])
 
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
+        """Return the rows as CSV, after a header at the beginning."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(
             ([COLUMNS] if beginning else []) + [astuple(row) for row in rows]
@@ -150,9 +152,10 @@ class CsvFile(MetricsFile):
 
 
 class JsonLinesFile(MetricsFile):
-    """One JSON object per line."""
+    """File with one JSON object per line."""
 
     def last(self, content: bytes) -> int:
+        """Return the step of the last object."""
         try:
             row = json.loads(content.splitlines()[-1])
             step, run = int(row["step"]), row["run"]
@@ -163,16 +166,17 @@ class JsonLinesFile(MetricsFile):
         return step
 
     def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
+        """Return the rows as JSON lines."""
         return b"".join(json.dumps(dict(zip(COLUMNS, astuple(row), strict=True))).encode() + b"\n" for row in rows)
 
 
 TAG = "sifu.run"
 MOST_AT_ONCE = 400
-"""Rows of a batch; MLflow takes a thousand metrics at once."""
+"""Maximum number of rows per batch; MLflow accepts a thousand metrics at once."""
 
 
 class MlflowLog:
-    """Adds rows to an experiment of MLflow, where MLFLOW_TRACKING_URI says; what is there already is not sent again."""
+    """Target that adds new rows to the MLflow experiment at MLFLOW_TRACKING_URI."""
 
     def __init__(self, experiment: str, run: str, name: str, client: Any = None) -> None:
         if client is None:
@@ -193,7 +197,7 @@ class MlflowLog:
         self.last_step = max((int(metric.step) for metric in history), default=-1)
 
     def append(self, rows: Sequence[MetricRow]) -> None:
-        """Send rows that follow what is there."""
+        """Send rows that follow the existing ones."""
         from mlflow.entities import Metric
 
         for start in range(0, len(rows), MOST_AT_ONCE):
@@ -210,14 +214,14 @@ class MlflowLog:
 MLFLOW = "mlflow:"
 KINDS: dict[str, type[MetricsFile]] = {".csv": CsvFile, ".jsonl": JsonLinesFile}
 EVERY = 1.0
-"""Seconds between two looks at a run."""
+"""Interval between two reads of a run, in seconds."""
 
 
 Target = MetricsFile | MlflowLog
 
 
 def check_target(target: str) -> str:
-    """Refuse what is neither a file of a known kind nor an experiment of MLflow."""
+    """Return a target; refuse anything but a file of a known format or an MLflow experiment."""
     if target.startswith(MLFLOW):
         if not target.removeprefix(MLFLOW).strip():
             raise InputError(f"name the experiment: {MLFLOW}NAME")
@@ -239,7 +243,16 @@ def _open(target: str, reader: RunReader) -> Target:
 
 
 def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tuple[Target, int]:
-    """Add to a target what it lacks of a run's metrics; returns the target as it is now, and how many rows came."""
+    """Add the missing rows of a run's metrics to a target.
+
+    Args:
+        folder: The run folder.
+        target: A file, or `mlflow:EXPERIMENT`.
+        opened: The target as returned by an earlier call.
+
+    Returns:
+        The opened target, and the number of rows added.
+    """
     with RunReader(folder) as reader, reader.snapshot():
         check_known_key(reader)
         opened = opened or _open(target, reader)
@@ -255,7 +268,7 @@ def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tup
 
 
 def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
-    """Add to a target what it lacks; with `follow` until nothing is at work on the run any more."""
+    """Add missing rows to a target and return their number; with `follow`, until no process writes to the run."""
     check_target(target)
     opened, count = None, 0
     while True:
@@ -268,7 +281,7 @@ def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
 
 
 class MetricsLog:
-    """Keeps a target up to date from within a command; its troubles are told once and never stop the command."""
+    """Writer that keeps a target up to date during a command; it reports an error once and never stops the command."""
 
     def __init__(self, folder: Path, target: str, warn: Callable[[str], None]) -> None:
         self._folder, self._warn = folder, warn
@@ -277,12 +290,12 @@ class MetricsLog:
         self._looked = -EVERY
 
     def update(self, *, now: bool = False) -> None:
-        """Write what is new, once a second at most unless it must be `now`."""
+        """Write new rows, at most once per second unless `now` is set."""
         if not self._target or (not now and time.monotonic() - self._looked < EVERY):
             return
         try:
             self._opened, _ = add_new_rows(self._folder, self._target, self._opened)
-        except Exception as error:  # a disk is full, or a tracking server fails in whatever way
+        except Exception as error:  # for example a full disk, or any failure of a tracking server
             reason = str(error) if isinstance(error, SifuError) else f"{type(error).__name__}: {error}"
             self._warn(f"no more metrics are written ({reason}); the run continues. Add them later with sifu metrics")
             self._target = None

@@ -1,4 +1,4 @@
-"""The report: `report.html` filled by jinja2, written after its figures, each file whole or not at all."""
+"""The page of a report: the template `report.html`, written after its figures, each file atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sifu.store.projection import ModelRow
 from sifu.theory.history import PathNode
 from sifu.version import __version__
 
-OPEN_UP_TO = 3  # with more requests, what every certificate repeats is folded
+OPEN_UP_TO = 3  # with more requests, repeated parts of certificates are collapsed
 
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
-    """The whole page; `drawings` holds the SVG of each figure by its name, and with `-phone` behind it a narrow one."""
+    """Return the page; `drawings` holds each figure's SVG by name, and its narrow version with the suffix `-phone`."""
     environment = words.templates("sifu.report")
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
     environment.filters.update(model_row=_model_row)
@@ -46,7 +46,7 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
 
 
 def _facts(data: ReportData) -> list[tuple[str, str, str]]:
-    """Name, value and note of each number at the top."""
+    """Return the name, value and note of each number at the top."""
     target = f"target {100 * data.status.target:g} %" if data.status.target > 0 else "no target"
     rounds = sum(request.rounds for request in data.requests)
     stored = sum(row.bytes for row, _, _ in data.models)
@@ -89,7 +89,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
 
 
 def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, Markup, str]]:
-    """Each figure's drawings, for a desk and for a phone, with its caption."""
+    """Yield each figure's drawings, for wide screens and for phones, with its caption."""
     for kind in figures_of(data):
         if not data.requests and kind.name in ("psi", "rounds", "before-after"):
             continue
@@ -140,7 +140,7 @@ NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Went back to")
 
 
 def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the table of requests; a head in closed form has no noise and goes back to nothing."""
+    """Return header and rows of the table of requests; a head in closed form has no noise and no source model."""
     figure = "mean squared error" if data.regression else "accuracy"
     heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", "#From scratch", f"#Training {figure}"]
     rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]
@@ -178,10 +178,16 @@ PAGE = "index.html"
 
 
 def write_report(run_folder: str | Path, output: str | Path | None = None) -> Path:
-    """One self-contained HTML page about the run in `run_folder`, with its figures as PNG and SVG files.
+    """Write a self-contained HTML page about a run, with its figures as PNG and SVG files.
 
-    `output` is the page (`report.html`) or a folder for it; by default it is RUN/report/index.html. The run
-    is only read, within one snapshot, so this also works while another process writes to it.
+    The run is only read, within one snapshot, so this also works while another process writes to it.
+
+    Args:
+        run_folder: The run folder.
+        output: The page (`report.html`) or a folder for it; RUN/report/index.html by default.
+
+    Returns:
+        The path of the page.
     """
     data = collect(run_folder)
     page = page_path(Path(run_folder), None if output is None else Path(output))
@@ -206,7 +212,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
 
 
 def page_path(run_folder: Path, output: Path | None) -> Path:
-    """Where the page goes: the file named, or index.html in the folder named."""
+    """Return the path of the page: the given file, or index.html in the given folder."""
     if output is None:
         return run_folder / "report" / PAGE
     if output.is_dir() or output.suffix.lower() not in (".html", ".htm"):

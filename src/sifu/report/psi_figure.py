@@ -1,4 +1,4 @@
-"""Where requests went back to: the history of figure 2 of the paper, and Psi against Psi*, also of a plan."""
+"""Figures of rollbacks: the history as in figure 2 of the paper, and Psi against Psi*, for requests and plans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FORMULA: dict[str, Any] = {"fontsize": 9.5, "parse_math": True}
 
 @styled
 def draw_history(data: ReportData) -> Figure:
-    """Rounds along x; noise takes a branch up to the next lane; what was cut off is dashed."""
+    """Draw the history: rounds along x, a new lane for each request, and rounds that were rolled back dashed."""
     hidden = max(0, len(data.branches) - MOST_LANES)
     shown = data.branches[:1] + data.branches[1 + hidden :]
     lane_of = {branch.branch: lane + (1 if hidden and lane else 0) for lane, branch in enumerate(shown)}
@@ -80,7 +80,7 @@ def draw_history(data: ReportData) -> Figure:
 
 
 def history_message(data: ReportData) -> str:
-    """What the history shows, in one sentence."""
+    """Return the message of the history in one sentence."""
     active = sum(max(0, branch.active_until) for branch in data.branches)
     cut = data.rounds_in_all - active
     carried_out = len(data.branches) - 1
@@ -92,7 +92,7 @@ def history_message(data: ReportData) -> str:
 
 
 def mark_step(rounds: int) -> int:
-    """A round number of rounds from one mark to the next, so that there are not too many marks.
+    """Return a round distance between marks that keeps the number of marks small.
 
     >>> mark_step(75), mark_step(160), mark_step(5000)
     (1, 2, 50)
@@ -151,7 +151,7 @@ def _draw_start(axes: Axes, branch: Branch, lane_of: dict[int, int], *, crowded:
 
 
 def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
-    """The models that requests went back to, once each."""
+    """Label each model that a request went back to, once."""
     starts = {branch.branch: branch.start for branch in shown}
     for branch, position in sorted({branch.source for branch in shown if branch.source is not None}):
         if branch in lane_of and position > 0:
@@ -187,7 +187,7 @@ LINEAR_UP_TO = 8.0  # Psi beyond this many Psi* is drawn on a logarithmic axis
 
 @styled
 def draw_psi(data: ReportData) -> Figure:
-    """A small panel for each of the latest requests."""
+    """Draw a small panel for each of the latest requests."""
     panels = data.psi_panels
     if not panels:
         return empty_figure(psi_message(data), "no request has gone back along the history yet")
@@ -210,7 +210,7 @@ def draw_psi(data: ReportData) -> Figure:
 
 
 def psi_message(data: ReportData) -> str:
-    """What the panels show, in one sentence."""
+    """Return the message of the panels in one sentence."""
     panels = data.psi_panels
     if not panels:
         return "Sensitivity of the clients to be forgotten"
@@ -278,7 +278,7 @@ def _subtitle(panel: PsiPanel) -> str:
 
 
 def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) -> None:
-    """In the empty place of the grid where there is one, below it otherwise."""
+    """Draw the legend in the empty cell of the grid, or below the grid if there is none."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -298,7 +298,7 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
 
 @styled
 def draw_plan(plan: Plan) -> Figure:
-    """Predicted rounds against sigma with their interval, Scratch, and the node each sigma goes back to."""
+    """Draw predicted rounds with their interval against sigma, Scratch, and the source node of each sigma."""
     shown = [option for option in plan.options if option.noise_std > 0.0 and option.predicted_rounds is not None]
     figure = new_figure(3.4)
     if plan.predicted_rounds is None or plan.scratch_rounds is None:

@@ -1,4 +1,4 @@
-"""A run as its report shows it, in plain frozen values: collected once, then drawn and written without the run."""
+"""The data of a report as frozen values: collected once, then drawn and written without the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Branch:
     """The rounds of the training (branch 0) or of one request, as a lane of the history.
 
     `start` counts the rounds on the path before the branch. `source` is (branch, position) of the model the
-    branch continues from, None for a fresh one. Nodes up to `active_until` are on the active history, later ones
-    were cut off; -1 when the whole branch was.
+    branch continues from, or None for a fresh one. Nodes up to `active_until` are on the active history; later ones
+    were rolled back. It is -1 if the whole branch was rolled back.
     """
 
     branch: int
@@ -33,10 +33,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class PsiPanel:
-    """Psi of a request's subjects along the path as it was before the request was carried out.
+    """Psi of a request's subjects along the path just before the request was executed.
 
     `x` counts rounds; `curves` has a row for each subject shown, the largest at the chosen model first.
-    `limit` is what the request's own subjects were held to: Psi*, less the reserve.
+    `limit` is the bound for the request's own subjects: Psi* minus the reserve.
     """
 
     request: str
@@ -57,10 +57,10 @@ class PsiPanel:
 
 @dataclass(frozen=True)
 class ReportedRequest(RequestStatus):
-    """A request with what came of it so far: the model it went back to, the rounds since, what was measured.
+    """A request with its results so far: its source model, the rounds since, and the measurements.
 
-    `noise_std` is None before there is noise, and after a purge erased it. `certificate` is the body of the auditor's
-    copy, when issued.
+    `noise_std` is None before noise is added, and after a purge erased it. `certificate` is the body of the auditor's
+    copy once issued.
     """
 
     noise_std: float | None
@@ -74,34 +74,34 @@ class ReportedRequest(RequestStatus):
 
     @property
     def done(self) -> bool:
-        """Carried out, retrained and certified."""
+        """True if the request was executed, retrained and certified."""
         return self.status == "done"
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target was reached; None without a target, or before that was measured."""
+        """True if the target was reached; None without a target or a measurement."""
         after = self.measured.remaining_after
         return None if after is None or self.target <= 0 else after.accuracy >= self.target
 
     @property
     def scratch_rounds(self) -> int | None:
-        """The rounds of Scratch, where it was trained for comparison."""
+        """Rounds of Scratch if it was trained for comparison, else None."""
         return self.measured.scratch.rounds if self.measured.scratch else None
 
     @property
     def scratch_reached(self) -> bool:
-        """Whether Scratch reached the target, too."""
+        """True if Scratch was trained and reached the target, or no target is set."""
         return self.measured.scratch is not None and (self.measured.scratch.reached or self.target <= 0)
 
     @property
     def compared(self) -> bool:
-        """Done, the target reached, and Scratch trained next to it: only then do the rounds compare."""
+        """True if the rounds can be compared with Scratch: request done, target reached, Scratch trained."""
         return self.done and self.scratch_rounds is not None and self.reached is True
 
 
 @dataclass(frozen=True)
 class AccuracyTrace:
-    """Accuracy on the active clients at every evaluated model, by rounds run since the beginning, the cut ones too."""
+    """Accuracy on the active clients at every evaluated model, by rounds run, including those rolled back."""
 
     x: Integers
     accuracy: Floats
@@ -111,9 +111,9 @@ class AccuracyTrace:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows: where the run stands, and what its figures and tables are made of.
+    """All data of a report: the state of the run, and the values of its figures and tables.
 
-    `models` are those on disk, each with its place in the history and what it is for.
+    `models` lists the models on disk, each with its place in the history and its purpose.
     """
 
     run: str
@@ -130,16 +130,16 @@ class ReportData:
     ledger_head: str
     public_key: str
     squared_error_per_loss: float | None = None
-    """The factor from a mean loss to the mean squared error, where real numbers are predicted."""
+    """Factor from the mean loss to the mean squared error for regression, else None."""
 
     @property
     def regression(self) -> bool:
-        """Whether real numbers are predicted, so that there is no accuracy."""
+        """True if the run predicts real numbers, so that there is no accuracy."""
         return self.squared_error_per_loss is not None
 
     @property
     def forgotten_count(self) -> int:
-        """Clients whose forgetting is certified, at whatever level but none; not those that stay with fewer records."""
+        """Number of clients forgotten above level `none`; clients that lost only records do not count."""
         return sum(
             len(request.clients)
             for request in self.done
@@ -148,11 +148,11 @@ class ReportData:
 
     @property
     def records_count(self) -> int:
-        """Records whose forgetting is certified, of clients that stay."""
+        """Number of records forgotten above level `none`, from clients that stay."""
         return sum(request.records or 0 for request in self.done if request.level not in (None, "none"))
 
     def fit(self, evaluation: EvaluationRow | None) -> str:
-        """Return how good a model is in an evaluation: its accuracy, or its mean squared error."""
+        """Return the quality of a model in an evaluation: its accuracy or its mean squared error."""
         if evaluation is None:
             return "–"
         if self.squared_error_per_loss is None:
@@ -161,10 +161,10 @@ class ReportData:
 
     @property
     def done(self) -> tuple[ReportedRequest, ...]:
-        """Requests that were carried out and certified."""
+        """Requests that were executed and certified."""
         return tuple(request for request in self.requests if request.done)
 
     @property
     def compared(self) -> tuple[ReportedRequest, ...]:
-        """Requests whose rounds can be set against Scratch's."""
+        """Requests whose rounds can be compared with Scratch's."""
         return tuple(request for request in self.requests if request.compared)

@@ -1,4 +1,4 @@
-"""What happened and what a certificate says, in words for readers without statistics; never more than is recorded."""
+"""Descriptions of a run and its certificates for readers without statistics; never more than is recorded."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STRONG_UP_TO, MODERATE_UP_TO = 0.05, 0.30
 
 
 def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
-    """Templates that escape everything; letters that cannot be shown become visible marks, but for these `spaces`."""
+    """Return a template environment that escapes everything and replaces unprintable characters except `spaces`."""
 
     def printable(value: object) -> object:
-        if isinstance(value, Markup):  # our own
+        if isinstance(value, Markup):  # already safe
             return value
         return "".join(letter if letter.isprintable() or letter in spaces else "\ufffd" for letter in str(value))
 
@@ -45,7 +45,7 @@ def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
 
 
 def verdict(data: ReportData) -> str:
-    """The whole run in a sentence or two."""
+    """Return a summary of the run in a sentence or two."""
     done = data.done
     parts = [_done_words(done)] if done else []
     compared = data.compared
@@ -101,7 +101,7 @@ def _done_words(done: tuple[ReportedRequest, ...]) -> str:
 
 
 def _subjects(requests: Sequence[ReportedRequest]) -> str:
-    """Return how many clients and records requests forget; a client that stays with fewer records is not counted."""
+    """Return how many clients and records requests forget; a client that stays with fewer records does not count."""
     clients = sum(len(request.clients) for request in requests if request.records is None)
     records = sum(request.records or 0 for request in requests)
     parts = [counted(count, word) for count, word in ((clients, "client"), (records, "record")) if count]
@@ -109,14 +109,14 @@ def _subjects(requests: Sequence[ReportedRequest]) -> str:
 
 
 def strength(attacker: float) -> str:
-    """One word for a budget, from what an attacker could do."""
+    """Return one word for the strength of a budget, from the true-positive rate of an attacker."""
     if attacker <= STRONG_UP_TO:
         return "strong"
     return "moderate" if attacker <= MODERATE_UP_TO else "weak"
 
 
 def promise(request: ReportedRequest) -> str:
-    """What was promised to whom."""
+    """Return the promise of a request in words."""
     if request.level == "none":
         return (
             "Nothing is promised. The clients no longer take part in training, but the premises of the proof do not "
@@ -138,7 +138,7 @@ def promise(request: ReportedRequest) -> str:
 
 
 def observers(request: ReportedRequest) -> tuple[str, ...]:
-    """Return what each of the two observers can learn; nothing for a request without a certificate."""
+    """Return what each of the two observers can learn; empty for a request without a certificate."""
     if request.certificate is None:
         return ()
     later_only, kept_earlier = observers_in(request.certificate).sentences
@@ -149,7 +149,7 @@ def observers(request: ReportedRequest) -> tuple[str, ...]:
 
 
 def status_words(request: ReportedRequest) -> str:
-    """Where a request stands that is not done."""
+    """Return the state of an unfinished request in words."""
     if request.status == "running":
         return (
             f"This request is being carried out: {counted(request.rounds, 'round')} since it was begun. "
@@ -164,7 +164,7 @@ def status_words(request: ReportedRequest) -> str:
 
 
 def rounds_words(request: ReportedRequest) -> str:
-    """Rounds taken, against Scratch's where they are known."""
+    """Return the rounds of a request, with their ratio to Scratch's if known."""
     if request.scratch_rounds is None:
         return f"{request.rounds:,}"
     if request.reached is False:
@@ -175,12 +175,12 @@ def rounds_words(request: ReportedRequest) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as a percentage, a dash when it is not known."""
+    """Return a fraction as a percentage, or a dash if unknown."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def moment(time: str) -> str:
-    """A recorded time for people.
+    """Return a recorded time in a readable format.
 
     >>> moment("2026-11-15T02:40:49Z")
     '2026-11-15 02:40 UTC'
@@ -189,10 +189,10 @@ def moment(time: str) -> str:
 
 
 def forgotten_verdict(measured: Measured) -> str:
-    """Whether the accuracy on the forgotten is that of Scratch, within what chance allows on so few samples.
+    """Return whether the accuracy on the forgotten equals Scratch's, up to chance on so few samples, in words.
 
-    Two models that are equally good differ on n samples by chance, with a standard deviation of at most sqrt(2 p (1-p)
-    / n); twice that is taken as the spread.
+    By chance, two equally good models differ on n samples with a standard deviation of at most sqrt(2 p (1-p) / n);
+    twice that is used as the tolerance.
     """
     before, after = measured.forgotten_before, accuracy_of(measured.forgotten_after)
     samples, scratch = (
@@ -212,16 +212,16 @@ def forgotten_verdict(measured: Measured) -> str:
 
 
 def names(clients: Sequence[str], most: int = 12) -> str:
-    """Some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(clients) - most
     return ", ".join(clients[:most]) + (f" and {more:,} more (all are in the certificate)" if more > 0 else "")
 
 
 def subject_row(subject: Mapping[str, Any]) -> tuple[str, ...]:
-    """Clients that a certificate speaks of together, with their figures."""
+    """Return a row for clients that share a subject in a certificate: their names and figures."""
     return names(subject.get("clients", []), 4), *(number(subject.get(key)) for key in ("psi", "charge", "budget"))
 
 
 def number(value: object, digits: int = 6) -> str:
-    """A number with this many digits, a dash when it is not known."""
+    """Return a number with this many significant digits, or a dash if unknown."""
     return f"{value:.{digits}g}" if isinstance(value, int | float) else str("–" if value is None else value)

@@ -1,4 +1,4 @@
-"""The evidence of a request in one file: what a client, its lawyer or an authority is given to keep and to check."""
+"""The evidence of a request in one file, for a client, its lawyer or an authority to keep and check."""
 
 from sifu.report.evidence.bundle import evidence_bytes, is_evidence, verify_evidence, write_evidence
 

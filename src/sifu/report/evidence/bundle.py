@@ -1,4 +1,4 @@
-"""The evidence of a request as a zip file: writing it with its printable page, and checking one that was received."""
+"""The evidence of a request as a zip file: writing it with its printable page, and checking a received one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from sifu.version import __version__
 
 
 def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
-    """One page, for people: who asked what, what was done, what it is worth, and how to check it."""
+    """Return the printable page: the request, its execution, the value of the result, and how to check it."""
     template = templates("sifu.report", "evidence").get_template("evidence.html")
     return template.render(
         body=body,
@@ -67,7 +67,16 @@ def _promise(body: Mapping[str, Any]) -> str:
 
 
 def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:
-    """Write the evidence of `request`, which is done, into the zip `file`; `run` must verify and have its key."""
+    """Write the evidence of a finished request into a zip file.
+
+    Args:
+        run: The run folder, which must verify and contain its private key.
+        request: Id of the request.
+        file: The zip file to write.
+
+    Returns:
+        The path of the file.
+    """
     target = Path(file)
     if target.is_dir():
         raise InputError(f"{target} is a folder: name the file to write, for example {target / f'{request}.zip'}")
@@ -78,7 +87,7 @@ def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:
 
 
 def evidence_bytes(run: str | Path, request: str) -> bytes:
-    """The zip file's bytes."""
+    """Return the evidence of a request as the bytes of a zip file."""
     folder = Path(run)
     with RunReader(folder) as reader, reader.snapshot():
         row = next((row for row in reader.requests() if row.request == request), None)
@@ -105,7 +114,7 @@ def evidence_bytes(run: str | Path, request: str) -> bytes:
 
 
 def _verified(folder: Path, row: RequestRow) -> dict[str, Any]:
-    """What holds at this moment; what does not is an error that names it."""
+    """Verify the run and the certificate and return the result; raise an error that names the first problem."""
     whole = verify_run(folder)
     alone = verify_certificate(certificate_path(folder, row.request, "public"))
     problems = [*whole.problems, *alone.problems]
@@ -158,7 +167,7 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
 
 
 def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]) -> list[Checkpoint]:
-    """The head that the certificate names, and the head at which the ledger commits to the certificate."""
+    """Return the ledger head that the certificate names, and the one that commits to the certificate."""
     ledger, run = certificate["body"]["ledger"], reader.value("run")
     wanted = {ledger["seq"], reader.steps()[("request done", row.request)]}
     return [
@@ -169,7 +178,7 @@ def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]
 
 
 def _keys(reader: RunReader) -> dict[str, Any]:
-    """The operator's public keys, and the statements, signed by both, with which one took another's place."""
+    """Return the operator's public keys, and the doubly signed statements by which one replaced another."""
     return {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": rotations(reader)}
 
 
@@ -182,12 +191,12 @@ LARGEST_BYTES = 64 << 20
 
 
 def is_evidence(target: Path) -> bool:
-    """Whether this is a bundle, unpacked or as a zip file."""
+    """Return whether a path is a bundle of evidence, unpacked or as a zip file."""
     return (target / STATEMENT).is_file() or (target.is_file() and zipfile.is_zipfile(target))
 
 
 def verify_evidence(target: str | Path, public_key: str | None = None) -> Verification:
-    """Check a bundle of evidence: everything in it is signed with the operator's key, and the certificate is sound."""
+    """Check a bundle of evidence: the operator's key signed all files, and the certificate is consistent."""
     target = Path(target)
     check_public_key(public_key)
     if target.is_dir():
@@ -198,7 +207,7 @@ def verify_evidence(target: str | Path, public_key: str | None = None) -> Verifi
 
 
 def _unpack(file: Path, place: Path) -> None:
-    """The files of the archive by their last names, with limits: anybody may have made it."""
+    """Extract the files of the archive by their base names, within limits, because its source is not trusted."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]

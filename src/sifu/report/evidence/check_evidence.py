@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 STATEMENT, SUMS = "statement.dsse.json", "SHA256SUMS"
 Finding = tuple[bool, str]
-"""Whether something holds, and a sentence that says what."""
+"""A finding: whether a statement holds, and the statement."""
 
 
 def signed(key: str, signature: bytes, message: bytes) -> bool:
-    """Whether this is the signature of the key over the message."""
+    """Return whether this is the key's signature of the message."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -31,7 +31,7 @@ def signed(key: str, signature: bytes, message: bytes) -> bool:
 
 
 def canonical(value: Any) -> str:
-    """Canonical JSON (RFC 8785), over which everything is signed."""
+    """Return a value as canonical JSON (RFC 8785), the form in which everything is signed."""
     if isinstance(value, dict):
         keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
         return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for key in keys) + "}"
@@ -43,7 +43,7 @@ def canonical(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A number as ECMAScript writes it (ECMA-262, Number::toString)."""
+    """Return a number as ECMAScript writes it (ECMA-262, Number::toString)."""
     if abs(value) < 2**53 and value == int(value):
         return str(int(value))
     sign, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
@@ -61,20 +61,20 @@ def number(value: float) -> str:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object no key of which is there twice: two readers could take two different values."""
+    """Return a JSON object; refuse duplicate keys, which two readers could resolve differently."""
     if len(dict(pairs)) != len(pairs):
         raise ValueError("a key is there twice")
     return dict(pairs)
 
 
 def read(content: bytes) -> Any:
-    """A JSON value; a whole number of 2^53 or more is a float64."""
+    """Return a JSON value; an integer of 2^53 or more becomes a float64."""
     whole = lambda digits: int(digits) if abs(int(digits)) < 2**53 else float(digits)  # noqa: E731
     return json.loads(content, object_pairs_hook=each_once, parse_int=whole)
 
 
 def check_keys(keys: dict[str, Any], published: str | None) -> Iterator[Finding]:
-    """Every key but the first took the place of the one before it, and both signed that."""
+    """Check that every key but the first replaced its predecessor, and that both signed the change."""
     named = keys["keys"]
     yield len(named) == len(keys["changes"]) + 1, "there is a signed change for every key but the first"
     for before, after, change in zip(named, named[1:], keys["changes"], strict=False):
@@ -96,7 +96,7 @@ def check_keys(keys: dict[str, Any], published: str | None) -> Iterator[Finding]
 
 
 def check_statement(folder: Path, envelope: dict[str, Any], latest: str) -> Iterator[Finding]:
-    """The operator's latest key signed the digest of every file here."""
+    """Check that the operator's latest key signed the digest of every file."""
     payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"].encode()
     encoded = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     signature = base64.b64decode(envelope["signatures"][0]["sig"])
@@ -109,7 +109,7 @@ def check_statement(folder: Path, envelope: dict[str, Any], latest: str) -> Iter
 
 
 def check_certificate(folder: Path, keys: dict[str, Any], statement: dict[str, Any]) -> Iterator[Finding]:
-    """The certificate has its own signature, belongs to these keys, and names a signed head of the ledger."""
+    """Check the certificate: its signature, its keys, and the signed head of the ledger that it names."""
     named, text = keys["keys"], (folder / Path(statement["subject"][0]["name"]).name).read_bytes()
     certificate = read(text)
     body = certificate["body"]
@@ -133,7 +133,7 @@ def check_certificate(folder: Path, keys: dict[str, Any], statement: dict[str, A
 
 
 def check_evidence(folder: Path, published: str | None) -> Iterator[Finding]:
-    """Check every file of a folder; what cannot be read does not hold."""
+    """Check every file of a folder; an unreadable file is a failed check."""
     try:
         for digest, name in (line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()):
             content = (folder / name).read_bytes() if "/" not in name else b""
@@ -148,7 +148,7 @@ def check_evidence(folder: Path, published: str | None) -> Iterator[Finding]:
 
 
 def main() -> int:
-    """Check the folder that this file lies in."""
+    """Check the folder of this file."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--public-key", help="the key that the operator published, in hexadecimal digits")
     published = arguments.parse_args().public_key
