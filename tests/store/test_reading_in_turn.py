@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sifu
 from sifu.store import history_tables as history_reader
 from sifu.store.reader import RunReader
 
@@ -29,6 +30,31 @@ def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
     assert len(sizes) == 4
     assert len(set(sizes)) == 1
     assert sizes[0] > 0
+
+
+def test_a_view_keeps_its_reader_while_another_thread_looks(trained_run: Path) -> None:
+    run = sifu.open_run(trained_run)
+    with run.reader() as open_throughout:  # the files of the database stay as they are
+        open_throughout.requests()
+        _look_twice_at_once(run)
+
+
+def _look_twice_at_once(run: sifu.Run) -> None:
+    with run.view() as kept:
+        pass
+
+    def look() -> None:
+        with run.view() as other:
+            others.append((other is view, len(other.reader.requests())))
+
+    others: list[tuple[bool, int]] = []
+    with run.view() as view:
+        assert view is kept  # what was worked out is used again
+        reader, thread = view.reader, threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert view.reader is reader
+        assert others == [(False, len(view.reader.requests()))]
 
 
 def test_a_turn_that_never_comes_holds_nobody_up(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

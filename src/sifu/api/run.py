@@ -104,6 +104,7 @@ class Run:
                 remember_key(reader)
         self._engines = RunEngines(self.reader, make_engine, data_folder)
         self._memory = Memory()
+        self._views: dict[Any, RunView] = {}
 
     def reader(self) -> RunReader:
         """A fresh reader, for a with block."""
@@ -124,18 +125,21 @@ class Run:
 
     @contextmanager
     def view(self) -> Iterator[RunView]:
-        """The run at this instant; what was worked out is used again as long as nothing was written."""
+        """The run at this instant; what was worked out is used again as long as nothing was written.
+
+        A view has one user at a time, for its reader belongs to one thread: who comes meanwhile gets a new one.
+        """
         stamps = [_stamp(self.folder / name) for name in (DATABASE, f"{DATABASE}-wal")]
-        try:
-            with self.snapshot() as reader:
-                view: RunView = self._memory.answer("view", (reader.value("head"), *stamps), lambda _: RunView(reader))
-                if view.reader is not reader:
-                    reader.take_over(view.reader)
-                    view.reader = reader
-                yield view
-        except BaseException:
-            self._memory.answer("view", object(), lambda _: None)
-            raise
+        with self.snapshot() as reader:
+            state = (reader.value("head"), *stamps)
+            view = self._views.pop(state, None)
+            if view is None:
+                view = RunView(reader)
+            else:
+                reader.take_over(view.reader)
+                view.reader = reader
+            yield view
+        self._views = {state: view}  # after an error it is not used again
 
     @property
     def spec(self) -> Spec:
