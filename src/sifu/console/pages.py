@@ -323,6 +323,8 @@ def show_request(visit: Visit) -> Response:
             refusal = str(error)
         except InputError:  # it was begun since it was read: there is nothing to plan any more
             pass
+    # A requester who named row numbers does not learn whose records they are.
+    identities = run.identities(who, status.request) if who.may("see") else ()
     if status.status == "done":
         try:
             body = run.certificate(who, visit.number)["body"]
@@ -340,7 +342,7 @@ def show_request(visit: Visit) -> Response:
         plan=plan,
         others=others,
         refusal=refusal,
-        terms=_terms_in_words(status.terms, spec, run.identities(who, status.request)),
+        terms=_terms_in_words(status.terms, spec, identities),
         usual=_terms_in_words(usual, spec),
         changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
         answer=_certificate_words(body) if body else None,
