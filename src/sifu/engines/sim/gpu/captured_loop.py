@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
@@ -280,7 +279,7 @@ class _Lane:
     ) -> None:
         self._pristine = pristine
         self._samples, self._encoded, self._objective, self._training = samples, encoded, objective, training
-        self.flat = parameters_to_vector(pristine.parameters()).detach().clone()
+        self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in pristine.parameters()])
         self._velocity = torch.zeros_like(self.flat)
         self._in_graphs = _Copy(pristine, self.flat)
         self._batches: dict[int, tuple[Tensor, Tensor]] = {}
