@@ -13,7 +13,11 @@ LONGEST_ACTOR = 120
 
 
 def actor_name(given: str | None = None) -> str:
-    """The name given, or of the environment, or of the user of this machine."""
+    """Return the given name, or that in the environment, or that of the user of this machine.
+
+    Raises:
+        InputError: If the name is too long, blank, or not printable.
+    """
     name = given or os.environ.get(ACTOR)
     if not name:
         try:
@@ -26,7 +30,7 @@ def actor_name(given: str | None = None) -> str:
 
 
 def same_person(actor: str) -> str:
-    """A name without what makes two spellings of one name: case, spaces, and characters that only look different.
+    """Return a normal form of a name, equal for spellings that differ in case, spaces, or look-alike characters.
 
     >>> same_person(" Ann  LEE") == same_person("\uff21nn Lee"), same_person("Rene\u0301") == same_person("Ren\u00e9")
     (True, True)

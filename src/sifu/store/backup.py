@@ -1,7 +1,7 @@
-"""A run in one file: a zip without compression, with a list of its files and their digests.
+"""Backups: a run in one uncompressed zip file, with a list of its files and their digests.
 
-A backup from a stranger is read without running anything: only names of ours, only regular files, no more bytes than
-the list says, every digest checked, and nothing appears under the folder's name before all of it is there.
+A backup may come from a stranger, so restoring it executes nothing. Only file names of a run are accepted, only regular
+files, and no more bytes than the list says; every digest is checked. The run folder appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PIECE = 1 << 20
 
 
 def write_backup(reader: RunReader, target: Path) -> None:
-    """The whole run in one file that is complete or absent; the caller holds the run's lock."""
+    """Write the whole run to one file, completely or not at all; the caller must hold the run's lock."""
     remove_copies_in(target.absolute().parent)
     with room_to_write(target), unfinished_backup(reader.folder, target.parent) as temporary:
         copied = temporary.with_name(temporary.name + ".db")
@@ -84,7 +84,18 @@ def write_backup(reader: RunReader, target: Path) -> None:
 
 @contextmanager
 def read_backup(file: Path, folder: Path) -> Iterator[Path]:
-    """Unpack a backup next to `folder`; if the block succeeds it gets that name, otherwise nothing is left."""
+    """Unpack a backup next to `folder`, and rename it to `folder` if the block succeeds; otherwise delete it.
+
+    Args:
+        file: The backup.
+        folder: New or empty folder for the run.
+
+    Yields:
+        The folder with the unpacked run.
+
+    Raises:
+        InputError: If the folder is not empty or the file is not a valid backup.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty: a backup is restored into a new folder")
     if not folder.parent.is_dir():
@@ -104,7 +115,7 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _unpack(file: Path, staged: Path) -> None:
-    if file.exists() and not file.is_file():  # reading from a pipe could block forever
+    if file.exists() and not file.is_file():  # a pipe could block forever
         raise InputError(f"{file} is not a backup: it is not a regular file")
     for name in FOLDERS:
         private_folder(staged / name)
@@ -121,7 +132,7 @@ def _unpack(file: Path, staged: Path) -> None:
                 if member.filename != MANIFEST:
                     _unpack_one(archive, member, listed[member.filename], staged / member.filename)
     except OSError as error:
-        # A place before the file's beginning is the archive's fault, and a folder is not a file.
+        # A damaged archive can name a negative position (EINVAL); a folder is not a file (EISDIR).
         if error.errno not in (None, errno.EINVAL, errno.EISDIR):
             raise
         raise InputError(f"{file} is not a backup: {error}") from error
@@ -149,7 +160,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
 
 
 def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[str, Any], target: Path) -> None:
-    """One file, never more bytes of it than the list says."""
+    """Unpack one file, and never read more bytes than the list says."""
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != listed["bytes"]:
         raise ValueError(f"{info.filename} is compressed, or not as long as the list says")
     digest, left = hashlib.sha256(), int(listed["bytes"])

@@ -1,9 +1,9 @@
-"""How many predictions the current model gets right, client by client and on held-out rows: one small file.
+"""Cached accuracy of the current model, per client and on held-out rows, in one small file.
 
-A plan reads from it how the accuracy changes when certain clients are no longer counted, and status shows what it says
-of held-out rows. No certificate depends on it, so it is not part of the ledger and may be lost: it is deleted when a
-client in it is rolled back, and written again, without that client and its held-out rows, when the retraining ends.
-Without it plans are made as if everyone were alike.
+A plan reads from it how the accuracy changes when some clients are no longer counted; `sifu status` shows the figures
+on held-out rows. No certificate depends on the file, so it is not part of the ledger and may be lost. It is deleted
+when a client in it is rolled back, and written again, without that client and its held-out rows, when retraining ends.
+Without it, plans assume that the model is equally accurate for all clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("clients", "samples", "correct")
 
 @dataclass(frozen=True)
 class Standing:
-    """Of the model of `node`: each client's samples and how many of them are predicted right."""
+    """Number of samples of each client, and of correct predictions of the model of `node` among them."""
 
     node: int
     clients: Integers
@@ -36,7 +36,7 @@ class Standing:
     held_out: HeldOutFigures | None = None
 
     def gain_without(self, leaving: set[int]) -> float:
-        """How much larger the accuracy is when `leaving` are not counted; 0 where there is no other client."""
+        """Return the increase in accuracy if `leaving` are not counted; 0 if no client is left."""
         stays = ~np.isin(self.clients, list(leaving))
         total, left = int(self.samples.sum()), int(self.samples[stays].sum())
         if left == 0:
@@ -45,7 +45,7 @@ class Standing:
 
 
 def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
-    """Put an evaluation of the model of `node` in place of the one before."""
+    """Replace the cached accuracy by an evaluation of the model of `node`."""
     columns = {name: getattr(evaluation, name).tolist() for name in COLUMNS}
     write_atomically(folder / STANDING_FILE, canonical_json({"node": node} | columns))
 
@@ -60,13 +60,13 @@ def write_held_out(folder: Path, node: int, figures: HeldOutFigures) -> None:
 
 
 def read_held_out(folder: Path, node: int) -> HeldOutFigures | None:
-    """The figures of the model of `node` on held-out rows; None where there are none."""
+    """Return the figures of the model of `node` on held-out rows, or None."""
     standing = read_standing(folder)
     return standing.held_out if standing is not None and standing.node == node else None
 
 
 def read_standing(folder: Path) -> Standing | None:
-    """The last one written; None where there is none that makes sense."""
+    """Return the cached accuracy; None if there is none or it is invalid."""
     try:
         content = json.loads(read_plain(folder / STANDING_FILE))
         columns = [np.array(content[name], dtype=np.int64) for name in COLUMNS]
@@ -91,7 +91,7 @@ def _figures(content: dict[str, Any]) -> HeldOutFigures:
 
 
 def remove_standing(folder: Path) -> None:
-    """Delete it; it is fine if there is none."""
+    """Delete the cached accuracy if it exists."""
     if (folder / STANDING_FILE).exists():
         (folder / STANDING_FILE).unlink()
         sync_folder(folder)

@@ -12,13 +12,13 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"
-"""The event by which the operator says that the clock is right now, whatever the event before it was dated."""
+"""Kind of the event by which the operator confirms the clock, whatever the time of the event before it."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 BEHIND = datetime.timedelta(hours=1)
-"""How far clocks may differ, of several machines for example, before one of them is called wrong."""
+"""Tolerated difference between the clocks of several machines."""
 LATEST_SECONDS = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC).timestamp()
 AHEAD = datetime.timedelta(days=366)
-"""How long a run may rest before its clock has to be confirmed."""
+"""Longest pause of a run after which its clock need not be confirmed."""
 WAY_OUT = "If the clock is right now, sifu sign DIR --clock says so permanently; otherwise set it first"
 
 
@@ -35,12 +35,17 @@ def current_time() -> datetime.datetime:
 
 
 def utc_now() -> str:
-    """The clock of this machine, to the second and in UTC."""
+    """Return the time by this machine's clock, to the second and in UTC."""
     return current_time().strftime(TIME_FORMAT)
 
 
 def clock_problem(last: str, now: str) -> str | None:
-    """A sentence if the clock and the time of the last event cannot both be right."""
+    """Return a description of the problem if the clock and the time of the last event cannot both be right, or None.
+
+    Args:
+        last: Time of the last event.
+        now: Time by the clock.
+    """
     gap = time_of(now) - time_of(last)
     if gap < -BEHIND:
         return f"clock: the last event is dated {last}, and the clock says {now}: one of them is wrong"
@@ -50,7 +55,11 @@ def clock_problem(last: str, now: str) -> str | None:
 
 
 def time_after(last: str, now: str) -> str:
-    """The time of the event after one of the time `last`."""
+    """Return the time for an event that follows one at time `last`.
+
+    Raises:
+        RunDamagedError: If the clock cannot be right.
+    """
     problem = clock_problem(last, now)
     if problem:
         raise RunDamagedError(f"{problem} Nothing was done. {WAY_OUT}")
@@ -58,7 +67,7 @@ def time_after(last: str, now: str) -> str:
 
 
 def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
-    """Times neither run backwards nor jump, unless the operator recorded that in an event."""
+    """Yield a problem where times run backwards or jump, unless the operator confirmed the clock in an event."""
     for before, after in itertools.pairwise(events):
         if after.kind == CLOCK_SET:
             if after.content.get("before") != before.time:
@@ -73,12 +82,12 @@ def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
 
 
 def check_not_ahead(reader: RunReader) -> Iterator[str]:
-    """No event is dated after the moment at which it is read, unless the clock was set since."""
+    """Yield a problem if the last event is dated after the current time."""
     last, now = reader.events()[-1], utc_now()
     if time_of(last.time) - time_of(now) > BEHIND:
         yield f"clock: event {last.seq} is dated {last.time}, and the clock here says {now}: one of them is wrong"
 
 
 def time_of(text: str) -> datetime.datetime:
-    """A time as the ledger writes it."""
+    """Parse a time of the ledger."""
     return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)

@@ -1,4 +1,4 @@
-"""The database: migrations, write-ahead log, full sync, a clear answer when it is not one, and a connection."""
+"""The run's SQLite database: schema migrations, transactions, erasure of deleted data, and connections."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, Self
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 
 FIRST_SCHEMA = 10
-"""The oldest schema that is read. Runs of earlier ones are refused."""
+"""The oldest schema that can be read. Runs with an earlier one are refused."""
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-"""Each step by the schema it leads to."""
+"""Migration steps, by the schema version they lead to."""
 
 
 def schema_version() -> int:
-    """Today's schema."""
+    """Return the current schema version."""
     return FIRST_SCHEMA + len(MIGRATIONS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Every step that is still to be done; to be called within a transaction."""
+    """Apply all outstanding migrations; call it within a transaction."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     for number in range(version + 1, schema_version() + 1):
         MIGRATIONS[number](connection)
@@ -35,18 +35,18 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
-"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
+"""The operator's list of clients, written before the run exists; afterwards the ledger holds it."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
+"""Exceptions raised by a damaged database. The second one occurs if SQLite's message quotes names that are not text."""
 FAILED_DISK = (
     "the disk failed under the run's database (disk I/O error): see to it and run the command again; what was recorded "
     "before is there"
 )
-APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
+APPLICATION_ID = 0x51F0  # marks the file as a sifu database, so that other programs' databases are refused
 
 
 def create_database(folder: Path) -> sqlite3.Connection:
-    """A new, empty database with the current schema."""
+    """Create an empty database with the current schema."""
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
@@ -65,9 +65,10 @@ def _schema() -> str:
 
 
 def rest_of_a_run(folder: Path) -> bool:
-    """Whether a folder without a database was a run: what it is made of is there only after a database was.
+    """Return whether a folder without a database used to be a run.
 
-    While a run is being made its database comes last, and a marker says so.
+    It was one if it holds files that are written only after the database. While a run is being created, a marker file
+    exists and the database comes last.
     """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False
@@ -78,10 +79,17 @@ def rest_of_a_run(folder: Path) -> bool:
 
 
 def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connection:
-    """The database of an existing run, checked to be one and of a schema this version knows.
+    """Open the database of an existing run and check that this version can read its schema.
 
-    One of an earlier schema is read from a copy in memory that was brought to today's; `migrating`, which takes the
-    run's lock, the file itself is.
+    A database with an earlier schema is migrated in memory, and the file stays unchanged.
+
+    Args:
+        folder: Folder of the run.
+        migrating: Migrate the file itself; requires the run's lock.
+
+    Raises:
+        InputError: If the folder is not a run.
+        RunDamagedError: If the database is missing from a run, damaged, or has an unknown schema.
     """
     path = folder / DATABASE
     if not path.is_file():
@@ -128,9 +136,9 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
 
 
 def unusable(path: Path, error: Exception) -> SifuError:
-    """What to say of a database that cannot be used: a disk that fails is not a run that was damaged.
+    """Return the error for an unusable database, and distinguish a failing disk from a damaged run.
 
-    SQLite calls a page that it could not read malformed in places, so the file is read once more.
+    SQLite sometimes reports an unreadable page as malformed, so the file is read once more.
     """
     if is_disk_error(error) or not _is_readable(path):
         return DiskError(FAILED_DISK)
@@ -138,12 +146,12 @@ def unusable(path: Path, error: Exception) -> SifuError:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether SQLite says that the disk failed."""
+    """Return whether SQLite reports a failure of the disk."""
     return "I/O" in str(error) or getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether the disk gives every byte of a file."""
+    """Return whether the disk delivers every byte of a file."""
     try:
         with path.open("rb") as stream:
             while stream.read(1 << 20):
@@ -161,12 +169,12 @@ def _copy_in_memory(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def is_copy_in_memory(connection: sqlite3.Connection) -> bool:
-    """Whether this is a copy that a run of an earlier schema is read from."""
+    """Return whether the connection reads an in-memory copy, made for a run with an earlier schema."""
     return not connection.execute("PRAGMA database_list").fetchone()[2]
 
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
-    """Tables, views, triggers and indices that are not as sifu makes them."""
+    """Return the tables, views, triggers and indices that differ from sifu's schema."""
     with closing(sqlite3.connect(":memory:")) as empty:
         empty.executescript(_schema())
         present, wanted = _definitions(connection), _definitions(empty)
@@ -178,9 +186,9 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
-    """What SQLite remembers of each thing in the file, by type and name; its own indices have no text.
+    """Return all definitions in the file, by type and name; SQLite's own indices have no text.
 
-    All of it: a trigger may have the name of a table, and one name may be written into the file twice.
+    Each entry is a list: a trigger can have the name of a table, and a forged file can define one name twice.
     """
     try:
         rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
@@ -193,12 +201,12 @@ def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[s
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """For reading and writing, or for reading only where the folder cannot be written to (an auditor's copy)."""
+    """Open a database for reading and writing, or read-only if the folder is not writable (an auditor's copy)."""
     log = path.with_name(path.name + "-wal")
     if os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size > 0):
         connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA secure_delete=ON")  # what a row held is overwritten when the row goes
+        connection.execute("PRAGMA secure_delete=ON")  # overwrite the content of deleted rows
         return connection
     return sqlite3.connect(
         f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True, isolation_level=None
@@ -206,12 +214,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def scrub_database(connection: sqlite3.Connection) -> bool:
-    """Rewrite the database, so that no page and no log holds what was deleted; whether all of it could be done.
+    """Rewrite the database, so that no page and no log holds deleted data.
 
-    A reader at work keeps the log from being emptied; then it is to be tried again.
+    Returns:
+        Whether the erasure is complete; False if another process was reading and it must be repeated.
     """
     try:
-        connection.execute("PRAGMA temp_store=MEMORY")  # the copy that VACUUM makes must not lie on another disk
+        connection.execute("PRAGMA temp_store=MEMORY")  # VACUUM must not put its copy on another disk
         connection.execute("VACUUM")
         busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     except sqlite3.OperationalError as error:
@@ -228,7 +237,12 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:
-    """All of the block or nothing of it; with mode None the block itself begins and commits."""
+    """Execute a block completely or not at all, and translate errors of SQLite.
+
+    Args:
+        connection: The database.
+        mode: Kind of transaction; None if the block itself begins and commits.
+    """
     try:
         if mode:
             connection.execute(f"BEGIN {mode}")
@@ -250,13 +264,19 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
 
 
 class Memory:
-    """What was worked out of a run: answers to questions, each with the state of the run that it is an answer in."""
+    """Cache of values derived from a run, each with the state of the run it was computed in."""
 
     def __init__(self) -> None:
         self._answers: dict[Any, tuple[Any, Any]] = {}
 
     def answer(self, question: Any, state: Any, work: Callable[[Any], Any]) -> Any:
-        """The answer in this `state`; `work` is given that of an earlier state to build on, None if there is none."""
+        """Return the cached value for `question`, or compute it if the state has changed.
+
+        Args:
+            question: Key of the value.
+            state: State of the run that the value must belong to.
+            work: Function that computes the value from the one of an earlier state, or from None.
+        """
         state_then, answer = self._answers.get(question, (None, None))
         if question not in self._answers or state_then != state:
             answer = work(answer)
@@ -264,14 +284,15 @@ class Memory:
         return answer
 
     def earlier(self, question: Any) -> Any:
-        """The last answer, in whatever state: to be compared with the run before it is used. None if there is none."""
+        """Return the last value of any state, or None; the caller must compare it with the run before using it."""
         return self._answers.get(question, (None, None))[1]
 
 
 class RunConnection:
-    """A run's database, open until the end of its `with` block or until `close`; damage becomes a sentence.
+    """A run's database, open until the end of its `with` block or until `close`.
 
-    Of what is `shared` with other connections to the run, each uses only what its own reading confirms.
+    Errors of a damaged database become `RunDamagedError`. Several connections can share the cache `shared`; each uses
+    only what its own reads confirm.
     """
 
     def __init__(
@@ -293,18 +314,22 @@ class RunConnection:
         self.close()
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Within this block every read sees the same instant."""
+        """Return a context manager within which all reads see the same instant."""
         return transaction(self.connection, "DEFERRED")
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Rows of a SELECT; a damaged database becomes a sentence."""
+        """Return the rows of a SELECT; a damaged database raises `RunDamagedError`."""
         try:
             return self.connection.execute(sql, values).fetchall()
         except UNUSABLE as error:
             raise unusable(self.folder / DATABASE, error) from error
 
     def value(self, key: str, default: str | None = None) -> str:
-        """A value of the `run` table."""
+        """Return a value of the `run` table.
+
+        Raises:
+            RunDamagedError: If the table has no such key and no default is given.
+        """
         rows = self.query("SELECT value FROM run WHERE key = ?", (key,))
         if rows:
             return str(rows[0][0])
@@ -313,33 +338,36 @@ class RunConnection:
         return default
 
     def take_over(self, earlier: Self) -> None:
-        """Use what another reader worked out; the caller knows that nothing was written since."""
+        """Use the cache of another reader; the caller must know that nothing was written since."""
         self.state()
         self.memory, self._unchanged_by_others = earlier.memory, earlier._unchanged_by_others
 
     def state(self) -> tuple[object, int]:
-        """Changes with everything that is written: the first when another connection does, the second when this one."""
+        """Return a value that changes with every write.
+
+        The first part changes when another connection writes, the second when this one does.
+        """
         others = int(self.query("PRAGMA data_version")[0][0])
         if others != self._others:
             self._others, self._unchanged_by_others = others, object()
         return self._unchanged_by_others, self.connection.total_changes
 
     def remembered(self, question: Any, work: Callable[[], Any]) -> Any:
-        """What `work` gives, worked out once as long as nothing is written."""
+        """Return the result of `work`, cached until something is written."""
         answers: Memory = self.memory.answer("now", self.state(), lambda _: Memory())
         return answers.answer(question, None, lambda _: work())
 
     def _known_as(self) -> Any:
-        """Changes with the run's clients, spec and facts."""
+        """Return a value that changes with the run's clients, spec and facts."""
         keys = ("run", "clients_digest", "spec", "facts")
         return self.remembered("known as", lambda: tuple(self.value(key) for key in keys))
 
     def constant(self, question: Any, work: Callable[[], Any]) -> Any:
-        """What `work` gives, worked out once as long as the run's clients, spec and facts do not change."""
+        """Return the result of `work`, cached until the run's clients, spec or facts change."""
         return self.shared.answer(question, self._known_as(), lambda _: work())
 
     @property
     def trackers(self) -> dict[int, Any]:
-        """Psi of all clients at some nodes, kept by the code that computed it (`sifu.run.training`)."""
+        """Psi of all clients at some nodes, stored by the code that computed it (`sifu.run.training`)."""
         trackers: dict[int, Any] = self.memory.answer("trackers", self._known_as(), lambda _: {})
         return trackers

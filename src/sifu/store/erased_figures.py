@@ -1,14 +1,15 @@
-"""Figures of rounds that a purge erased, and what is left in their place.
+"""Figures of rounds that a purge erased, and the values that replace them.
 
-Drifts and smoothness are functions of the data. With all other clients' data, a guess of a forgotten record could be
-checked against them. A purge overwrites the figures of rounds that are in the history of no model any more, and of
-forgotten clients: Psi is unbounded there from then on, and still 0 for clients that took no part.
+Drifts and smoothness are functions of the data. Somebody who has all other clients' data could check a guess of a
+forgotten record against them. A purge overwrites the figures of forgotten clients, and of rounds that are no longer
+in the history of any model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
 
-A purge by the operator's choice (`sifu purge --figures`) also erases the figures that certificates by noise rest on,
-and what events say of them. These certificates are then no longer recomputed. The record says that a request went on
-from the last model before it, whose history has every round that its real source had: no Psi is too small.
+If the operator chooses (`sifu purge --figures`), a purge also erases the figures behind certificates with noise, and
+what events say about them. These certificates are no longer recomputed. The record then states that a request
+resumed from the last model before it. The history of that model contains every round of the true source, so no Psi is
+too small.
 
-Which runs allow either is decided in `sifu.requests.figures_policy`.
+`sifu.requests.figures_policy` decides which runs allow either kind of purge.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from sifu.theory.history import TAKEN_PART
 from sifu.theory.regularity import RoundRegularity
 
 FIGURES_ERASED = "figures_erased"
-"""The key of a purge's payload that says whether it erased them."""
+"""Payload key of a purge: whether it erased figures."""
 
 
 WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", PURGED)
-"""Kinds of events that say something of the figures of requests."""
+"""Kinds of events whose payload may hold figures of requests."""
 FIGURES = (
     "dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
     "source_node", "noise_std",
 )  # fmt: skip
-"""What their payloads say of them: which models a request could go back to, which it did, and the noise."""
+"""Payload keys of these figures: the models a request could resume from, the one it chose, and the noise."""
 
 
 def erasure_of_all(events: Sequence[Event]) -> Event | None:
-    """The last purge that erased all figures by the operator's choice."""
+    """Return the last purge that erased all figures by the operator's choice, or None."""
     return next((event for event in reversed(events) if event.kind == PURGED and ALL_FIGURES in event.content), None)
 
 
 def not_recomputed(reader: RunReader) -> dict[str, str]:
-    """The requests whose certificates are not recomputed any more, each with the time of the purge that erased them."""
+    """Return the requests whose certificates are no longer recomputed, with the time of the purge that erased them."""
     purges = [event for event in reader.events() if event.kind == PURGED and ALL_FIGURES in event.content]
     return {
         str(request): event.time for event in reversed(purges) for request in event.content[ALL_FIGURES]["requests"]
@@ -59,7 +60,13 @@ def not_recomputed(reader: RunReader) -> dict[str, str]:
 
 
 def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
-    """Why a certificate that is asked for is not there."""
+    """Return the error that says why a requested certificate does not exist.
+
+    Args:
+        reader: The run.
+        request: Id of the request.
+        form: Form of the certificate, `auditor` or `public`.
+    """
     if erased := not_recomputed(reader).get(request):
         return InputError(
             f"the {form} certificate of request {request} was erased on {erased} by the operator's choice "
@@ -69,9 +76,10 @@ def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
 
 
 def erased_certificates(requests: Collection[RequestRow]) -> dict[str, list[str]]:
-    """The forms of certificates that go with all figures, by request.
+    """Return the forms of certificates that a purge of all figures erases, by request.
 
-    The auditor's holds them. The public one holds sigma, which follows from Psi unless the request named a number.
+    The auditor's form contains the figures. The public form contains sigma, which reveals Psi unless the request gave
+    sigma as a number.
     """
     return {
         row.request: ["auditor"] if row.level == "exact" or row.terms.sigma != "auto" else ["auditor", "public"]
@@ -81,9 +89,14 @@ def erased_certificates(requests: Collection[RequestRow]) -> dict[str, list[str]
 
 
 def without_figures(events: Sequence[Event], left: Collection[int]) -> Iterator[tuple[Event, bytes]]:
-    """Every event with its payload as a purge of all figures leaves it, and of models those that are `left`.
+    """Yield each event with its payload after a purge of all figures.
 
-    Which models were kept follows from Psi, and which files of updates a request wrote anew from its source.
+    The lists of kept models and of rewritten files of updates are removed as well: the former depends on Psi, the
+    latter on the source of a request.
+
+    Args:
+        events: The ledger, in order.
+        left: Nodes of the models that remain.
     """
     tip: int | None = None
     for event in events:
@@ -104,7 +117,10 @@ def without_figures(events: Sequence[Event], left: Collection[int]) -> Iterator[
 
 
 def digest_of_rest(events: Sequence[Event]) -> str:
-    """SHA-256 over number and payload of every event whose nonce is gone: nothing else ties what is left of it."""
+    """Return the SHA-256 over number and payload of every event without a nonce.
+
+    The commitment of such an event can no longer be checked, so this digest alone protects its remaining payload.
+    """
     digest = hashlib.sha256()
     for event in events:
         if not event.nonce:
@@ -113,7 +129,10 @@ def digest_of_rest(events: Sequence[Event]) -> str:
 
 
 def rest_of(events: Sequence[Event], left: Collection[int]) -> list[Event]:
-    """The events without figures, and where there were any without the nonce that could confirm a guess of them."""
+    """Return the events without figures.
+
+    An event that held figures also loses its nonce, which could confirm a guess of them.
+    """
     return [
         event if payload == event.payload else replace(event, payload=payload, nonce=b"")
         for event, payload in without_figures(events, left)
@@ -121,7 +140,16 @@ def rest_of(events: Sequence[Event], left: Collection[int]) -> list[Event]:
 
 
 def erase_payloads(connection: sqlite3.Connection, events: Sequence[Event], left: Collection[int]) -> str:
-    """Take the figures out of the payloads, and the rows that came of them; returns the digest of what is left."""
+    """Remove the figures from the payloads, and the rows derived from them.
+
+    Args:
+        connection: Database of the run.
+        events: The ledger, in order.
+        left: Nodes of the models that remain.
+
+    Returns:
+        Digest of the remaining payloads (`digest_of_rest`).
+    """
     rest = rest_of(events, left)
     connection.executemany(
         "UPDATE events SET payload = ?, nonce = ? WHERE seq = ?",
@@ -136,7 +164,7 @@ def erase_payloads(connection: sqlite3.Connection, events: Sequence[Event], left
 
 
 def check_rest(events: Sequence[Event]) -> Iterator[str]:
-    """Events without a nonce are what a purge of all figures left, and before it no event holds figures."""
+    """Yield a problem if an event before a purge of all figures holds figures, or is not as the purge left it."""
     purge = erasure_of_all(events)
     if purge is None:
         return
@@ -149,9 +177,10 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
 
 
 def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
-    """The nodes whose figures a purge leaves: those of the path of `tip`.
+    """Return the nodes whose figures a purge leaves: those on the path of `tip`.
 
-    By the operator's choice they stay only if the last request started the path afresh: then no one forgotten is in it.
+    A purge by the operator's choice leaves them only if the last request started this path from a fresh model. No
+    forgotten client is on the path then.
     """
     path = [row.node for row in reader.path(tip)]
     last = max(row.node.order for row in reader.node_rows(0, tip))
@@ -159,9 +188,14 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
 
 
 def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgotten: Collection[int]) -> None:
-    """Overwrite the figures of all rounds that are not on `path`, and of the clients that were forgotten.
+    """Overwrite the figures of forgotten clients, and of all rounds that are not on `path`.
 
-    Where requests went on from a trained model, also what they went back to, their noise, and what it cost.
+    For requests that resumed from a trained model, also overwrite their source and their noise, and delete its cost.
+
+    Args:
+        connection: Database of the run.
+        path: Nodes whose figures stay.
+        forgotten: Indices of the forgotten clients.
     """
     kept, gone = canonical_json(sorted(path)).decode(), canonical_json(sorted(forgotten)).decode()
     off_path = "node NOT IN (SELECT value FROM json_each(?))"
@@ -185,7 +219,12 @@ def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgott
 
 
 def is_erased(row: NodeRow, part: ParticipationRows) -> bool:
-    """Whether all figures of a round or merge are as a purge leaves them; `part` are those who took part in it."""
+    """Return whether all figures of a round or merge have the values a purge leaves.
+
+    Args:
+        row: Node of the round or merge.
+        part: Participation of the clients in it.
+    """
     node, samples = row.node, row.node.regularity.total_samples
     overwritten = RoundRegularity(samples, float(samples), factor_max=1.0, averagedness_sum=0.0, averagedness_max=0.0)
     unbounded = math.isinf(node.rounding) and math.isinf(node.mean_shift) and bool(np.all(np.isinf(part.drifts)))
@@ -193,7 +232,7 @@ def is_erased(row: NodeRow, part: ParticipationRows) -> bool:
 
 
 def last_erased(reader: RunReader) -> tuple[int, set[int]]:
-    """The last node that a purge which erased figures knew (-1: there was none), and the clients it erased them of."""
+    """Return the last node that the latest purge of figures covered (-1 if none), and the clients it concerned."""
     for (text,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq DESC", (PURGED,)):
         payload = json.loads(text)
         if payload.get(FIGURES_ERASED):
@@ -206,7 +245,14 @@ def last_erased(reader: RunReader) -> tuple[int, set[int]]:
 def figures_that_came_back(
     reader: RunReader, path: Collection[int], last: int, forgotten: Collection[int]
 ) -> Iterator[str]:
-    """Figures of rounds up to node `last` that are not on the `path` kept, and of clients, that a purge had erased."""
+    """Yield the figures that a purge had erased and that are present again.
+
+    Args:
+        reader: The run.
+        path: Nodes whose figures the purge kept.
+        last: Last node that the purge covered.
+        forgotten: Clients whose figures the purge erased.
+    """
     off_path = [row for row in reader.node_rows(0, last) if row.node.node not in path]
     cut_off = [row for row in off_path if row.node.kind in TAKEN_PART]
     if noised := [

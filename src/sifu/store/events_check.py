@@ -1,12 +1,11 @@
-"""The ledger gone through from its first event: the tables as each event found them, and what it ever recorded.
+"""Replay of the ledger from its first event, and the check that every event is one that sifu writes.
 
-Every check that needs the past asks this object. It rests on the events alone, never on what the tables hold now.
+All checks that need an earlier state of the run use `ReplayedLedger`. It depends only on the events, never on the
+current tables.
 
-Whether every event of the ledger is one that sifu writes, and changes nothing but what its kind may change.
-
-The chain of hashes shows that no event was changed, but an operator with the key can sign anything. Anyone who can
-write to the folder could otherwise add an event that names other facts of training, puts an erased model back or
-makes a model the current one that was cut off, and everything would still follow from the ledger.
+The chain of hashes shows that no event was changed, but an operator with the key can sign anything. Without the check,
+somebody who can write to the folder could add an event that changes the training facts, brings back an erased model,
+or makes a discarded model the current one; the tables would still agree with the ledger.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from sifu.store.reader import GROUP_KEY, JOINED, RELEASED, TUNED_LAYOUT, RunRead
 
 
 class ReplayedTables:
-    """The small tables at one moment of the ledger, first without any row."""
+    """The small tables at one moment of the ledger; initially empty."""
 
     def __init__(self) -> None:
         self.rows: Tables = {table: {} for table in KEYS}
 
     def copy(self) -> ReplayedTables:
-        """The same rows, which later events do not change."""
+        """Return a copy that later events do not change."""
         copied = ReplayedTables()
         copied.rows = {table: {key: dict(row) for key, row in rows.items()} for table, rows in self.rows.items()}
         return copied
 
     def apply(self, event: Event) -> None:
-        """Change the rows as an event says."""
+        """Apply the changes of an event."""
         for change in changes(event.kind, event.time, event.content):
             if change.values is None:
                 self.rows[change.table].pop(change.key, None)
@@ -47,32 +46,32 @@ class ReplayedTables:
                 self.rows[change.table].setdefault(change.key, {}).update(change.values)
 
     def read(self, table: str) -> list[Any]:
-        """The rows of a table as its type, as a reader had them at that moment."""
+        """Return the rows of a table as its row type, at this moment of the ledger."""
         keys = KEYS[table]
         return [read_row(table, dict(zip(keys, key, strict=True)) | row) for key, row in self.rows[table].items()]
 
     def run_value(self, key: str, default: str) -> str:
-        """A value of the `run` table."""
+        """Return a value of the `run` table."""
         return str(self.rows["run"].get((key,), {}).get("value", default))
 
     @property
     def tip(self) -> int:
-        """The node of the current model; -1 before there is one."""
+        """Node of the current model; -1 if there is none yet."""
         return int(self.run_value("tip", "-1"))
 
     @property
     def client_count(self) -> int:
-        """How many clients had joined."""
+        """Number of clients that have joined."""
         return int(self.run_value("client_count", "0"))
 
     @property
     def model_nodes(self) -> set[int]:
-        """The nodes whose models were stored."""
+        """Nodes whose models are stored."""
         return {int(node) for (node,) in self.rows["models"]}
 
 
 class ReplayedLedger:
-    """The events of a run and what follows from them."""
+    """The events of a run and values derived from them."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
@@ -80,14 +79,16 @@ class ReplayedLedger:
 
     @staticmethod
     def of(reader: RunReader) -> ReplayedLedger:
-        """The ledger of a run, made once as long as nothing is written."""
+        """Return the replayed ledger of a run, cached until something is written."""
         ledger: ReplayedLedger = reader.remembered("replayed ledger", lambda: ReplayedLedger(reader.events()))
         return ledger
 
     def moments(self, begin: int = 0, before: ReplayedTables | None = None) -> Iterator[tuple[Event, ReplayedTables]]:
-        """Every event with the tables just before it. They change with the next step: read them at once.
+        """Yield each event with the tables just before it; the tables change with the next step.
 
-        A caller that has already replayed the first `begin` events passes the tables `before` the next one.
+        Args:
+            begin: Number of events to skip.
+            before: Tables after the skipped events.
         """
         tables = ReplayedTables() if before is None else before
         for event in self.events[begin:]:
@@ -106,7 +107,7 @@ class ReplayedLedger:
 
     @cached_property
     def tips(self) -> dict[int, int]:
-        """The node of the current model after each event, by its number."""
+        """Node of the current model after each event, by event number."""
         tips, tip = {}, -1
         for event in self.events:
             tip = tips[event.seq] = int(event.content.get("run", {}).get("tip", tip))
@@ -114,12 +115,12 @@ class ReplayedLedger:
 
     @cached_property
     def model_digests(self) -> dict[int, str]:
-        """Of every model that was ever recorded its digest, by node; the bytes of a node's model never change."""
+        """Digest of every model ever recorded, by node; the bytes of a node's model never change."""
         return {int(row["node"]): str(row["digest"]) for row in self.recorded("models")}
 
     @cached_property
     def certificates(self) -> dict[tuple[str, str], tuple[str, str]]:
-        """Digest of each certificate and the operator's key of its time, by request and form."""
+        """Digest of each certificate and the operator's key at its time, by request and form."""
         issued, public_key = {}, ""
         for event in self.events:
             content = event.content
@@ -129,7 +130,7 @@ class ReplayedLedger:
         return issued
 
     def recorded(self, table: str) -> Iterator[dict[str, Any]]:
-        """Every row of a table that events list, in their order."""
+        """Yield every row that events list for a table, in order."""
         for event in self.events:
             yield from event.content.get(table, [])
 
@@ -145,18 +146,18 @@ EFFECTS = (
     "certificates",
     LOCAL_RATES,
 )
-"""Keys of a payload that change something other than the table `run`."""
+"""Payload keys that change something other than the table `run`."""
 
 
 GROUP_ROUNDS = "group rounds"
-"""The kind of event that records groups' models; they lie on no path, so the current model stays what it was."""
+"""Kind of the event that records groups' models. It leaves the current model unchanged."""
 CHECKED = "events that were checked"
-"""What one connection puts by for the next."""
+"""Key of the checked events in the cache that connections share."""
 
 
 @dataclass(frozen=True)
 class May:
-    """What events of one kind may change: keys of `run`, and other things; `phase` is the only one it may set."""
+    """Permitted changes of one kind of event: keys of `run`, other effects, and the only `phase` it may set."""
 
     run: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
@@ -177,7 +178,7 @@ KINDS: Mapping[str, May] = {
     "request refused": May(),
     "request withdrawn": May(),
     "rolled back": May(
-        ("tip", "phase", LOCAL_RATES),  # of runs made before it was sealed
+        ("tip", "phase", LOCAL_RATES),  # in runs created before it was sealed
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),
@@ -199,12 +200,12 @@ KINDS: Mapping[str, May] = {
     "incidents": May(),
     "letter refused": May(),
 }
-"""Every kind of event there is."""
+"""Permitted changes of every kind of event."""
 
 
 @dataclass
 class _Past:
-    """What the tables before an event do not tell: how many requests were carried out, and which files went."""
+    """Facts that the tables before an event lack: the number of executed requests, and the erased files."""
 
     carried_out: int = 0
     erased: set[int | str] = field(default_factory=set)
@@ -212,7 +213,7 @@ class _Past:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Events that nothing was wrong with, and what they left: the next ones go on from there."""
+    """Events that passed the check, with the resulting state; later checks continue from there."""
 
     events: list[Event]
     tables: ReplayedTables
@@ -220,10 +221,9 @@ class _Checked:
 
 
 def check_events(reader: RunReader) -> Iterator[str]:
-    """Every event is of a known kind, does what its kind may, and brings nothing back that was erased.
+    """Yield a problem for each event that has an unknown kind, makes a forbidden change, or restores erased data.
 
-    What this process has checked before, on another connection to the run, is not gone through again as long as every
-    one of those events is still there, byte for byte.
+    Events that this process checked on another connection are skipped if all of them are unchanged.
     """
     ledger = ReplayedLedger.of(reader)
     checked: _Checked | None = reader.shared.earlier(CHECKED)
@@ -264,7 +264,7 @@ def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
 
 
 def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
-    """Ids and names become names of files; a request that is done has its two certificates."""
+    """Yield a problem for each invalid id or file name, and for a completed request without its two certificates."""
     if event.kind == "request received" and not is_request_id(content["request"]["request"]):
         yield f"names the request {str(content['request']['request'])[:80]!r}, which is not a usable id"
     for row in content.get("updates", []):
@@ -280,7 +280,10 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
 
 
 def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
-    """The current model is the last one recorded; clients join one by one; what was erased is not recorded again."""
+    """Yield a problem for each event that does not fit the state before it.
+
+    The current model must be the last one recorded, clients must join one by one, and erased files must not return.
+    """
     values, rows = content.get("run", {}), content.get("rows")
     tip, clients = values.get("tip"), int(values.get("client_count", before.client_count))
     if event.kind == JOINED and clients != before.client_count + 1:
@@ -316,7 +319,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield f"records {', '.join(back[:5])} again, which had been erased"
     if any(node > last for node in models):
         yield "records a model of a node that does not exist"
-    # A model is recorded with its node; a second time only to be kept, as it was.
+    # A model is recorded with its node. It may be recorded again unchanged, to mark it as kept.
     changed = [
         node
         for node, digest in models.items()
@@ -331,7 +334,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
-    """The nodes of every event continue from the model that was current, with clients that had joined by then."""
+    """Yield a problem for each event whose nodes do not continue the current model or name clients not yet joined."""
     tip, clients = -1, 0
     by_number, everyone = reader.nodes_by_number(), reader.everyone()
     for event in reader.events():
@@ -349,7 +352,10 @@ def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
 
 
 def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, NodeRow]) -> Iterator[str]:
-    """Rounds continue from the current model, one after the other; a request makes one node, whose kind says how."""
+    """Yield a problem if nodes do not fit the kind of their event.
+
+    Rounds continue from the current model, one after the other. A request makes one node of a suitable kind.
+    """
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         parents = [tip, *(node.node for node in nodes[:-1])]  # models of groups may have been recorded in between

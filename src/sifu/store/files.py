@@ -1,6 +1,7 @@
-"""Files that are whole or absent, and nothing in a run folder but regular files and folders.
+"""Atomic and durable file operations, file names of a run folder, and the writer's lock.
 
-Also one writer at a time, by a lock that the kernel lets go when the process ends; Ctrl-C cuts no commit in two.
+A run folder contains only regular files and folders. The kernel releases the lock when the process ends. Ctrl-C is
+deferred while an event is committed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sifu.errors import DiskError, InputError, NoSpaceError, RunBusyError, RunDa
 
 TEMPORARY_PREFIX = ".tmp-"
 SALT = "salt"
-"""The key of a model file's metadata that holds its salt, 32 bytes in hexadecimal digits."""
+"""Metadata key of a model file that holds its salt, 32 bytes in hexadecimal digits."""
 SALT_BYTES = 32
 LONGEST_LINE = 1 << 16
 Parsed = TypeVar("Parsed")
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def room_to_write(path: Path) -> Iterator[None]:
-    """A full disk or quota, or a disk that fails, becomes a sentence."""
+    """Turn errors of a full or failing disk into `NoSpaceError` or `DiskError`."""
     try:
         yield
     except OSError as error:
@@ -77,12 +78,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was."""
+    """Replace the content of `path`, completely or not at all."""
     write_all_atomically({path: content})
 
 
 def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
-    """Replace files of one folder, each of them or none of it; the folder is synced once."""
+    """Replace files of one folder, each completely or not at all; sync the folder once."""
     for path, content in contents.items():
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
         with room_to_write(path):
@@ -97,7 +98,7 @@ def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add a line to a file, durable when this returns; half a line that a kill left at its end goes first."""
+    """Append a line durably to a file; first remove an incomplete last line left by a killed process."""
     with path.open("ab+") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - LONGEST_LINE))
@@ -118,14 +119,24 @@ STORED: dict[str, re.Pattern[str]] = {
         r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?|(?:(?:public|\d+)\.)?rows))?\.statistics"
     ),
 }
-"""The kinds of files that rows name, with what their names look like: each has a table and a folder of this name.
+"""Kinds of files that tables name, with the pattern of their file names.
 
-Events record such files under it and drop them under `dropped_` and it, models by their nodes, others by their names.
+Each kind has a table and a folder of this name. An event lists new files under this name, and deleted files under the
+name with the prefix `dropped_`. Models are identified by node, other files by file name.
 """
 
 
 def stored_path(folder: Path, kind: str, key: int | str) -> Path:
-    """Where a file of a kind lies, by the node of a model or its name; a database from a stranger may name any."""
+    """Return the path of a stored file.
+
+    Args:
+        folder: Folder of the run.
+        kind: Kind of file, a key of `STORED`.
+        key: Node of a model, or name of another file.
+
+    Raises:
+        RunDamagedError: If the name is not one of this kind; a forged database may name any file.
+    """
     name = key if isinstance(key, str) else f"{key}.safetensors"
     if not STORED[kind].fullmatch(name):
         raise RunDamagedError(f"{folder} is damaged: it names the file of {kind} {name[:80]!r}")
@@ -133,9 +144,9 @@ def stored_path(folder: Path, kind: str, key: int | str) -> Path:
 
 
 def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) -> bytes:
-    """A model as safetensors, byte for byte the same for the same values and salt.
+    """Return a model as safetensors; the same values and salt give the same bytes.
 
-    The ledger keeps the digest of the file permanently. The salt is in the file alone and is erased with it, so the
+    The ledger keeps the digest of the file permanently. Only the file holds the salt, which is erased with it, so the
     digest of an erased model cannot confirm a guess of the data it was trained on.
     """
     from safetensors.numpy import save
@@ -145,12 +156,17 @@ def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) ->
 
 
 def new_salt(seed: int | None, place: str) -> bytes:
-    """A salt from the operating system, or from the seed of an experiment, whose files are to be repeatable."""
+    """Return a salt from the operating system, or from the seed of an experiment whose files must be repeatable.
+
+    Args:
+        seed: Seed of the experiment; None for the operating system's generator.
+        place: Text that distinguishes the salts of one seed.
+    """
     return secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(f"{seed}:salt:{place}".encode()).digest()
 
 
 def model_salt(content: bytes) -> str:
-    """The salt of a model's file."""
+    """Return the salt of a model's file."""
     length = int.from_bytes(content[:8], "little")
     try:
         return str(json.loads(content[8 : 8 + length])["__metadata__"][SALT])
@@ -159,7 +175,16 @@ def model_salt(content: bytes) -> str:
 
 
 def read_content(path: Path, what: str, digest: str | None) -> bytes:
-    """The bytes of a file, which must have the digest if one is given; errors call the file `what`."""
+    """Return the content of a file, and check its digest if one is given.
+
+    Args:
+        path: The file.
+        what: Name of the file in error messages.
+        digest: Expected SHA-256, or None.
+
+    Raises:
+        RunDamagedError: If the file cannot be read or has another digest.
+    """
     try:
         content = read_plain(path)
     except OSError as error:
@@ -170,12 +195,22 @@ def read_content(path: Path, what: str, digest: str | None) -> bytes:
 
 
 def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Vector:
-    """The model in `path`, checked against its digest when one is given."""
+    """Return the model in `path`, and check its digest if one is given."""
     return read_tensors(path, f"the model file {path.name}", digest, layout.flatten)
 
 
 def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dict[str, Vector]], Parsed]) -> Parsed:
-    """What `parse` makes of the tensors of a safetensors file, whose digest is checked; errors call the file `what`."""
+    """Return the result of `parse` on the tensors of a safetensors file, and check its digest if one is given.
+
+    Args:
+        path: The file.
+        what: Name of the file in error messages.
+        digest: Expected SHA-256, or None.
+        parse: Function of the tensors by name.
+
+    Raises:
+        RunDamagedError: If the file cannot be read, has another digest, or has other content.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -187,8 +222,8 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Delete files permanently; missing ones are fine."""
-    # Statistics are hundreds of large files, whose deletion waits for the file system rather than for the processor.
+    """Delete files permanently; ignore missing ones, and warn of hard links that remain."""
+    # Statistics can be hundreds of large files; threads help because deletion waits for the file system.
     with ThreadPoolExecutor(4) as pool:
         linked = [path for path, links in zip(paths, pool.map(_unlink, paths), strict=True) if links > 1]
     for folder in sorted({path.parent for path in paths}):
@@ -198,7 +233,7 @@ def remove_files(paths: Sequence[Path]) -> None:
 
 
 def _unlink(path: Path) -> int:
-    """Delete a file; returns how many names it had."""
+    """Delete a file and return how many hard links it had."""
     with room_to_write(path):
         try:
             links = path.lstat().st_nlink
@@ -209,7 +244,7 @@ def _unlink(path: Path) -> int:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Delete files that were being written when a process ended."""
+    """Delete files whose writing was interrupted when a process ended."""
     remove_files(sorted(folder.glob(TEMPORARY_PREFIX + "*")))
 
 
@@ -217,7 +252,7 @@ CERTIFICATES = "certificates"
 TIMESTAMPS = "timestamps"
 RELEASES = "releases"
 FOLDERS = (*STORED, CERTIFICATES, TIMESTAMPS, RELEASES)
-"""The folders that every run has."""
+"""Folders of every run."""
 FILES = re.compile(
     r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
     re.DOTALL,
@@ -225,7 +260,7 @@ FILES = re.compile(
 
 
 def strange_files(folder: Path) -> Iterator[str]:
-    """What has one of our names, or lies in one of our folders, and is not a regular file or folder; letters aside."""
+    """Yield each entry of a run folder that should be a regular file or folder and is not, except within the inbox."""
     with os.scandir(folder) as entries:
         by_name = sorted(entries, key=lambda entry: entry.name)
     for entry in by_name:
@@ -242,13 +277,16 @@ def strange_files(folder: Path) -> Iterator[str]:
 
 
 def _is_harmless(entry: os.DirEntry[str]) -> bool:
-    """A regular file, or a folder that has no name of a file of ours; verification names what lies in it."""
+    """Return whether an entry is a regular file, or a folder without the name of a stored file.
+
+    Verification reports the content of such a folder.
+    """
     named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".statistics", ".json", ".tsr"))
     return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
 
 
 def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield each stored file that has other hard links, and how many: deleting it here leaves its content there."""
+    """Yield each stored file that has other hard links, with their number: they keep the content when it is deleted."""
     for kind in STORED:
         try:
             with os.scandir(folder / kind) as entries:
@@ -261,9 +299,11 @@ def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def read_plain(path: Path, *, links: bool = False) -> bytes:
-    """The content of a regular file; anything else is an error at once, never a wait.
+    """Return the content of a regular file; anything else is an error at once, never a wait.
 
-    In a run folder nothing is a link; a file that a person names may be one (`links`).
+    Args:
+        path: The file.
+        links: Whether to follow a symbolic link. A run folder has none, but a file named by a user may be one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
@@ -276,7 +316,16 @@ def read_plain(path: Path, *, links: bool = False) -> bytes:
 
 
 def read_named(path: Path, most: int, what: str) -> bytes:
-    """The content of a file that a person named, of at most `most` bytes, the size of `what`; errors are sentences."""
+    """Return the content of a file that a user named.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
+        what: Name of the expected content in error messages.
+
+    Raises:
+        InputError: If the file cannot be read or is too large.
+    """
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is not a file")
@@ -288,7 +337,7 @@ def read_named(path: Path, most: int, what: str) -> bytes:
 
 
 def create_private(path: Path) -> int:
-    """A descriptor of a new file, private from its first instant; whatever had its name is taken away, never followed.
+    """Create a private file and return its descriptor; an existing file or link of that name is replaced.
 
     Overwriting in place would write into a file that another process created and may still have open.
     """
@@ -301,11 +350,11 @@ def create_private(path: Path) -> int:
 
 
 def private_folder(path: Path, parents: bool = False) -> None:
-    """Make a folder for its owner only, under any umask, durable when this returns; one that exists stays as it is."""
+    """Create a folder for its owner only, under any umask and durably; an existing folder stays unchanged."""
     above = path.absolute().parent
     if parents and not above.exists():
         above.mkdir(parents=True, exist_ok=True)
-        for place in above.parents:  # any of them may be new
+        for place in above.parents:  # each of them may be new
             if os.access(place, os.R_OK):
                 sync_folder(place)
     try:
@@ -319,11 +368,15 @@ def private_folder(path: Path, parents: bool = False) -> None:
 
 
 FORMS = ("auditor", "public")
-"""The certificates that a request which is done has."""
+"""Forms of certificate of every completed request."""
 
 
 def certificate_path(folder: Path, request: str, form: str) -> Path:
-    """The file of a certificate; a database from a stranger may name any."""
+    """Return the path of a certificate.
+
+    Raises:
+        RunDamagedError: If id or form is invalid; a forged database may name any file.
+    """
     if not is_request_id(request) or form not in FORMS:
         raise RunDamagedError(f"{folder} is damaged: it has a certificate {request[:80]!r} ({form[:20]!r})")
     return folder / CERTIFICATES / f"{request}.{form}.json"
@@ -333,7 +386,7 @@ LOCK_FILE = "lock"
 
 
 class WriterLock:
-    """Held from construction to `release`; a second writer is refused at once with a sentence."""
+    """Lock of a run's writer, held from construction to `release`; a second writer gets `RunBusyError` at once."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -350,7 +403,7 @@ class WriterLock:
         os.write(self._descriptor, str(os.getpid()).encode())
 
     def release(self) -> None:
-        """Let go of the lock; calling it twice is harmless."""
+        """Release the lock; calling it twice is harmless."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -363,7 +416,7 @@ class WriterLock:
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock; a reader that only asks (`is_locked`) holds it for an instant, so one refusal is not enough."""
+    """Take the lock, with retries because a reader that tests it (`is_locked`) holds it for an instant."""
     for attempt in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -375,7 +428,7 @@ def _take(descriptor: int) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a writer holds the lock of a run right now."""
+    """Return whether a writer holds the lock of a run now."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -391,9 +444,9 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
+    """Defer Ctrl-C to the end of the block, so that it never interrupts a commit.
 
-    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
+    Blocking the signal is not enough: the kernel would deliver it to another thread, for example one of torch.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,8 @@
-"""Approvals of requests as the ledger has them: who filed a request, who approved its terms, and how many are missing.
+"""Approvals recorded in the ledger: who filed a request, who approved its terms, and how many approvals are missing.
 
-A request whose approvals are complete is approved; where the spec demands none, every request is. Only approved
-requests change what a run trains or releases: while one to forget clients waits, rounds and solves leave them out.
+A request is approved when its approvals are complete; if the spec demands none, every request is approved. Only
+approved requests change what a run trains or releases: while a request to forget clients waits, rounds and solves leave
+these clients out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 
 APPROVED = "request approved"
-"""The kind of event."""
+"""Kind of the event that records an approval."""
 NEEDED: Mapping[str, int] = {"none": 0, "one": 1, "two": 2}
 RECEIVED = "request received"
 RESTORED = "restored"
@@ -27,16 +28,17 @@ ENDS_WAITING = ("rolled back", "request refused", "request withdrawn")
 
 @dataclass
 class Approvals:
-    """Who filed a request, the digest of its terms, and who approved these: different people in order."""
+    """Approvals of a request: who filed it, the digest of its terms, and the people who approved them, in order."""
 
     filed_by: str = "unknown"
     terms: str = ""
     approved_by: list[str] = field(default_factory=list)
 
     def add(self, actor: str, terms: object) -> bool:
-        """Count an approval of these terms; False if it does not count.
+        """Add an approval of these terms and return whether it counts.
 
-        Not counted: one by the person who filed the request, a second one by the same person, one of other terms.
+        An approval does not count if it comes from the person who filed the request or from somebody who has approved
+        before, or if it concerns other terms.
         """
         counts = terms == self.terms and self.may_approve(actor)
         if counts:
@@ -44,17 +46,17 @@ class Approvals:
         return counts
 
     def may_approve(self, actor: str) -> bool:
-        """Whether this person's approval would count."""
+        """Return whether an approval by this person would count."""
         return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
 
 
 def approvals_of(reader: RunReader) -> dict[str, Approvals]:
-    """The approvals of every request."""
+    """Return the approvals of every request."""
     rows = reader.query(
         "SELECT kind, payload FROM events WHERE kind IN (?, ?) ORDER BY seq",
         (RECEIVED, APPROVED),
     )
-    # What will be carried out are the terms of the row: approvals of anything else do not count.
+    # The terms in the row will be executed: approvals of any other terms do not count.
     digests = {row.request: row.terms.digest(row.request) for row in reader.requests()}
     approvals: dict[str, Approvals] = {}
     for kind, payload in rows:
@@ -69,12 +71,12 @@ def approvals_of(reader: RunReader) -> dict[str, Approvals]:
 
 
 def approvals_needed(reader: RunReader) -> int:
-    """How many people must approve a request of this run."""
+    """Return how many people must approve a request of this run."""
     return NEEDED[Spec.from_mapping(reader.spec).requests.approval]
 
 
 def unapproved(reader: RunReader) -> dict[str, int]:
-    """The requests that lack approvals, and how many each lacks."""
+    """Return the requests that lack approvals, with the number each lacks."""
     needed = approvals_needed(reader)
     if needed == 0:
         return {}
@@ -83,12 +85,12 @@ def unapproved(reader: RunReader) -> dict[str, int]:
 
 
 def approved_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the requests that wait and lack no approval, in the order they were received."""
+    """Return the waiting requests that lack no approval, in the order they were received."""
     return _waiting(reader, ())
 
 
 def leaving_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests that leave out what they name: the approved ones, and those a restoration brought.
+    """Return the waiting requests whose clients are left out: the approved ones, and those of a restored backup.
 
     The latter were executed once, and their certificates were issued.
     """
@@ -103,7 +105,11 @@ def _waiting(reader: RunReader, approved: Collection[str]) -> list[RequestRow]:
 
 
 def check_approved(reader: RunReader, request: str) -> None:
-    """Refuse to carry out a request that lacks approvals."""
+    """Check that a request has all approvals.
+
+    Raises:
+        InputError: If approvals are missing.
+    """
     lacking = unapproved(reader).get(request, 0)
     if lacking:
         by = approvals_of(reader)[request]
@@ -115,7 +121,7 @@ def check_approved(reader: RunReader, request: str) -> None:
 
 
 class LeavingClients:
-    """Replay of a ledger that tells, after each event, which waiting requests leave out which clients."""
+    """Replay of a ledger that tracks, after each event, which waiting requests leave out which clients."""
 
     def __init__(self, needed: int) -> None:
         self._needed = needed
@@ -124,7 +130,7 @@ class LeavingClients:
         self._restored: set[str] = set()
 
     def take(self, event: Event) -> None:
-        """Follow one event."""
+        """Process one event."""
         kind, content = event.kind, event.content
         if kind == RECEIVED:
             request, filed = str(content["request"]["request"]), content["request"]

@@ -1,4 +1,4 @@
-"""The three large tables (nodes, participations, Gram matrices): rows as bytes with their digest, and reading them."""
+"""The three large tables (nodes, participations, Gram matrices): reading them, and digests of their rows."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ PARTICIPATION_DTYPE = np.dtype([("node", "<i8"), ("client", "<i8"), ("samples", 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A row of `nodes`: the path's node and ||theta^n - theta_0||, which only the planner reads."""
+    """A row of `nodes`: a node of the history, and ||theta^n - theta_0||, which only the planner reads."""
 
     node: PathNode
     distance: float
 
     def values(self) -> tuple[object, ...]:
-        """In the order of the table's columns."""
+        """Return the values in the order of the table's columns."""
         node, (samples, *sums) = self.node, vars(self.node.regularity).values()
         place = (node.node, node.parent, node.kind, node.branch, node.position, samples, node.order)
         return *place, *sums, node.mean_shift, node.rounding, node.noise_std, self.distance
 
     @staticmethod
     def of(row: Sequence[Any]) -> NodeRow:
-        """From the table's columns; SQLite keeps to their types (STRICT)."""
+        """Return the row with these column values, whose types SQLite enforces (STRICT)."""
         node, parent, kind, branch, position, samples, order, *sums, shift, rounding, noise_std, distance = row
         regularity = RoundRegularity(samples, *sums)
         return NodeRow(
@@ -62,28 +62,28 @@ class ParticipationRows:
 
     @property
     def columns(self) -> tuple[Any, Any, Any, Any]:
-        """In the order of the table's."""
+        """The columns in the order of the table."""
         return self.nodes, self.clients, self.samples, self.drifts
 
     @staticmethod
     def empty() -> ParticipationRows:
-        """No rows."""
+        """Return no rows."""
         none = np.zeros(0, dtype=np.int64)
         return ParticipationRows(none, none, none, np.zeros(0))
 
     def sorted(self) -> ParticipationRows:
-        """By (node, client)."""
+        """Return the rows sorted by (node, client)."""
         order = np.lexsort((self.clients, self.nodes))
         return ParticipationRows(*(column[order] for column in self.columns))
 
     def between(self, first: int, last: int) -> ParticipationRows:
-        """The rows of nodes first..last; the rows must be sorted."""
+        """Return the rows of nodes `first` to `last`; the rows must be sorted."""
         start, stop = np.searchsorted(self.nodes, [first, last + 1])
         return ParticipationRows(*(column[start:stop] for column in self.columns))
 
     @staticmethod
     def concatenate(parts: Sequence[ParticipationRows]) -> ParticipationRows:
-        """All rows of `parts`, in order."""
+        """Return all rows of `parts`, in order."""
         columns = zip(*(part.columns for part in (ParticipationRows.empty(), *parts)), strict=True)
         return ParticipationRows(*map(np.concatenate, columns))
 
@@ -91,7 +91,16 @@ class ParticipationRows:
 def rows_digest(
     nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]], salt: str = ""
 ) -> str:
-    """SHA-256 over salt, the three counts, the nodes, their participations by (node, client), their Gram matrices."""
+    """Return the digest by which an event commits to its rows.
+
+    It is the SHA-256 of the salt, the three counts, the nodes, the participations, and the Gram matrices.
+
+    Args:
+        nodes: Rows of `nodes`.
+        participation: Rows of `participation`, sorted by (node, client).
+        grams: Node and bytes of each Gram matrix.
+        salt: Salt in hexadecimal digits.
+    """
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
     for index, row in enumerate(nodes):
         values = list(row.values())
@@ -113,7 +122,7 @@ def rows_digest(
 
 
 def clients_digest(clients: Sequence[ClientProfile], salt: str = "") -> str:
-    """SHA-256 over salt and the canonical JSON of each client's row, one after the other."""
+    """Return the SHA-256 of the salt and the canonical JSON of each client's row, in order."""
     digest = hashlib.sha256(bytes.fromhex(salt))
     for index, client in enumerate(clients):
         digest.update(canonical_json([index, *vars(client).values()]))
@@ -122,12 +131,12 @@ def clients_digest(clients: Sequence[ClientProfile], salt: str = "") -> str:
 
 _TURN = threading.Lock()
 TURN_SECONDS = 10.0
-"""How long a thread waits for its turn; after that it reads concurrently, which is slow but correct."""
+"""Maximum time a thread waits for its turn; then it reads concurrently, which is slow but correct."""
 
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """Threads of a process read many rows one after the other: the interpreter may change hands at every row."""
+    """Let the threads of a process read many rows one after the other; the interpreter could switch at every row."""
     mine = _TURN.acquire(timeout=TURN_SECONDS)
     try:
         yield
@@ -137,28 +146,28 @@ def _in_turn() -> Iterator[None]:
 
 
 class HistoryReader(RunConnection):
-    """Every model there ever was and who took part in it; rows are only ever added, so only new ones are read."""
+    """Reader of all nodes and participations. Rows are only ever added, so only new ones are read."""
 
     _path: tuple[list[NodeRow], dict[int, int]] = ([], {})
-    """The path that was walked last, and the depth of each of its nodes."""
+    """The path that was followed last, and the depth of each of its nodes."""
 
     def reread(self) -> None:
-        """Forget what was read: rows are only ever added to, except by a purge."""
+        """Clear the cache after a purge, which is the only operation that changes rows."""
         self.memory, self._path = Memory(), ([], {})
 
     @property
     def tip(self) -> int:
-        """The node of the current model."""
+        """Node of the current model."""
         return int(self.value("tip"))
 
     def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
-        """Nodes by number, the cut ones too; those of all times are read once."""
+        """Return nodes by number, including discarded ones; a call without limits uses the cache."""
         if first > 0 or last is not None:
             return self._read_nodes(first, 2**62 if last is None else last)
         return list(self.nodes_by_number().values())
 
     def nodes_by_number(self) -> dict[int, NodeRow]:
-        """Every node by its number, in order; not to be changed by the caller."""
+        """Return every node by its number, in order; the caller must not change the result."""
         nodes: dict[int, NodeRow] = self.memory.answer("nodes", self.state(), self._with_new_nodes)
         return nodes
 
@@ -168,7 +177,7 @@ class HistoryReader(RunConnection):
             "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
         )[0]
         if nodes and (count != len(nodes) or largest != count - 1):
-            nodes, self._path = {}, ([], {})  # not what was only added to: read all of it
+            nodes, self._path = {}, ([], {})  # rows were changed, not only added: read all again
         return nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
 
     def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
@@ -177,7 +186,7 @@ class HistoryReader(RunConnection):
         return [NodeRow.of(row) for row in rows]
 
     def path(self, tip: int | None = None) -> list[NodeRow]:
-        """The nodes from the initial model to `tip` (the current model by default)."""
+        """Return the nodes from the initial model to `tip` (the current model by default)."""
         by_number = self.nodes_by_number()
         walked, depths = self._path
         result: list[NodeRow] = []
@@ -188,21 +197,26 @@ class HistoryReader(RunConnection):
             row = by_number[current]
             result.append(row)
             current = row.node.parent
-        # Most paths go on from one that was walked before: a node's parent never changes.
+        # Most paths continue one that was followed before, because a node's parent never changes.
         path = ([] if current is None else walked[: depths[current] + 1]) + result[::-1]
         if result:
             self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
         return list(path)
 
     def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
-        """Who took part, by (node, client): of some clients, or of all; from node `first` on."""
+        """Return participations by (node, client).
+
+        Args:
+            clients: Only those of these clients; None for all.
+            first: Only those from this node on; ignored if `clients` is given.
+        """
         sql = "SELECT node, client, samples, drift FROM participation"
         if clients is not None:
             sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"
         elif first is not None:
             sql += f" WHERE node >= {int(first)}"
         try:
-            # Straight into an array: as tuples a million rows would take hundreds of megabytes.
+            # Read directly into an array: as tuples, a million rows would take hundreds of megabytes.
             with _in_turn():
                 table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
         except UNUSABLE as error:
@@ -210,16 +224,16 @@ class HistoryReader(RunConnection):
         return ParticipationRows(*(table[name] for name in PARTICIPATION_DTYPE.names or ())).sorted()
 
     def everyone(self) -> ParticipationRows:
-        """All participations by (node, client); rows are only ever added, so only new ones are read."""
+        """Return all participations by (node, client). Rows are only ever added, so only new ones are read."""
         rows: ParticipationRows = self.memory.answer("everyone", self.state(), self._with_new_rows)[-1]
         return rows
 
     def _with_new_rows(
         self, read: tuple[object, bool, ParticipationRows] | None
     ) -> tuple[object, bool, ParticipationRows]:
-        """All participations, whether they are settled, and the state of what other connections wrote."""
+        """Return the state of other connections, whether the rows are committed, and all participations."""
         others, _ = self.state()
-        # Another connection may have changed what was there, and what was read in a transaction may be taken back.
+        # Other connections may have changed earlier rows, and rows read in a transaction may be rolled back.
         earlier = read[2] if read is not None and read[0] is others and read[1] else None
         first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
         rows = self.participation(first=first)
@@ -228,9 +242,10 @@ class HistoryReader(RunConnection):
         return others, not self.connection.in_transaction, rows
 
     def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
-        """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.
+        """Return each client's sum of n_c / (N - n_c) drift_c over these rounds; rounds with one client add nothing.
 
-        Summed by the database, a million rows in a fraction of a second; not rounded up, so for forecasts only.
+        The database computes the sum, for a million rows in a fraction of a second. It is not rounded up, so use it for
+        forecasts only.
         """
         if not nodes:
             return []
@@ -246,7 +261,7 @@ class HistoryReader(RunConnection):
         ]
 
     def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
-        """Gram matrices that were kept, as little-endian float64 bytes."""
+        """Return the stored Gram matrices of nodes `first` to `last`, as little-endian float64 bytes."""
         return [
             (int(node), bytes(matrix))
             for node, matrix in self.query(

@@ -1,9 +1,9 @@
-"""Letters to a run that another process writes to: each a small file, whole or absent, taken in between rounds.
+"""Inbox messages to a run that another process is writing: small atomic files that the writer ingests between rounds.
 
-A process that cannot get the writer's lock posts a letter. The writer turns it into an event of the ledger and only
-then deletes the file. A kill in between leaves the file, and taking it in again changes nothing, because what a letter
-asks for has an id. So a letter is never lost and never counts twice, whichever process dies when. Only regular files
-are letters: folders, links, pipes and devices are left alone, because opening or reading one may never end.
+A process that cannot get the writer's lock posts a message. The writer records it as an event of the ledger and only
+then deletes the file. If the writer is killed in between, the file remains; ingesting it again changes nothing, because
+every message has an id. So no message is lost or counted twice, whichever process dies at any moment. Only regular
+files are messages. Folders, links, pipes and devices are ignored, because opening or reading one may block forever.
 """
 
 from __future__ import annotations
@@ -24,25 +24,35 @@ from sifu.store.files import TEMPORARY_PREFIX, private_folder, room_to_write, sy
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20
 LETTER_NAME = re.compile(r".*\..*\.json", re.DOTALL)
-"""The kind, the id and an ending; both are looked at when the letter is opened."""
+"""Kind, id and ending; kind and id are checked when the message is read."""
 
 
 @dataclass(frozen=True)
 class Letter:
-    """What is asked for (`kind`, `content`) under which id; a file that holds no letter has no content."""
+    """An inbox message: a request of some `kind` under an id. `content` is None if the file is not a valid message."""
 
     kind: str
     id: str
     content: dict[str, Any] | None
     path: Path
     posted: float = 0.0
-    """When it was posted, in seconds since 1970."""
+    """Time of posting, in seconds since 1970."""
     trouble: str = ""
-    """Why its file cannot be opened (permissions, a failing disk); it stays until it can."""
+    """Reason why the file cannot be opened (permissions, a failing disk); the file stays until it can be."""
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
-    """Put a letter into the inbox, durable when this returns; the same one again changes nothing."""
+    """Put a message into the inbox durably; posting the same message again changes nothing.
+
+    Args:
+        folder: Folder of the run.
+        kind: Kind of message.
+        id: Id of the request.
+        content: Content of the message.
+
+    Raises:
+        InputError: If the id is invalid, the content cannot be written as JSON, or the id is in use with other content.
+    """
     check_request_id(id)
     inbox = folder / INBOX
     private_folder(inbox)
@@ -55,13 +65,13 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     with room_to_write(path):
         try:
             write_durably(temporary, body)
-            # A link, unlike a rename, never replaces what is there.
+            # Unlike a rename, a link never replaces an existing file.
             os.link(temporary, path)
         except FileExistsError:
             try:
                 present = path.read_bytes()
             except FileNotFoundError:
-                present = body  # it was taken in this instant; its reader compares the terms
+                present = body  # it was ingested just now; the writer compares the terms
             if present != body:
                 raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:
@@ -71,24 +81,24 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
 
 
 def letters(folder: Path) -> list[Letter]:
-    """The letters that wait, in the order they came."""
+    """Return the waiting messages, in the order of arrival."""
     waiting = []
     for entry in _entries(folder):
         try:
             posted = entry.stat(follow_symlinks=False).st_mtime_ns
             waiting.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
         except FileNotFoundError:
-            continue  # it was taken in this instant
+            continue  # it was ingested just now
     return [letter for _, _, letter in sorted(waiting, key=lambda entry: entry[:2])]
 
 
 def any_letters(folder: Path) -> bool:
-    """Whether there are letters; cheap enough to be checked between rounds."""
+    """Return whether messages wait; cheap enough to be called between rounds."""
     return any(True for _ in _entries(folder))
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The regular files of the inbox that are named like letters."""
+    """Yield the regular files of the inbox with names of messages."""
     try:
         with os.scandir(folder / INBOX) as entries:
             for entry in entries:
@@ -100,7 +110,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def discard(letter: Letter) -> None:
-    """Delete a letter whose event is in the ledger."""
+    """Delete a message whose event is in the ledger."""
     letter.path.unlink(missing_ok=True)
     sync_folder(letter.path.parent)
 
@@ -111,7 +121,7 @@ def _read(path: Path, posted: float) -> Letter:
     try:
         text = _first_bytes(path)
         content = read_json(text) if len(text) <= LARGEST_LETTER_BYTES else None
-        canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
+        canonical_json(content)  # reject content that the ledger cannot hold (NaN, half a character)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -123,12 +133,12 @@ def _read(path: Path, posted: float) -> Letter:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """As much of a letter as one may hold and a byte more; what took its file's place meanwhile is not followed."""
+    """Read a message up to one byte more than the maximum size, without following a link that replaced the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         return stream.read(LARGEST_LETTER_BYTES + 1)
 
 
 def _printable(name: str) -> str:
-    """A file's name in a form that can be recorded and shown; if this changes it, it is not a usable id."""
+    """Return a file name that can be recorded and shown; a name that this changes is not a usable id."""
     return "".join(character if character.isprintable() else "?" for character in name)

@@ -1,14 +1,14 @@
-"""What is kept outside a run folder: the operators' keys as this user knows them, and checkpoints with witnesses.
+"""Records outside the run folder: this user's list of known operator keys, and checkpoints kept by witnesses.
 
-What lies in a run folder cannot say whose key it should be signed with: a folder can be signed anew as a whole. So the
-key of every run that is made or opened is remembered in a file of the user's (as ssh does with `known_hosts`), under
-the run's id, which the first event names and which copies, moves and backups keep. From then on the run must be signed
-with that key, or with one that it signed for (`sifu key rotate`). The folder's path is remembered, too: another run in
-its place is refused, whether or not it was used elsewhere. Opening, verifying, writing and restoring a run remember it;
-listing runs does not. `sifu key accept` accepts a change deliberately.
+A run folder cannot prove which key should have signed it: the whole folder can be signed again with another key. The
+key of every run that is created or opened is therefore remembered in a file of the user, as ssh does in `known_hosts`.
+The entry is stored under the run's id, which the first event names and which copies, moves and backups keep. From then
+on the run must be signed with that key, or with a successor that the key signed for (`sifu key rotate`). The folder's
+path is remembered as well: a different run in the same place is refused. Opening, verifying, writing and restoring a
+run remember it; listing runs does not. `sifu key accept` accepts a change deliberately.
 
-Witnesses are a file, a command or a URL: checkpoints leave the machine to them, and what they kept is held against a
-run.
+A witness is a file, a command or a URL that receives signed checkpoints of a run. The run is later compared with the
+checkpoints that witnesses kept.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sifu.store.keys import KEY_FILE, Checkpoint, check_keys, is_encrypted, keys
 from sifu.store.reader import RunReader
 
 KNOWN_KEYS = "SIFU_KNOWN_KEYS"
-"""The file to remember keys in, instead of known_keys in the folder sifu of the user's configuration."""
+"""Environment variable: file of known keys, instead of `sifu/known_keys` in the user's configuration folder."""
 LARGEST_FILE = 64 << 20
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run as it was seen here: its keys, the latest last, and whether the private one lay there encrypted."""
+    """A run as last seen here: its keys, latest last, and whether its private key was encrypted."""
 
     keys: tuple[str, ...]
     encrypted: bool
@@ -52,31 +52,39 @@ class KnownRun:
 
 @dataclass
 class KnownKeys:
-    """Everything that the file holds."""
+    """Content of the file of known keys."""
 
     runs: dict[str, KnownRun] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)
-    """The run that was last seen in each folder."""
+    """The run last seen in each folder."""
 
     def add(self, run: str, key: str, encrypted: bool, folder: str, accepted: bool) -> None:
-        """A line of the file: a later one adds to the earlier ones, unless the user accepted it in their place."""
+        """Add an entry of the file.
+
+        Args:
+            run: Id of the run.
+            key: Public key of its operator.
+            encrypted: Whether the private key was encrypted.
+            folder: Path of the run.
+            accepted: Whether the user accepted this entry in place of all earlier ones.
+        """
         earlier = None if accepted else self.runs.get(run)
         keys = () if earlier is None else tuple(before for before in earlier.keys if before != key)
         self.runs[run] = KnownRun((*keys, key), encrypted, folder)
         self.folders[folder] = run
 
     def held_before(self, folder: Path, run: str) -> str | None:
-        """Return the other run that was last seen in this folder, under its path or under one that links to it."""
+        """Return a different run that was last seen in this folder, under its path or a link to it, or None."""
         seen = (self.folders.get(place) for place in _places(folder))
         return next((other for other in seen if other is not None and other != run), None)
 
 
 _read: dict[Path, tuple[tuple[int, int, int], KnownKeys]] = {}
-"""What was read of a file, as long as it does not change: runs are opened again and again."""
+"""Parsed files of known keys, reused until the file changes."""
 
 
 def known_keys_file() -> Path:
-    """Where this user's known keys are."""
+    """Return the path of this user's file of known keys."""
     named = os.environ.get(KNOWN_KEYS, "").strip()
     if named:
         return Path(named)
@@ -84,7 +92,11 @@ def known_keys_file() -> Path:
 
 
 def read_known_keys(path: Path) -> KnownKeys:
-    """The file's content; one that cannot be read stops everything, since it could not warn either."""
+    """Return the content of the file of known keys; empty if there is no file.
+
+    Raises:
+        InputError: If the file cannot be read. Without it a changed key would go unnoticed.
+    """
     try:
         status = path.stat()
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -110,7 +122,7 @@ def read_known_keys(path: Path) -> KnownKeys:
 
 
 def key_problem(reader: RunReader) -> str | None:
-    """A sentence if the run is not signed with the key that is known here, or with one that it signed for."""
+    """Return a description of the problem if the run's key is neither the known one nor a signed successor, or None."""
     run, key = reader.value("run"), reader.value("public_key")
     path = known_keys_file()
     remembered = read_known_keys(path)
@@ -138,19 +150,27 @@ def key_problem(reader: RunReader) -> str | None:
 
 
 def _signed_for(reader: RunReader, remembered: str) -> bool:
-    """Whether the keys of the ledger lead from a known one to the one in force, each change signed by both."""
+    """Return whether the ledger's keys lead from a known key to the current one, each change signed by both keys."""
     return remembered in [key for _, key in keys_of(reader)] and next(check_keys(reader), None) is None
 
 
 def check_known_key(reader: RunReader) -> None:
-    """Stop if the run's key is not the one that is known here; remember nothing."""
+    """Check that the run's key is the one known here, without remembering anything.
+
+    Raises:
+        RunDamagedError: If it is another key.
+    """
     problem = key_problem(reader)
     if problem:
         raise RunDamagedError(f"{problem}. Nothing was done")
 
 
 def check_place(folder: Path, run: str) -> None:
-    """Stop if a run is about to be restored where another one was last seen."""
+    """Check that no other run was last seen in the folder that a run will be restored to.
+
+    Raises:
+        InputError: If another run was seen there.
+    """
     before = read_known_keys(known_keys_file()).held_before(folder, run)
     if before is not None:
         raise InputError(
@@ -160,7 +180,12 @@ def check_place(folder: Path, run: str) -> None:
 
 
 def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
-    """Note the run's key and folder, if that is new; if the file cannot be written, warn and continue."""
+    """Remember the run's key and folder if they are new; only warn if the file cannot be written.
+
+    Args:
+        reader: The run.
+        accepted: Whether the user accepted this key in place of all earlier ones.
+    """
     run, key, places = reader.value("run"), reader.value("public_key"), _places(reader.folder)
     path = known_keys_file()
     remembered = read_known_keys(path)
@@ -171,7 +196,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
         if (earlier.keys[-1], earlier.encrypted) == (key, encrypted) and same_place:
             return
     if reader.folder.name.startswith(TEMPORARY_PREFIX):
-        # A restoration that is still at work: its folder is remembered under the name that it gets.
+        # A restoration in progress: its folder is remembered under its final name.
         if earlier is None or not accepted:
             return
         places = (earlier.folder,)
@@ -203,7 +228,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
 
 
 def known_key_problem(run: str, key: str) -> str | None:
-    """A sentence if a certificate of a run that is known here is signed with a key that never was that run's."""
+    """Return a description of the problem if a certificate's key never belonged to this known run, or None."""
     earlier = read_known_keys(known_keys_file()).runs.get(run)
     if earlier is None or key in earlier.keys:
         return None
@@ -211,19 +236,23 @@ def known_key_problem(run: str, key: str) -> str | None:
 
 
 def _places(folder: Path) -> tuple[str, ...]:
-    """Return the paths of a folder: where it lies, and the one it was named by if that leads through a link."""
+    """Return the resolved path of a folder, and its unresolved path if that contains a link."""
     return tuple(dict.fromkeys((str(folder.resolve()), os.path.abspath(folder))))
 
 
 WITNESSES = "SIFU_WITNESS"
-"""Targets, one per line: `file:PATH`, `command:PROGRAM ARGUMENTS`, or an http or https URL."""
+"""Environment variable: witnesses, one per line: `file:PATH`, `command:PROGRAM ARGUMENTS`, or an http or https URL."""
 EVERY_SECONDS = 60.0
-"""How often witnesses hear of a run that is being written to; at its first event and at its last they always do."""
+"""Interval between witness notifications while a run is being written. The first and last event are always sent."""
 TIMEOUT_SECONDS = 10.0
 
 
 def witness_targets() -> tuple[str, ...]:
-    """The witnesses that the environment names; what cannot be one is refused."""
+    """Return the witnesses that the environment names.
+
+    Raises:
+        InputError: If one of them is not a valid witness.
+    """
     targets = tuple(line.strip() for line in os.environ.get(WITNESSES, "").splitlines() if line.strip())
     for target in targets:
         kind, _, rest = target.partition(":")
@@ -233,7 +262,11 @@ def witness_targets() -> tuple[str, ...]:
 
 
 def check_files_of_witnesses(reader: RunReader) -> None:
-    """Stop if the file of a witness holds what this run does not: a fork, or an older state that was put back."""
+    """Check that the run agrees with the checkpoints in the witnesses' files.
+
+    Raises:
+        RunDamagedError: If they differ: the history forked, or an older state was restored.
+    """
     problem = next(contradictions(reader, files_of_witnesses()), None)
     if problem:
         raise RunDamagedError(
@@ -243,10 +276,13 @@ def check_files_of_witnesses(reader: RunReader) -> None:
 
 
 def check_witnesses_know(reader: RunReader) -> None:
-    """Stop if the file of a witness knows runs that this folder may have held, and not the run that it holds.
+    """Check that the witnesses' files know this run, if they know other runs that the folder may have held.
 
-    A run tells its witnesses of its first event, so one signed under a new id is missing there. Several runs may share
-    a witness: the folders of those that are known here were compared before (`check_known_key`).
+    A run sends its first event to its witnesses, so a run signed again under a new id is missing there. Several runs
+    may share a witness; runs that are known here are skipped, because `check_known_key` has compared their folders.
+
+    Raises:
+        RunDamagedError: If a file knows such other runs but not this one.
     """
     run, known = reader.value("run"), read_known_keys(known_keys_file())
     for path, lines in files_of_witnesses().items():
@@ -264,7 +300,7 @@ def check_witnesses_know(reader: RunReader) -> None:
 
 
 def files_of_witnesses() -> dict[Path, list[bytes]]:
-    """The lines of every file that the environment names as a witness."""
+    """Return the lines of every file that the environment names as a witness."""
     paths = [Path(target.removeprefix("file:")) for target in witness_targets() if target.startswith("file:")]
     try:
         return {path: path.read_bytes().splitlines() if path.is_file() else [] for path in paths}
@@ -273,7 +309,7 @@ def files_of_witnesses() -> dict[Path, list[bytes]]:
 
 
 def tell(target: str, checkpoint: Checkpoint) -> None:
-    """Hand a checkpoint to one witness, as a line of JSON."""
+    """Send a checkpoint to one witness, as a line of JSON."""
     line = canonical_json(checkpoint.to_mapping())
     kind, _, rest = target.partition(":")
     if kind == "file":
@@ -284,12 +320,12 @@ def tell(target: str, checkpoint: Checkpoint) -> None:
         )
     else:
         request = urllib.request.Request(target, data=line + b"\n", headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # answers other than success are errors
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # any status other than success raises an error
             pass
 
 
 class WitnessPost:
-    """Tells the witnesses of a run: of its first checkpoint at once, then from time to time, and at the end."""
+    """Notifier of a run's witnesses: sends the first checkpoint at once, then one at intervals, and the last one."""
 
     def __init__(self) -> None:
         self.targets = witness_targets()
@@ -297,12 +333,12 @@ class WitnessPost:
         self._last = time.monotonic()
 
     def recorded(self, reader: RunReader, seq: int) -> None:
-        """An event was recorded."""
+        """Notify the witnesses of a recorded event if it is the first one or the interval has passed."""
         if self.targets and (seq == 1 or time.monotonic() - self._last >= EVERY_SECONDS):
             self.tell_all(reader)
 
     def tell_all(self, reader: RunReader) -> None:
-        """Hand the latest checkpoint to every witness that has not had it from here."""
+        """Send the latest checkpoint to every witness, unless it was sent before."""
         if not self.targets:
             return
         checkpoint = latest_checkpoint(reader)
@@ -326,7 +362,7 @@ LARGEST_WITNESS_BYTES = 256 << 20
 
 
 def read_witness(path: Path) -> list[Checkpoint]:
-    """The checkpoints in a file: one JSON object a line as witnesses keep them, or a certificate."""
+    """Return the checkpoints in a file: a witness's file with one JSON object per line, or a certificate."""
     content = read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps")
     certificate = _checkpoint_of_certificate(content)
     if certificate is not None:
@@ -344,7 +380,7 @@ def read_witness(path: Path) -> list[Checkpoint]:
 
 
 def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
-    """The checkpoint that a certificate names, if this is one whose signature holds."""
+    """Return the checkpoint named in a certificate; None if the content is not a validly signed certificate."""
     try:
         certificate = read_json(content)
         checkpoint = Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
@@ -354,7 +390,14 @@ def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
 
 
 def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
-    """Every checkpoint that was signed for this run must be in its chain; two that contradict each other are a fork."""
+    """Yield a problem for each checkpoint in these files that does not belong to the run's chain of events.
+
+    Two checkpoints that contradict each other are a fork.
+
+    Args:
+        reader: The run.
+        files: Files kept by witnesses, or certificates.
+    """
     run, keys, hashes = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
     heads: dict[int, tuple[str, Path]] = {}
     for path in files:
@@ -394,7 +437,14 @@ def _not_in_the_run(path: Path, checkpoint: Checkpoint, last: int) -> str:
 
 
 def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> Iterator[str]:
-    """What files that several runs may write to hold of this run and the run does not; half a line is passed over."""
+    """Yield the checkpoints of this run in witnesses' files that contradict it.
+
+    Several runs may write to such a file. Incomplete lines are skipped.
+
+    Args:
+        reader: The run.
+        kept: Lines of each file.
+    """
     run, keys, heads = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
     for path, line in ((path, line) for path, lines in kept.items() for line in lines):
         try:
@@ -411,7 +461,13 @@ def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> I
 
 
 def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
-    """Heads that several parties kept, without the run: signed, of one run, and one head for each event."""
+    """Yield a problem for each checkpoint that contradicts the others; the run itself is not needed.
+
+    All checkpoints must be signed, belong to one run, and have one head per event.
+
+    Args:
+        heads: Checkpoints that several parties kept, with the files they come from.
+    """
     first: tuple[Path, Checkpoint] | None = None
     by_number: dict[int, tuple[Path, Checkpoint]] = {}
     for path, checkpoint in heads:
@@ -427,5 +483,5 @@ def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
             yield _two_heads(checkpoint.seq, other.head, where, checkpoint.head, path)
     ordered = [by_number[number] for number in sorted(by_number)]
     for (_, earlier), (path, later) in itertools.pairwise(ordered):
-        if later.time < earlier.time <= utc_now():  # a date ahead of us is of a clock that was wrong
+        if later.time < earlier.time <= utc_now():  # a date in the future comes from a wrong clock
             yield f"witness: event {later.seq} in {path} is dated before event {earlier.seq}: they are of two histories"

@@ -1,6 +1,6 @@
-"""The operator's Ed25519 key, statements signed with it or with a node's, checkpoints, and the file `head`.
+"""The operator's Ed25519 key, statements signed with it or with a node's key, checkpoints, and the file `head`.
 
-A checkpoint is signed over an event and all before it. The operator's key is stored plain or encrypted.
+The signature of a checkpoint covers an event and all events before it. The operator's key is stored plain or encrypted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from sifu.store.reader import RunReader
 
 KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
-"""With the public key behind it: a new key that a rotation wrote before its event."""
+"""Prefix, followed by the public key, of the file of a new key that a rotation wrote before its event."""
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")
 _typed: list[bytes] = []
-"""What was typed on the terminal: asked for once, not for every event."""
+"""The passphrase typed on the terminal, so that the user is asked once and not for every event."""
 
 
 def passphrase(ask: bool) -> bytes | None:
-    """From the environment, or typed on a terminal where `ask` says that one is needed."""
+    """Return the passphrase from the environment or the terminal, or None.
+
+    Args:
+        ask: Whether to ask on the terminal if the environment has none.
+    """
     given = os.environ.get(PASSPHRASE)
     if given:
         return given.encode()
@@ -47,21 +51,26 @@ def passphrase(ask: bool) -> bytes | None:
 
 
 def new_key() -> Any:
-    """A fresh private key."""
+    """Generate a new private key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate()
 
 
 def read_key(path: Path) -> Any:
-    """A private key in a PEM file, decrypted if need be."""
+    """Read a private key from a PEM file, and decrypt it if necessary.
+
+    Raises:
+        InputError: If the passphrase is missing or wrong.
+        ValueError: If the file holds no Ed25519 key.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     content = path.read_bytes()
     try:
         key = load_pem_private_key(content, password=None)
-    except TypeError:  # it is encrypted
+    except TypeError:  # the key is encrypted
         secret = passphrase(ask=True)
         if secret is None:
             raise InputError(f"{path.name} is encrypted: set {PASSPHRASE}, or call from a terminal") from None
@@ -76,9 +85,16 @@ def read_key(path: Path) -> Any:
 
 
 def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
-    """Write a private key, encrypted if there is a passphrase; returns the public key as hex.
+    """Write a private key, encrypted if there is a passphrase.
 
-    In the place of an encrypted one (`like_the_old`) it is encrypted, too: with the passphrase that was typed for it.
+    Args:
+        path: File to write.
+        key: Private key.
+        like_the_old: Whether the key replaces an encrypted one. It must then be encrypted, too; the passphrase typed
+            for the old key is used if the environment has none.
+
+    Returns:
+        The public key as hex.
     """
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
@@ -97,18 +113,18 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
 
 
 def public_hex(key: Any) -> str:
-    """The public half of a private key, as hex."""
+    """Return the public half of a private key, as hex."""
     public: str = key.public_key().public_bytes_raw().hex()
     return public
 
 
 def create_key(folder: Path) -> str:
-    """Write a new private key into the run folder; returns the public key as hex."""
+    """Write a new private key into the run folder and return its public key as hex."""
     return write_key(folder / KEY_FILE, new_key())
 
 
 def is_encrypted(folder: Path) -> bool:
-    """Whether the key in the folder needs a passphrase."""
+    """Return whether the key in the folder needs a passphrase."""
     try:
         return b"ENCRYPTED" in (folder / KEY_FILE).read_bytes()
     except OSError:
@@ -116,7 +132,11 @@ def is_encrypted(folder: Path) -> bool:
 
 
 def load_key(folder: Path, public_key: str) -> Any:
-    """The operator's private key, checked to be the one the run names."""
+    """Return the operator's private key, and check that it matches the run's public key.
+
+    Raises:
+        RunDamagedError: If the key cannot be read or is another one.
+    """
     try:
         key = read_key(folder / KEY_FILE)
     except (OSError, ValueError, TypeError) as error:
@@ -129,7 +149,7 @@ def load_key(folder: Path, public_key: str) -> Any:
 
 
 def finish_rotation(folder: Path, public_key: str) -> None:
-    """Put a new key in its place if its event was recorded, and delete it if it was not."""
+    """Put a new key in place if its event was recorded; delete it otherwise."""
     pending = sorted(folder.glob(PENDING + "*"))
     for path in pending:
         if path.name == PENDING + public_key:
@@ -141,24 +161,29 @@ def finish_rotation(folder: Path, public_key: str) -> None:
 
 
 def rotation_statement(run: str, old: str, new: str) -> dict[str, str]:
-    """What both keys sign when one takes the other's place."""
+    """Return the statement that both keys sign when a new key replaces an old one."""
     return {"statement": "this key takes the place of the old one", "run": run, "old": old, "new": new}
 
 
 def sign(folder: Path, body: dict[str, Any], public_key: str) -> dict[str, Any]:
-    """A certificate: `body`, and an Ed25519 signature over its canonical JSON."""
+    """Return a certificate: `body` with an Ed25519 signature over its canonical JSON."""
     key = load_key(folder, public_key)
     return {"body": body, "public_key": public_key, "signature": key.sign(canonical_json(body)).hex()}
 
 
 def signature_holds(certificate: dict[str, Any], public_key: str | None = None) -> bool:
-    """Whether the signature is that of the key named (or of the one expected) over the body."""
+    """Return whether a certificate's signature over its body is valid.
+
+    Args:
+        certificate: Body, public key and signature.
+        public_key: The key that must have signed; None accepts the key that the certificate names.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         named, signature = certificate["public_key"], certificate["signature"]
-        # Exactly one spelling of each, and nothing outside the signed body.
+        # Accept only one spelling of key and signature, and nothing outside the signed body.
         if not (PUBLIC_KEY.fullmatch(named) and SIGNATURE.fullmatch(signature)) or len(certificate) != 3:
             return False
         if public_key is not None and named != public_key:
@@ -171,7 +196,15 @@ def signature_holds(certificate: dict[str, Any], public_key: str | None = None) 
 
 
 def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:
-    """`body` with the node's public key and its signature over the canonical JSON."""
+    """Return `body` with the node's public key and its signature over the canonical JSON.
+
+    Args:
+        key_file: ECDSA private key made by ssh-keygen, without a passphrase.
+        body: The statement to sign.
+
+    Raises:
+        InputError: If the key cannot be used.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
@@ -190,9 +223,9 @@ def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def signer_of(statement: dict[str, Any]) -> str | None:
-    """The fingerprint of the key that signed the body, or None where the signature does not hold.
+    """Return the fingerprint of the key that signed a statement, or None if the signature is invalid.
 
-    It is taken of the very key that the signature was checked with, not of the text that named it.
+    The fingerprint is computed from the key that verified the signature, not from the text that named it.
     """
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -211,23 +244,29 @@ def signer_of(statement: dict[str, Any]) -> str | None:
 
 
 HEAD_FILE = "head"
-"""`SEQ:HASH` of the last event; while an event is being committed, a second line names it."""
+"""File with `SEQ:HASH` of the last event. While an event is being committed, a second line names that event."""
 _CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
-"""One line or two, each with its end: the file is written whole or not at all, so anything else was changed."""
+"""One or two complete lines. The file is written atomically, so any other content was changed by somebody."""
 
 
 def write_head(folder: Path, event: Event) -> None:
-    """Note the last event that the database has."""
+    """Write the last event of the database to the file `head`."""
     write_atomically(folder / HEAD_FILE, f"{event.head}\n".encode())
 
 
 def announce_head(folder: Path, before: str, event: Event) -> None:
-    """Note the event that is about to be committed after the head: killed now, the database has it or has not."""
+    """Write to the file `head` which event is about to be committed, after the current last one.
+
+    If the process is killed now, either of the two may be the last event of the database.
+    """
     write_atomically(folder / HEAD_FILE, f"{before}\n{event.head}\n".encode())
 
 
 def check_head_file(reader: RunReader) -> Iterator[str]:
-    """The file must name the database's last event: an older database put back, or an older file, does not."""
+    """Yield a problem unless the file `head` names the last event of the database.
+
+    This detects an older database, or an older file, that was put back.
+    """
     last = reader.value("head")
     try:
         content = read_plain(reader.folder / HEAD_FILE).decode("ascii")
@@ -256,7 +295,12 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
 
 
 def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
-    """Files of the run folder that name events which the database does not have."""
+    """Yield each file of the run folder that names an event missing from the database.
+
+    Args:
+        reader: The run.
+        head_may_be_missing: Whether to accept a run without the file `head`.
+    """
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
     hashes = reader.hashes()
@@ -264,18 +308,18 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
         try:
             seq, head = _named_by(read_plain(certificate))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # verification names what is wrong with it
+            continue  # verification reports what is wrong with it
         if hashes.get(seq) != head:
             yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
 
 
 _seen: dict[bytes, tuple[int, str]] = {}
-"""The event that each certificate names, by the digest of its bytes: a run is opened for writing again and again."""
+"""The event that each certificate names, by the SHA-256 of the certificate: the same ones are read at every opening."""
 _MOST_SEEN = 100_000
 
 
 def _named_by(certificate: bytes) -> tuple[int, str]:
-    """Number and hash of the event that a certificate was issued after."""
+    """Return number and hash of the last event before a certificate was issued."""
     digest = hashlib.sha256(certificate).digest()
     if digest not in _seen:
         ledger = json.loads(certificate)["body"]["ledger"]
@@ -286,13 +330,13 @@ def _named_by(certificate: bytes) -> tuple[int, str]:
 
 
 def keys_of(reader: RunReader) -> list[tuple[int, str]]:
-    """The operator's public keys with the event each was named by, in order."""
+    """Return the operator's public keys in order, each with the number of the event that named it."""
     sql = "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq"
     return [(seq, str(json.loads(text)["run"]["public_key"])) for seq, text in reader.query(sql, (ROTATED,))]
 
 
 def rotations(reader: RunReader) -> list[dict[str, str]]:
-    """Every change of keys: the old key and the new, and the signatures of both."""
+    """Return every key rotation: the old key, the new key, and the signatures of both."""
     rows = reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (ROTATED,))
     return [
         {"old": content["old_key"], "new": content["run"]["public_key"]}
@@ -302,7 +346,7 @@ def rotations(reader: RunReader) -> list[dict[str, str]]:
 
 
 def rotation_holds(run: str, rotation: Mapping[str, Any]) -> bool:
-    """Whether a change of keys is signed by the old key and by the new one."""
+    """Return whether a key rotation is signed by the old key and by the new one."""
     named = {whose: str(rotation.get(whose)) for whose in ("old", "new")}
     body = rotation_statement(run, **named)
     return all(
@@ -312,7 +356,7 @@ def rotation_holds(run: str, rotation: Mapping[str, Any]) -> bool:
 
 
 def check_keys(reader: RunReader) -> Iterator[str]:
-    """Every change of keys must be signed by the old key and by the new one."""
+    """Yield a problem for each key rotation that is not signed by both keys or does not follow the key before it."""
     named = keys_of(reader)
     for rotation in rotations(reader):
         new, place = rotation["new"], [key for _, key in named].index(rotation["new"])
@@ -326,16 +370,16 @@ def check_keys(reader: RunReader) -> Iterator[str]:
 
 FORMAT = "sifu-checkpoint-1"
 VOUCHED = "checkpoint"
-"""The event by which an operator vouches for events that were written without a signature."""
+"""Kind of the event by which an operator vouches for events written without a signature."""
 ROTATED = "key rotated"
 KEY_LOST = "key lost"
-"""The event that says, before anything is written without it, that the operator's key is gone or is another one."""
+"""Kind of the event that records a missing or wrong operator's key, before anything is written without it."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A signed head of the chain, as it is given to witnesses."""
+    """A signed head of the chain of events, as sent to witnesses."""
 
     run: str
     seq: int
@@ -346,23 +390,27 @@ class Checkpoint:
 
     @staticmethod
     def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
-        """That of an event, with its own signature or with another one."""
+        """Return the checkpoint of an event, with its own signature or with `signature`."""
         signature = (event.signature or b"").hex() if signature is None else signature
         return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
 
     @staticmethod
     def in_certificate(body: dict[str, Any], public_key: str) -> Checkpoint:
-        """The one that the body of a certificate names, under the certificate's key."""
+        """Return the checkpoint that the body of a certificate names, under the certificate's key."""
         ledger = body["ledger"]
         return Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key, ledger["signature"])
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the checkpoint as a JSON object."""
         return {"format": FORMAT} | asdict(self)
 
     @staticmethod
     def from_json(text: bytes | str) -> Checkpoint:
-        """From a line of a witness's file, which anybody may have written."""
+        """Parse a line of a witness's file, which anybody may have written.
+
+        Raises:
+            InputError: If the line is not a checkpoint.
+        """
         try:
             content = read_json(text)
             stated = content.pop("format")
@@ -375,18 +423,18 @@ class Checkpoint:
 
     @property
     def holds(self) -> bool:
-        """Whether the signature is that of the key it names."""
+        """True if the signature is valid for the key that the checkpoint names."""
         body = checkpoint_body(self.run, self.seq, self.head, self.time)
         return signature_holds({"body": body, "public_key": self.public_key, "signature": self.signature})
 
 
 def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
-    """What the operator signs."""
+    """Return the content of a checkpoint that the operator signs."""
     return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
 
 
 class Signer:
-    """Signs events with the operator's key, or says once why it cannot."""
+    """Signer of events with the operator's key; it warns once if the key is not available."""
 
     def __init__(self, folder: Path, public_key: str) -> None:
         self.public_key = public_key
@@ -396,11 +444,11 @@ class Signer:
             self.key = load_key(folder, public_key)
         except (InputError, RunDamagedError) as error:
             self.reason = str(error)
-            self.lost = isinstance(error, RunDamagedError)  # not merely locked by a passphrase
+            self.lost = isinstance(error, RunDamagedError)  # missing or wrong, rather than locked by a passphrase
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:
-        """The signature over an event; None where the key is not available."""
+        """Return the signature over an event, or None if the key is not available."""
         if self.key is None:
             if not self._said:
                 log.warning(
@@ -415,7 +463,10 @@ class Signer:
 
 
 def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
-    """Every event with the key that must have signed it: the one named last before it, or by the first event."""
+    """Yield each event with the key that must have signed it.
+
+    This is the last key named by an earlier event; for the first event, it is the key that the event itself names.
+    """
     key = ""
     for event in events:
         named = event.content.get("run", {}).get("public_key", key) if event.kind in ("run created", ROTATED) else key
@@ -425,13 +476,18 @@ def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
 
 
 def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
-    """The first and last of the events that no signature covers."""
+    """Return the first and last of the events after the last signature, or None if the last event is signed."""
     covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
     return (covered + 1, events[-1].seq) if covered < len(events) else None
 
 
 def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
-    """Signatures hold; events without one are vouched for by the event that covers them."""
+    """Yield a problem for each invalid signature, and for unsigned events that the next signed one does not vouch for.
+
+    Args:
+        reader: The run.
+        only_last: Whether to verify the last signature only.
+    """
     events = reader.events()
     run = str(events[0].content["run"]["run"])
     tail, first_unsigned = unsigned_tail(events), 0
@@ -457,14 +513,14 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
 
 
 def check_covered(reader: RunReader) -> Iterator[str]:
-    """Every event up to the last one must be covered by a signature."""
+    """Yield a problem if a signature does not cover the last events."""
     tail = unsigned_tail(reader.events())
     if tail is not None:
         yield f"signatures: {uncovered(tail)}"
 
 
 def uncovered(tail: tuple[int, int]) -> str:
-    """A sentence about unsigned events at the end of the ledger."""
+    """Return a sentence about the unsigned events at the end of the ledger."""
     first, last = tail
     which = f"event {first}" if first == last else f"events {first} to {last}"
     return (
@@ -474,14 +530,14 @@ def uncovered(tail: tuple[int, int]) -> str:
 
 
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
-    """The last event that carries a signature."""
+    """Return the checkpoint of the last signed event, or None."""
     rows = reader.query(
         "SELECT seq, time, hash, signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
     )
     if not rows:
         return None
     seq, time, digest, signature = rows[0]
-    # Of a rotation, the old key has signed; its own event names it.
+    # The old key signs the event of a rotation, which names it.
     old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
     key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
     return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())

@@ -1,7 +1,4 @@
-"""What a row of each small table says: requests, subjects, charges, models, evaluations, comparisons, rejections.
-
-And what an event is before it is recorded: all that becomes durable, or goes away, together with it.
-"""
+"""Row types of the small tables, the row changes that an event implies, and events before they are recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +22,10 @@ from sifu.theory.facts import ClientProfile
 
 @dataclass(frozen=True)
 class RequestRow:
-    """A row of `requests`; `method` is what was asked for (`terms.method`) until the request is carried out by one."""
+    """A row of `requests`.
+
+    `method` is the requested method (`terms.method`), and the one that was used once the request is executed.
+    """
 
     request: str
     status: str
@@ -46,23 +46,23 @@ class RequestRow:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The names of those to forget."""
+        """Names of the clients to forget."""
         return self.terms.clients
 
     @property
     def records(self) -> tuple[int, ...]:
-        """The rows to forget of the one client; empty where clients are forgotten whole."""
+        """Rows to forget of the single client; empty if clients are forgotten entirely."""
         return self.terms.records
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be carried out."""
+        """True while the request has yet to be executed."""
         return self.status in ("received", "verified", "planned")
 
 
 @dataclass(frozen=True)
 class SubjectRow:
-    """A row of `subjects`: clients that a request forgets together, by number."""
+    """A row of `subjects`: indices of the clients that a request forgets together."""
 
     subject: int
     request: str
@@ -71,7 +71,7 @@ class SubjectRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A row of `models`: a file that exists. `kept` ones can be rolled back to; the tip is always there."""
+    """A row of `models`: an existing file. Requests can roll back to `kept` models; the current model always exists."""
 
     node: int
     kept: bool
@@ -83,9 +83,9 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class GroupModelRow:
-    """A row of `group_models`: a group's model after a number of rounds apart.
+    """A row of `group_models`: a group's model after a number of rounds of separate training.
 
-    `members` are everyone who was in the group in any of these rounds, `samples` the sum of theirs.
+    `members` are all clients that belonged to the group in any of these rounds, `samples` the sum of their samples.
     """
 
     node: int
@@ -97,7 +97,7 @@ class GroupModelRow:
 
 @dataclass(frozen=True)
 class MergeRow:
-    """A row of `merges`: one of the group models that the model of a node was made of."""
+    """A row of `merges`: one of the group models from which the model of a node was made."""
 
     node: int
     grp: int
@@ -128,7 +128,7 @@ class ChargeRow:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A row of `comparisons`: what another method needed for the same request."""
+    """A row of `comparisons`: the rounds and accuracy of another method for the same request."""
 
     request: str
     method: str
@@ -140,7 +140,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class RejectionRow:
-    """A row of `rejections`: a client's reply that was refused, and why."""
+    """A row of `rejections`: a rejected reply of a client, with the reason."""
 
     branch: int
     round: int
@@ -164,7 +164,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "comparisons": ("request", "method"),
     "rejections": ("branch", "round", "number"),
 }
-"""The tables an event writes, with their primary keys."""
+"""Primary keys of the tables that events write."""
 ROWS: dict[str, Any] = {
     "models": ModelRow,
     "updates": UpdatesRow,
@@ -178,14 +178,18 @@ ROWS: dict[str, Any] = {
     "charges": ChargeRow,
     "comparisons": ComparisonRow,
 }
-"""What a row of each of them is read as: every column is a field of the same name."""
+"""Row type of each table; every column is a field of the same name."""
 LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
-"""Those whose rows events list, each under the table's name."""
+"""Tables whose rows events list, each under the table's name."""
 
 
 @functools.lru_cache(4096)
 def _read_terms(text: str) -> RequestTerms:
-    """The terms of a request; stored ones that cannot be were changed by hand, which is no mistake of the caller's."""
+    """Return the terms of a request.
+
+    Raises:
+        ValueError: If the stored terms are invalid. They were changed by hand then, so this is no `InputError`.
+    """
     try:
         return RequestTerms.from_mapping(json.loads(text))
     except InputError as error:
@@ -198,25 +202,25 @@ JSON_PARSERS: dict[Any, Callable[[Any], Any]] = {
     "dict[int, str]": lambda text: {int(key): value for key, value in json.loads(text).items()},
     "RequestTerms": _read_terms,
 }
-"""How a column of JSON is read whose field is of this type."""
+"""Parsers of JSON columns, by the type of the field."""
 PARSERS = JSON_PARSERS | {"bool": bool}
-"""How a column is read whose field is of this type; all others are as SQLite gives them."""
+"""Parsers of columns, by the type of the field; other types are used as SQLite returns them."""
 PARSED = {
     table: {column.name: PARSERS[column.type] for column in fields(row) if column.type in PARSERS}
     for table, row in ROWS.items()
 }
-"""The columns of each table that are read like that."""
+"""Columns of each table that need a parser."""
 WRITTEN = {table: {column.name: column.type in JSON_PARSERS for column in fields(ROWS[table])} for table in LISTED}
-"""Every column of the tables whose rows events list, and whether it is JSON."""
+"""Columns of the tables whose rows events list, and whether each is JSON."""
 
 
 def read_row(table: str, values: dict[str, Any]) -> Any:
-    """A row of a table, of its type."""
+    """Return a row of a table as its row type."""
     return ROWS[table](**values | {name: parse(values[name]) for name, parse in PARSED[table].items()})
 
 
 DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
-"""Events that change nothing of a request but its status."""
+"""Kinds of events that change only the status of a request, with the new status."""
 
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
@@ -224,7 +228,10 @@ Tables = dict[str, dict[Key, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Change:
-    """Set `values` in the row of `table` with this key, making it if need be; None deletes the row."""
+    """Change of one row: set `values` in the row of `table` with this key, or delete the row if they are None.
+
+    The row is created if it does not exist.
+    """
 
     table: str
     key: Key
@@ -232,7 +239,13 @@ class Change:
 
 
 def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
-    """The row changes of one event."""
+    """Yield the row changes of one event.
+
+    Args:
+        kind: Kind of the event.
+        time: Time of the event.
+        payload: Content of the event, including its sealed part.
+    """
     for key, value in payload.get("run", {}).items():
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
     if LOCAL_RATES in payload:
@@ -271,12 +284,12 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
 
 
 _ROWS_TOGETHER = 200
-"""Participations in one statement: between two of them other threads may run, which costs more than a row."""
+"""Participations per statement: other threads may run between two statements, which costs more than a row."""
 
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows of the three large tables that one event adds."""
+    """Rows that one event adds to the three large tables."""
 
     nodes: Sequence[NodeRow] = ()
     participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
@@ -292,11 +305,11 @@ class NewModel:
     kept: bool
     psi_max: float = 0.0
     layout: ModelLayout | None = None
-    """Where it is not that of the run: a trunk that a group tunes has its own."""
+    """Layout if it differs from that of the run, as for a network that a group tunes."""
 
 
 def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:
-    """Into the table of clients, each with its index."""
+    """Insert clients with their indices into the table of clients."""
     connection.executemany(
         "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
         [(index, *vars(client).values()) for index, client in clients],
@@ -304,7 +317,7 @@ def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, 
 
 
 def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
-    """Into the three large tables."""
+    """Insert rows into the three large tables."""
     connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes])
     columns = (column.tolist() for column in rows.participation.columns)
     values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
@@ -316,7 +329,7 @@ def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
 
 
 def apply_change(connection: sqlite3.Connection, change: Change) -> None:
-    """Insert, update or delete the row that a change names."""
+    """Insert, update or delete one row."""
     key_columns = KEYS[change.table]
     where = " AND ".join(f"{column} = ?" for column in key_columns)
     if change.values is None:
@@ -338,11 +351,23 @@ def apply_change(connection: sqlite3.Connection, change: Change) -> None:
 
 @dataclass(frozen=True)
 class NewEvent:
-    """What `RunWriter.record` writes in one transaction.
+    """Content of an event that `RunWriter.record` writes in one transaction.
 
-    `statistics` are rows of files that are there already (`store.statistics_files`). `certificates` are by request and
-    form. `joined` is a client that the run knows from now on, `joined_digest` that of its samples. `for_good` also
-    takes what is dropped out of the free pages and the log of the database, and erases the report.
+    Attributes:
+        kind: Kind of the event.
+        payload: Content of the event, completed with the parts below.
+        rows: New rows of the large tables.
+        models: Models to write.
+        dropped_models: Nodes of the models to delete.
+        updates: Files of updates to write.
+        dropped_updates: Names of the files of updates to delete.
+        statistics: Rows of statistics files that exist already (`store.statistics_files`).
+        dropped_statistics: Names of the statistics files to delete.
+        evaluations: New evaluations.
+        certificates: Certificates by request and form.
+        joined: A client that joins the run.
+        joined_digest: Digest of the samples of this client.
+        for_good: Whether to erase dropped content also from free pages and log of the database, with the report.
     """
 
     kind: str
@@ -361,7 +386,7 @@ class NewEvent:
     for_good: bool = False
 
     def content(self) -> dict[str, Any]:
-        """The payload with what is known before anything is written."""
+        """Return the payload with all parts that are known before anything is written."""
         parts = {
             "dropped_models": [int(node) for node in self.dropped_models],
             "dropped_updates": list(self.dropped_updates),
@@ -372,7 +397,7 @@ class NewEvent:
         return {**self.payload, **{name: part for name, part in parts.items() if part}}
 
     def files(self) -> Iterator[tuple[str, int | str]]:
-        """Kind and key of the files that are in the run once this is recorded; some may be there already."""
+        """Yield kind and key of the files that belong to the run once this is recorded; some may exist already."""
         yield from (("models", model.node) for model in self.models)
         yield from (("updates", updates.file) for updates in self.updates)
         yield from (("statistics", row["file"]) for row in self.statistics)

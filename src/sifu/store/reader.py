@@ -1,9 +1,9 @@
-"""Reading a run: at any time, also while another process writes to it.
+"""Read access to a run, at any time, even while another process writes to it.
 
-Some clients joined again with what they had left after some of their records were forgotten. Such a client is a new row
-of `clients` with a new name; its event `client joined` names the request. The rows that went stand in the requests
-alone, so that an engine that reads the client's data again can drop them again. They keep the numbers that they had
-when the client first joined.
+A client that had some of its records forgotten joins again with the remaining ones. It becomes a new row of `clients`
+with a new name, and its event `client joined` names the request. Only the requests hold the removed row numbers, so
+that an engine that loads the client's data again can drop these rows again. Rows keep the numbers that they had when
+the client first joined.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
 RELEASED = "released"
-"""The kind of event that records a release with noise (`sifu.store.release_files`)."""
+"""Kind of the event that records a release with noise (`sifu.store.release_files`)."""
 GROUP_KEY = "group_key"
-"""The key of the run table that holds the key of the hash that puts clients into groups."""
+"""Key of the run table: the key of the hash that assigns clients to groups."""
 TUNED_LAYOUT = "tuned_layout"
-"""The key that holds names and shapes of what groups tune, where they tune a network."""
+"""Key of the run table: names and shapes of the parameters that groups tune, if they tune a network."""
 
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """What cannot be made sense of was damaged or changed by hand: say so, with the exit code for it."""
+    """Turn errors from records that cannot be interpreted into `RunDamagedError`, with its own exit code."""
     try:
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, InputError) as error:
@@ -61,11 +61,11 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 class RunReader(HistoryReader):
-    """The recorded facts of a run; verification begins with a reader that knows nothing yet."""
+    """The recorded facts of a run. Verification starts from a new reader with an empty cache."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The merged spec the run was made with, at the local rate of the current model."""
+        """The merged spec of the run, with the local rate of the current model."""
         result, rate = self.first_spec, self.local_rate_at(self.tip)
         if rate is not None:
             result["local"]["rate"] = rate
@@ -73,17 +73,17 @@ class RunReader(HistoryReader):
 
     @property
     def first_spec(self) -> dict[str, Any]:
-        """The merged spec the run was made with."""
+        """The merged spec the run was created with."""
         result: dict[str, Any] = json.loads(self.value("spec"))
-        # Runs made before there was this key merged by the plain mean, whatever is the default today.
+        # Runs created before this key existed merged by the plain mean, whatever the default is today.
         result.setdefault("groups", {"count": 0}).setdefault("stretch", 1.0)
-        # They drew the rows that are kept for testing by their numbers.
+        # They drew the rows held out for testing by row number.
         result["data"].setdefault("held_out_by", "number")
         return result | {"features": recorded_features(result.get("features", {}))}
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The spec as it was given, before `auto` was replaced by what was found."""
+        """The spec as the user gave it, before `auto` was resolved."""
         result: dict[str, Any] = json.loads(self.value("asked"))
         return result | {"features": recorded_features(result.get("features", {}))}
 
@@ -94,7 +94,7 @@ class RunReader(HistoryReader):
 
     @property
     def group_layout(self) -> ModelLayout:
-        """Those of the models of groups: the model's own, or those of a network that groups tune."""
+        """Layout of the groups' models: that of the tuned network if groups tune one, otherwise that of the model."""
         tuned = self.spec["features"].get("tune", "none") != "none"
         return self._layout(TUNED_LAYOUT if tuned else "layout")
 
@@ -105,52 +105,52 @@ class RunReader(HistoryReader):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The training facts as they were recorded, with the local rate of the current model."""
+        """The recorded training facts, with the local rate of the current model."""
         result, rate = self.first_facts, self.local_rate_at(self.tip)
         return result if rate is None else result | {"local_rate": rate}
 
     @property
     def first_facts(self) -> dict[str, Any]:
-        """The training facts as they were recorded when the run was made."""
+        """The training facts as recorded when the run was created."""
         result: dict[str, Any] = json.loads(self.value("facts"))
         return result
 
     @property
     def local_rates(self) -> dict[int, float]:
-        """Automatic local rates, by the node of the fresh model that training at each began from."""
+        """Automatic local rates, by the node of the fresh model from which training at that rate began."""
         return {int(node): float(rate) for node, rate in json.loads(self.value(LOCAL_RATES, "{}")).items()}
 
     def local_rate_at(self, node: int) -> float | None:
-        """The automatic local rate of a node's training; None if a number was given, or if a purge erased it."""
+        """Return the automatic local rate of a node's training; None if the spec gave a number or a purge erased it."""
         rates = self.local_rates
         first = max((begins for begins in rates if begins <= node), default=None)
         return None if first is None else rates[first]
 
     @property
     def phase(self) -> str:
-        """`training`, `ready`, or `retraining`."""
+        """Phase of the run: `training`, `ready`, or `retraining`."""
         return self.value("phase")
 
     def clients(self) -> tuple[ClientProfile, ...]:
-        """Every client the run knows, by index; read once."""
+        """Return all clients of the run, by index; the table is read once."""
         clients: tuple[ClientProfile, ...] = self.constant("clients", self.read_clients)
         return clients
 
     def read_clients(self) -> tuple[ClientProfile, ...]:
-        """Every client the run knows, by index, as the table has them now."""
+        """Read all clients of the run, by index, from the table as it is now."""
         rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
 
     def joined(self) -> list[int]:
-        """The events by which clients joined later, one client each, in the order of their indices."""
+        """Return the numbers of the events by which clients joined later, in the order of the clients' indices."""
         return [int(row[0]) for row in self.query("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (JOINED,))]
 
     def models(self) -> dict[int, ModelRow]:
-        """The model files that exist, by node."""
+        """Return the existing model files, by node."""
         return {row.node: row for row in self._rows("models")}
 
     def load_model(self, node: int) -> Vector:
-        """The model of a node, checked against its recorded digest."""
+        """Return the model of a node, checked against its recorded digest."""
         row = self.models().get(node)
         if row is None:
             raise RunDamagedError(f"the model of node {node} was not kept")
@@ -158,30 +158,30 @@ class RunReader(HistoryReader):
         return files.read_model(files.stored_path(self.folder, "models", node), layout, row.digest)
 
     def model_content(self, node: int) -> bytes:
-        """The file of a node's model, byte for byte and checked against its recorded digest."""
+        """Return the content of a node's model file, checked against its recorded digest."""
         row, path = self.models()[node], files.stored_path(self.folder, "models", node)
         content = files.read_content(path, f"the model file {path.name}", row.digest)
         files.read_model(path, self.layout)
         return content
 
     def group_models(self) -> dict[int, GroupModelRow]:
-        """Every model of a group there ever was, by node."""
+        """Return all models that groups ever had, by node."""
         return {row.node: row for row in self._rows("group_models")}
 
     def merges(self) -> list[MergeRow]:
-        """What every merged model was made of, by node and group."""
+        """Return the parts of every merged model, by node and group."""
         return self._rows("merges")
 
     def updates(self) -> dict[str, UpdatesRow]:
-        """The files of clients' updates that exist, by name."""
+        """Return the existing files of clients' updates, by name."""
         return {row.file: row for row in self._rows("updates", "node, part")}
 
     def statistics(self) -> dict[str, StatisticsRow]:
-        """The files of clients' statistics that exist, by name."""
+        """Return the existing files of clients' statistics, by name."""
         return {row.file: row for row in self._rows("statistics", "node, file")}
 
     def stored_files(self) -> set[Path]:
-        """Where the files of models, updates and statistics lie that the tables name."""
+        """Return the paths of the models, updates and statistics that the tables name."""
         return {
             files.stored_path(self.folder, kind, key)
             for kind in files.STORED
@@ -189,7 +189,7 @@ class RunReader(HistoryReader):
         }
 
     def requests(self) -> list[RequestRow]:
-        """All requests, in the order they were received."""
+        """Return all requests, in the order in which they were received."""
         return list(self.remembered("requests", self._read_requests))
 
     def _read_requests(self) -> list[RequestRow]:
@@ -198,7 +198,10 @@ class RunReader(HistoryReader):
         return sorted(rows, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
-        """The event of each (kind, request); events are only ever added, so each is read once."""
+        """Return the event number of each (kind, request).
+
+        Events are only ever added, so each is read once.
+        """
         steps: dict[tuple[str, str], int] = self.memory.answer("steps", self.state(), self._with_new_steps)
         return steps
 
@@ -215,7 +218,7 @@ class RunReader(HistoryReader):
         return steps
 
     def payload(self, seq: int) -> dict[str, Any]:
-        """What an event says."""
+        """Return the payload of an event."""
         rows = self.query("SELECT payload FROM events WHERE seq = ?", (seq,))
         if not rows:
             raise RunDamagedError(f"{self.folder} is damaged: its ledger has no event {seq}")
@@ -223,36 +226,36 @@ class RunReader(HistoryReader):
         return content
 
     def last_event(self) -> tuple[int, str]:
-        """Number and hash of the last event."""
+        """Return number and hash of the last event."""
         seq, digest = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
         return int(seq), bytes(digest).hex()
 
     def hashes(self) -> dict[int, str]:
-        """The hash of each event, by its number."""
+        """Return the hash of each event, by its number."""
         return {int(seq): bytes(digest).hex() for seq, digest in self.query("SELECT seq, hash FROM events")}
 
     def subjects(self) -> list[SubjectRow]:
-        """Everyone forgotten so far, in order."""
+        """Return all subjects forgotten so far, in order."""
         return self._rows("subjects")
 
     def charges(self) -> list[ChargeRow]:
-        """What each noise edge cost each subject."""
+        """Return the privacy cost of each noise edge for each subject."""
         return self._rows("charges")
 
     def evaluations(self) -> list[EvaluationRow]:
-        """All evaluations, by node."""
+        """Return all evaluations, by node."""
         return self._rows("evaluations")
 
     def comparisons(self) -> list[ComparisonRow]:
-        """What other methods needed for the same requests."""
+        """Return the measured cost of other methods for the same requests."""
         return self._rows("comparisons")
 
     def rejections(self) -> list[RejectionRow]:
-        """Replies that were refused, by the place of their round."""
+        """Return the rejected replies, by the position of their round."""
         return self._rows("rejections")
 
     def _rows(self, table: str, order: str = "") -> list[Any]:
-        """The rows of a small table, read once as long as nothing is written, in the order of its key or another."""
+        """Return the rows of a small table, ordered by its key or by `order`; cached until something is written."""
         return list(self.remembered(table, lambda: self._read_rows(table, order or ", ".join(KEYS[table]))))
 
     def _read_rows(self, table: str, order: str) -> list[Any]:
@@ -263,7 +266,12 @@ class RunReader(HistoryReader):
         return [read_row(table, dict(zip(columns, row, strict=True))) for row in rows]
 
     def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
-        """Time, kind and payload of the latest events of some kinds, in their order."""
+        """Return time, kind and payload of the latest events of some kinds, oldest first.
+
+        Args:
+            kinds: Kinds of events to return.
+            most: Maximum number of events.
+        """
         marks = ", ".join("?" * len(kinds))
         rows = self.query(
             f"SELECT time, kind, payload FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?", (*kinds, most)
@@ -271,17 +279,21 @@ class RunReader(HistoryReader):
         return [(str(a), str(b), json.loads(c)) for a, b, c in reversed(list(rows))]
 
     def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
-        """The signed certificates as JSON text, by (request, form): all of them, or those of one request."""
+        """Return the signed certificates as JSON text, by (request, form).
+
+        Args:
+            request: Id of one request; None for the certificates of all requests.
+        """
         where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))
         rows = self.query(f"SELECT request, form, content FROM certificates{where}", values)
         return {(a, b): c for a, b, c in rows}
 
     def events(self) -> list[Event]:
-        """The ledger, in order."""
+        """Return the ledger, in order."""
         return list(self.remembered("events", self._read_events))
 
     def _read_events(self) -> list[Event]:
-        """Every row is read; one that an earlier connection of this process read just so keeps its parsed content."""
+        """Read all events, and reuse the parsed content of each event that an earlier connection read identically."""
         rows = self.query(
             "SELECT seq, time, kind, payload, nonce, commitment, hash, signature, content "
             "FROM events LEFT JOIN sealed USING (seq) ORDER BY seq"
@@ -298,14 +310,14 @@ class RunReader(HistoryReader):
 
 
 SEPARATOR = "~"
-"""Between a client's first name and the number of its turn: hospital-3, hospital-3~2, hospital-3~3."""
+"""Separator between a client's first name and the count of its names: hospital-3, hospital-3~2, hospital-3~3."""
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """A client that joined, or is to join, in the place of `before` after a request for records.
+    """A client that joined, or will join, in place of client `before` after a request to forget records.
 
-    It is number `client` and has what `first`, the client as it first joined, had without `removed`.
+    Its index is `client`. It has the rows of `first`, the client as it first joined, except the `removed` ones.
     """
 
     request: str
@@ -317,30 +329,30 @@ class Remainder:
 
 
 def joined_remainders(reader: RunReader) -> list[Remainder]:
-    """Every client that joined again, in the order of joining."""
+    """Return all clients that joined again, in the order of joining."""
     remainders: list[Remainder] = reader.remembered("remainders", lambda: _find(reader))
     return list(remainders)
 
 
 def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
-    """Every number that a client has had up to `client`, first one first: it gets a new one when records are forgotten.
+    """Return all indices of a client up to `client`, oldest first.
 
-    A request is about all of them: what the client did under an earlier number is in the model as long as nothing
-    took it out.
+    A client gets a new index when some of its records are forgotten. A request concerns all of its indices: the model
+    still contains what the client contributed under an earlier one, until a request removes it.
     """
     before, chain = reader.remembered("before", lambda: {item.client: item.before for item in _find(reader)}), [client]
-    while before.get(chain[-1], client) < chain[-1]:  # numbers fall, whatever a forged record says
+    while before.get(chain[-1], client) < chain[-1]:  # indices decrease even in a forged record, so the loop ends
         chain.append(before[chain[-1]])
     return tuple(reversed(chain))
 
 
 def plain_name(reader: RunReader, client: int) -> str:
-    """The name that a client first joined under, which is the one people know it by."""
+    """Return the name under which a client first joined, which is the one people know."""
     return reader.clients()[chain_of(reader, client)[0]].name
 
 
 def plain_names(reader: RunReader, names: Iterable[str]) -> tuple[str, ...]:
-    """The names that people know clients by, each once; a name that no client has is left as it is."""
+    """Return the names under which people know these clients, each once; unknown names are returned unchanged."""
     plain = reader.remembered(
         "plain names", lambda: {item.name: plain_name(reader, item.client) for item in joined_remainders(reader)}
     )
@@ -348,7 +360,7 @@ def plain_names(reader: RunReader, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def clients_now(reader: RunReader) -> list[int]:
-    """The number that every client has now, in the order in which they first joined: people count these."""
+    """Return the current index of each client, in the order in which the clients first joined."""
     numbers: list[int] = reader.remembered("clients now", lambda: _last_of_each(reader))
     return list(numbers)
 
@@ -382,7 +394,7 @@ def _next(
 
 
 def remainder_to_join(reader: RunReader) -> Remainder | None:
-    """The client of a request that was rolled back and is to join again; None where there is none."""
+    """Return the client of a request in progress that has yet to join again, or None."""
     there = {remainder.request for remainder in joined_remainders(reader)}
     for row in reader.requests():
         if row.status == "running" and row.records and row.request not in there:
@@ -391,14 +403,21 @@ def remainder_to_join(reader: RunReader) -> Remainder | None:
 
 
 def remainder_after(reader: RunReader, name: str, rows: tuple[int, ...], request: str = "") -> Remainder:
-    """The client that would join next, in the place of client `name` once these rows of it are forgotten."""
+    """Return the client that would replace client `name` once some of its rows are forgotten.
+
+    Args:
+        reader: The run.
+        name: Name of the client.
+        rows: Numbers of the rows to forget.
+        request: Id of the request; empty if there is none yet.
+    """
     earlier = {remainder.client: remainder for remainder in joined_remainders(reader)}
     names = [profile.name for profile in reader.clients()]
     return _next(earlier, request, len(names), next_name(name, names), names.index(name), rows)
 
 
 def next_name(name: str, taken: list[str]) -> str:
-    """The name under which a client joins again.
+    """Return the name under which a client joins again.
 
     >>> next_name("hospital-3", ["hospital-3"]), next_name("hospital-3~2", ["hospital-3", "hospital-3~2"])
     ('hospital-3~2', 'hospital-3~3')
@@ -411,9 +430,9 @@ def next_name(name: str, taken: list[str]) -> str:
 
 
 def names_now(reader: RunReader) -> dict[str, str]:
-    """Of every client that joined again, the name it has now, by each of its earlier names.
+    """Return the current name of every client that joined again, by each of its earlier names.
 
-    While its request is running the client goes by the name it asked under: the same command again continues it.
+    While its request is running, a client keeps the name used in the request: repeating the command continues it.
     """
     clients, now = reader.clients(), dict[str, str]()
     running = {row.request for row in reader.requests() if row.status == "running"}
@@ -424,7 +443,16 @@ def names_now(reader: RunReader) -> dict[str, str]:
 
 
 def check_rows(reader: RunReader, client: int, rows: tuple[int, ...]) -> None:
-    """Refuse rows that the client does not have, that went before, and all that it has left."""
+    """Check that a client has these rows and keeps at least one.
+
+    Args:
+        reader: The run.
+        client: Index of the client.
+        rows: Numbers of the rows to forget.
+
+    Raises:
+        InputError: If a row does not exist or was forgotten before, or if no row would be left.
+    """
     clients, earlier = reader.clients(), {item.client: item for item in joined_remainders(reader)}
     first, removed = (earlier[client].first, earlier[client].removed) if client in earlier else (client, ())
     name, samples = clients[first].name, clients[first].samples

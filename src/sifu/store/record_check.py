@@ -1,6 +1,6 @@
-"""Whether the ledger is whole and the small tables are what it says; checked whenever a run is opened for writing.
+"""Check, at every opening for writing, that the ledger is intact and that the small tables agree with it.
 
-Clients and rounds are not looked at, of which there can be a million; code that builds on them checks them too
+Clients and rounds are not checked here, because there can be a million of them. Code that uses them checks them as well
 (`sifu.verify.integrity`).
 """
 
@@ -26,12 +26,16 @@ from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
-"""Yields a sentence for everything that is wrong."""
+"""A check, which yields a sentence for each problem."""
 
 
 def check_record(reader: RunReader) -> None:
-    """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
-    # The last signature covers everything before it; verification looks at the others, too.
+    """Check ledger and tables of a run before anything is added to them.
+
+    Raises:
+        RunDamagedError: If they were changed.
+    """
+    # The last signature covers all events before it; verification checks the other signatures as well.
     last_signature = partial(check_checkpoints, only_last=True)
     refuse_problems(
         reader, (check_schema, check_ledger, check_sealed, last_signature, check_events, check_tables, check_keys)
@@ -39,7 +43,7 @@ def check_record(reader: RunReader) -> None:
 
 
 def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
-    """The first thing that is wrong becomes an error."""
+    """Raise `RunDamagedError` for the first problem that one of the checks finds."""
     for check in checks:
         with readable(reader.folder):
             problem = next(iter(check(reader)), None)
@@ -50,7 +54,7 @@ def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
 
 
 def check_database(reader: RunReader) -> Iterator[str]:
-    """SQLite's own check of its pages, and whether they hold our tables and nothing else."""
+    """Yield the problems that SQLite finds in its pages, and tables that do not belong to sifu's schema."""
     for (line,) in reader.query("PRAGMA integrity_check(5)"):
         if line != "ok":
             yield f"database: {line}"
@@ -58,13 +62,16 @@ def check_database(reader: RunReader) -> Iterator[str]:
 
 
 def check_schema(reader: RunReader) -> Iterator[str]:
-    """A trigger would change what is written, an additional table could keep what was erased."""
+    """Yield a problem for each difference from sifu's schema.
+
+    A trigger could change what is written, and an additional table could keep what was erased.
+    """
     for problem in schema_problems(reader.connection):
         yield f"database: {problem}"
 
 
 def check_ledger(reader: RunReader) -> Iterator[str]:
-    """The hash chain, from the creation of the run to its head."""
+    """Yield the problems of the hash chain, from the creation of the run to its head."""
     events = reader.events()
     if not events or events[0].kind != "run created":
         yield "ledger: it does not begin with the creation of the run"
@@ -73,7 +80,7 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     erased_before = 0 if purge is None else purge.seq
     yield from broken_links(events, erased_before)
     for event in events:
-        # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
+        # Accept only one encoding: other programs might resolve duplicate keys differently or refuse what sifu accepts.
         no_nonce = len(event.nonce) != NONCE_BYTES and (event.nonce or event.seq >= erased_before)
         if no_nonce or not _is_canonical(event):
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
@@ -88,12 +95,12 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
 
 
 _seen_canonical: set[bytes] = set()
-"""Digests of payloads that this process found to be canonical: a run is opened for writing again and again."""
+"""Digests of payloads known to be canonical, because a process opens a run many times."""
 _MOST_SEEN = 200_000
 
 
 def _is_canonical(event: Event) -> bool:
-    digest = hashlib.sha256(event.payload).digest()  # of the bytes themselves, whatever the record says of them
+    digest = hashlib.sha256(event.payload).digest()  # hash the bytes themselves, not the recorded digest
     if digest in _seen_canonical:
         return True
     canonical = canonical_json(read_json(event.payload)) == event.payload
@@ -103,7 +110,7 @@ def _is_canonical(event: Event) -> bool:
 
 
 def check_tables(reader: RunReader) -> Iterator[str]:
-    """The small tables must be what the ledger says, row by row."""
+    """Yield a problem for each row of the small tables that differs from the ledger."""
     ledger = ReplayedLedger.of(reader)
     head = {("head",): {"value": ledger.events[-1].head}}
     expected = ledger.tables | {"run": ledger.tables["run"] | head}
@@ -127,7 +134,7 @@ def check_tables(reader: RunReader) -> Iterator[str]:
 
 
 def _difference(column: str, stored: object, expected: object) -> str:
-    """What a column holds and what the ledger says; of a column of JSON objects, the key in which they differ."""
+    """Describe how a column differs from the ledger; for the terms of a request, name the first key that differs."""
     if column == "terms":
         with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
             here, there = json.loads(str(stored)), json.loads(str(expected))

@@ -1,7 +1,7 @@
 """Released heads of runs with `release.noise`: one file in `releases/`, and the events that record releases.
 
-Models in `models/` are the solved ones and never leave the folder. Without `release.noise` the current model is the
-released one, and there is nothing here.
+The models in `models/` are the solved heads and never leave the folder. Without `release.noise` the current model is
+released as it is, and this module is not used.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sifu.store.reader import RELEASED, RunReader
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """One release: its event, the node of the solved head, its noise, its file and who took part.
+    """One release: its event, the node of the solved head, its noise, its file, and the participating clients.
 
-    Distances are those of docs/theory.md, section 14.7, by client; `record_distances` are the largest of any record of
-    the client. A purge of all figures erases both.
+    The distances are those of docs/theory.md, section 14.7, by client; `record_distances` holds the maximum over the
+    client's records. A purge of all figures erases both.
     """
 
     seq: int
@@ -68,7 +68,7 @@ def release_row(seq: int, time: str, content: Mapping[str, Any]) -> ReleaseRow:
 
 
 def release_path(folder: Path, node: int) -> Path:
-    """Return where the released head of a node is stored."""
+    """Return the path of the released head of a node."""
     return folder / files.RELEASES / f"{node}.safetensors"
 
 
@@ -87,7 +87,7 @@ def released_content(reader: RunReader) -> bytes:
 
 
 def released_model(reader: RunReader, node: int | None = None) -> Vector:
-    """Return the model that users get, or what they get of `node`.
+    """Return the released model, or the released version of `node`.
 
     Raises:
         InputError: If the run adds noise to releases, and the latest release is not that of `node`.

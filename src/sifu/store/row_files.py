@@ -1,8 +1,8 @@
-"""Files of a client's rows: its samples in fixed point, whole or in parts (docs/store.md, section 5a).
+"""Files of a client's rows: its samples in fixed point, complete or in parts (docs/store.md, section 5a).
 
-A file begins with a line that names its numbers. The features of the part follow, row by row, then the targets where
-the file has the public part or all of it, as little-endian int32 numbers; the salt comes last. Dropping a
-group's block deletes files and never rewrites one.
+A file begins with a line that describes its numbers. The features of the part follow, row by row. The public part and a
+complete file then have the targets. All numbers are little-endian int32. The salt comes last. Dropping a group's block
+deletes files and never rewrites one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from sifu.theory.closed_form.blocks import Blocks, Part, places_of_rows
 from sifu.theory.closed_form.rows import ROW_TYPE
 
 WHOLE: Part = (-1,)
-"""The only part of what is not cut."""
+"""The single part of rows or statistics that are not divided."""
 
 
 def rows_heading(fixed: FixedPoint, name: str | None) -> bytes:
-    """Return the line that a file of rows begins with; `name` is that of its part, None where it has all of them."""
+    """Return the first line of a file of rows.
+
+    Args:
+        fixed: Fixed-point format of the numbers.
+        name: Name of the part; None if the file is complete.
+    """
     return f"sifu rows 1 {fixed.describe()}{'' if name is None else f' part={name}'}\n".encode()
 
 
 def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> bytes:
-    """Return the numbers of one part of rows, as its file has them between heading and salt."""
+    """Return the numbers of one part of rows, as stored between heading and salt."""
     places = _places(rows.fixed, blocks, part)
     return rows.features[:, places].tobytes() + (rows.targets.tobytes() if _has_targets(part) else b"")
 
@@ -34,10 +39,16 @@ def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> bytes:
 def rows_of_parts(
     fixed: FixedPoint, blocks: Blocks | None, samples: int, contents: Mapping[Part, bytes | memoryview]
 ) -> Rows:
-    """Return the rows whose parts these are; features of parts that are not among them are zero.
+    """Return the rows that consist of these parts; features of missing parts are zero.
+
+    Args:
+        fixed: Fixed-point format of the numbers.
+        blocks: Division of the features into parts; None if they are not divided.
+        samples: Number of rows.
+        contents: Numbers of each part.
 
     Raises:
-        InputError: If a part does not have the numbers of this many samples, or a sample is longer than allowed.
+        InputError: If a part does not have the numbers of this many samples, or a sample exceeds the permitted length.
     """
     features = np.zeros((samples, fixed.features), dtype=ROW_TYPE)
     targets = np.zeros((samples, fixed.outputs), dtype=ROW_TYPE)
@@ -56,7 +67,7 @@ def rows_of_parts(
 
 
 def bytes_of_parts(fixed: FixedPoint, blocks: Blocks | None, samples: int, parts: Iterable[Part]) -> int:
-    """Return how many bytes the numbers of these parts have."""
+    """Return the size in bytes of the numbers of these parts."""
     numbers = [_places(fixed, blocks, part).size + fixed.outputs * _has_targets(part) for part in parts]
     return samples * sum(numbers) * ROW_TYPE.itemsize
 

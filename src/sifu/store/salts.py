@@ -1,9 +1,9 @@
 """Salts of the clients' sample digests, in a file that can be erased.
 
-The ledger keeps a digest of each client's samples for ever. It is salted, and the salt is in `salts.json` alone. Once
-the client is forgotten its salt is erased, and the digest can no longer confirm that some samples were the client's.
-A client whose records are being forgotten keeps its salt until it has joined again with the rest. Clients of Flower
-keep their samples to themselves and have neither.
+The ledger keeps a digest of each client's samples for ever. The digest is salted, and only `salts.json` holds the salt.
+When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's samples.
+A client that has some of its records forgotten keeps its salt until it has joined again with its remaining records.
+Clients in a Flower federation do not disclose their samples and have neither digest nor salt.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WITHOUT_SALTS = (
     "train the clients that stay in a new folder, which never sees the others' data, and delete this one "
     "(docs/security.md, a lost salts.json)"
 )
-"""What an operator can do once salts are lost."""
+"""Advice to an operator whose salts are lost."""
 
 
 def salted_sample_digest(salt: str, digest: str) -> str:
-    """SHA-256 over the salt and the digest of the samples, all of them in hexadecimal digits.
+    """Return the SHA-256 of the salt and the digest of the samples, all as hexadecimal digits.
 
     >>> salted_sample_digest("00" * 32, "11" * 32)[:8]
     '8878b15a'
@@ -39,7 +39,14 @@ def salted_sample_digest(salt: str, digest: str) -> str:
 
 
 def add_salts(folder: Path, digests: Mapping[int, str]) -> dict[int, str]:
-    """Write a new salt for each client, before the event that records the salted digests, which are returned."""
+    """Write a new salt for each client and return the salted digests.
+
+    Call it before recording the event that holds the salted digests.
+
+    Args:
+        folder: Folder of the run.
+        digests: Unsalted digest of the samples of each new client, by client index.
+    """
     new = {client: secrets.token_hex(SALT_BYTES) for client in digests}
     if new:
         _write(folder, read_salts(folder) | new)
@@ -47,7 +54,7 @@ def add_salts(folder: Path, digests: Mapping[int, str]) -> dict[int, str]:
 
 
 def recorded_digests(reader: RunReader) -> dict[int, str]:
-    """The salted digest of each client's samples by the client's number, of those that have one."""
+    """Return the recorded salted digest of each client's samples, by client index, for the clients that have one."""
     joined, count = reader.joined(), len(reader.clients())
     recorded: dict[int, str] = dict(enumerate(reader.payload(1).get("sample_digests", [])))
     for client, seq in enumerate(joined, start=count - len(joined)):
@@ -58,9 +65,10 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 
 
 def outlived(reader: RunReader) -> set[int]:
-    """Clients whose salt is to be erased: everyone forgotten, but for whom is still to join again with less.
+    """Return the clients whose salt must be erased: all forgotten ones, except one that has yet to rejoin.
 
-    Clients forgotten after a backup stay forgotten in a restoration, before their request is carried out again.
+    A client that lost some records rejoins with the remaining ones. Clients forgotten after a backup count as forgotten
+    in a run restored from it, even before their request is executed again.
     """
     waiting = remainder_to_join(reader)
     forgotten = {client for subject in reader.subjects() for client in subject.clients}
@@ -72,7 +80,7 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def erase_salts(reader: RunReader) -> None:
-    """Erase the salts of everyone forgotten, and of clients that were never recorded."""
+    """Erase the salts of all forgotten clients, and of clients that were never recorded."""
     salts = read_salts(reader.folder)
     gone = outlived(reader) if salts else set()
     stay = {client: salt for client, salt in salts.items() if client not in gone and client < len(reader.clients())}
@@ -81,7 +89,11 @@ def erase_salts(reader: RunReader) -> None:
 
 
 def read_salts(folder: Path) -> dict[int, str]:
-    """Salts by the client's number; none where there is no file. A file that is not ours is refused."""
+    """Return the salts by client index; an empty mapping if there is no file.
+
+    Raises:
+        InputError: If the file cannot be read or holds anything but salts.
+    """
     path = folder / SALTS_FILE
     try:
         content: dict[str, Any] = json.loads(read_plain(path))

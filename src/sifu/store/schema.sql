@@ -31,7 +31,7 @@ CREATE TABLE nodes (
     distance         REAL    NOT NULL
 ) STRICT;
 
--- Clustered by client: a plan reads the rounds its clients took part in and nothing else.
+-- Clustered by client: a plan reads only the rounds of its clients.
 CREATE TABLE participation (
     node    INTEGER NOT NULL,
     client  INTEGER NOT NULL,
@@ -50,7 +50,7 @@ CREATE TABLE grams (
     matrix BLOB NOT NULL
 ) STRICT;
 
--- The model of a group that trains apart, after some of its rounds; members and samples of all its rounds so far.
+-- Models of groups that train separately; members and samples cover all rounds of the group so far.
 CREATE TABLE group_models (
     node    INTEGER PRIMARY KEY,
     grp     INTEGER NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE group_models (
     members TEXT    NOT NULL
 ) STRICT;
 
--- What a merged model was made of.
+-- Group models from which a merged model was made.
 CREATE TABLE merges (
     node        INTEGER NOT NULL,
     grp         INTEGER NOT NULL,
@@ -96,8 +96,8 @@ CREATE TABLE updates (
     clients TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Statistics of closed-form heads: one file a client, and the sum the head is solved from; clients is a JSON list,
--- and so is trunks: the nodes of the groups' networks that features went through, where groups tune one.
+-- Statistics of closed-form heads: files per client, and the sum from which the head is solved. clients and trunks are
+-- JSON lists; trunks holds the nodes of the groups' networks that the features went through, if groups tune one.
 CREATE TABLE statistics (
     file    TEXT PRIMARY KEY,
     node    INTEGER NOT NULL,
@@ -108,7 +108,7 @@ CREATE TABLE statistics (
     trunks  TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Replies of clients that were refused, by the place of their round; left_out: the round went without that client.
+-- Rejected replies of clients, by the position of their round; left_out: the round took place without the client.
 CREATE TABLE rejections (
     branch   INTEGER NOT NULL,
     round    INTEGER NOT NULL,
@@ -119,7 +119,7 @@ CREATE TABLE rejections (
     PRIMARY KEY (branch, round, number)
 ) STRICT, WITHOUT ROWID;
 
--- What was asked for is JSON; method is the one that was asked for until another one carries the request out.
+-- terms is JSON; method is the requested one until the request is executed, then the one that was used.
 CREATE TABLE requests (
     request       TEXT PRIMARY KEY,
     status        TEXT NOT NULL CHECK (
@@ -172,7 +172,7 @@ CREATE TABLE certificates (
     PRIMARY KEY (request, form)
 ) STRICT, WITHOUT ROWID;
 
--- What an event measured on clients' data. The payload commits to it with the salt; a purge erases both.
+-- Figures that an event measured on clients' data. The payload commits to them with the salt; a purge erases both.
 CREATE TABLE sealed (
     seq     INTEGER PRIMARY KEY,
     salt    BLOB NOT NULL,

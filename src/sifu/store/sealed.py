@@ -1,4 +1,4 @@
-"""Sealed parts of events: figures measured on clients' data, which the ledger commits to and a purge erases."""
+"""Sealed parts of events: figures measured on clients' data that the ledger commits to and a purge erases."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_
 from sifu.store.reader import JOINED, RELEASED, RunReader
 
 PURGED = "purged"
-"""The kind of a purge's event."""
+"""Kind of the event that records a purge."""
 ALL_FIGURES = "all_figures"
-"""The key of its payload where it erased the figures that certificates by noise rested on, by the operator's choice."""
+"""Payload key of a purge that, by the operator's choice, also erased the figures behind certificates with noise."""
 OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
-"""Events that may tell of the data of clients that were forgotten before: by what was measured, or by a digest that
-covers them."""
+"""Kinds of events that may reveal data of clients forgotten earlier, by a measurement or a digest over their data."""
 
 
 def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
-    """Take what is to be sealed out of a payload, which then commits to it; returns salt and content."""
+    """Move the figures to be sealed out of a payload and put a commitment to them in their place.
+
+    Args:
+        payload: Content of an event; changed in place.
+
+    Returns:
+        Salt and content of the sealed part, or None if the payload has no such figures.
+    """
     private = {key: payload.pop(key) for key in SEALED_KEYS if key in payload}
     if not private:
         return None
@@ -31,11 +37,12 @@ def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
 
 
 def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
-    """The events whose sealed part a purge erased, each with the event of the first such purge.
+    """Return the events whose sealed part a purge erased, each with the number of the first purge that did.
 
-    A purge erases everything that was measured before the last request was rolled back, when a forgotten client was
-    still among the clients, and what was measured on the data of the forgotten since; one of all figures erases all.
-    Distances of releases stay until then: what later certificates state of all releases is composed from them.
+    A purge erases every measurement made before the last rollback, when a forgotten client still belonged to the
+    clients. It also erases later measurements on the data of forgotten clients. A purge of all figures erases every
+    sealed part. Any other purge keeps the distances of releases, because later certificates compose the cost of all
+    releases from them.
     """
     erased: dict[int, int] = {}
     before: list[Event] = []
@@ -56,14 +63,21 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
 
 
 def erased_by_next_purge(events: Sequence[Event]) -> list[Event]:
-    """The events whose sealed part a purge would erase now, other than the last purge itself."""
+    """Return the events whose sealed part a purge would erase now, except the last purge itself."""
     next_purge = replace(events[-1], seq=events[-1].seq + 1, kind=PURGED)
     erased, before = erased_by_purges([*events, next_purge]), erased_by_purges(events)
     return [event for event in events if event.seq in erased.keys() - before.keys() and event.kind != PURGED]
 
 
 def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
-    """Delete what the last purge erases, and the rows that came of it; inside the transaction of its event."""
+    """Delete the sealed parts that the last purge erases, and the rows derived from them.
+
+    Call it inside the transaction that records the purge.
+
+    Args:
+        connection: Database of the run.
+        events: The ledger, up to and including the event of the purge.
+    """
     erased = erased_by_purges(events)
     gone, stays = set[tuple[int, str]](), set[tuple[int, str]]()
     models: dict[str, float] = {}
@@ -83,7 +97,7 @@ def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> Non
 
 
 def check_sealed(reader: RunReader) -> Iterator[str]:
-    """Every sealed part is the one its event commits to, or was erased by a purge."""
+    """Yield a problem for each sealed part that is missing, erased but present, or not the one its event commits to."""
     stored = {seq: (salt, content) for seq, salt, content in reader.query("SELECT seq, salt, content FROM sealed")}
     events = reader.events()
     erased = erased_by_purges(events)
@@ -115,7 +129,7 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
 
 
 def erased_notes(reader: RunReader) -> list[str]:
-    """What can no longer be recomputed because a purge erased it."""
+    """Return a note on the figures that can no longer be recomputed because a purge erased them."""
     erased = erased_by_purges(reader.events())
     if not erased:
         return []

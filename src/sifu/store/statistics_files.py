@@ -1,12 +1,12 @@
-"""What a run keeps of its clients on disk: updates of kept rounds, and statistics of closed-form heads.
+"""Clients' updates of kept rounds and statistics of closed-form heads, as stored on disk.
 
-Clients' updates on disk: one safetensors file per kept round, one flat tensor per client, named by its number.
+Updates are stored in one safetensors file per kept round, with one flat tensor per client, named by client index.
 
-The ledger keeps a digest of every update for ever. It is salted, and the salt lies in the file alone: once the update
-is erased, the digest cannot confirm a guess of it.
+The ledger keeps a digest of every update for ever. The digest is salted, and only the file holds the salt: once the
+update is erased, the digest cannot confirm a guess of it.
 
-A file is never changed. To take a client out, a new file without it is written, an event names the new one
-and drops the old one, and only then the old one is deleted: a kill at any instant leaves one of the two.
+A file is never changed. To remove a client, a new file without it is written, an event names the new file and drops the
+old one, and only then is the old one deleted. A process killed at any instant leaves one of the two.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
 
 SALTS = "salts"
-"""The name of the tensor with the salts, a row for each client in ascending order."""
+"""Name of the tensor of salts, with one row per client in ascending order."""
 
 
 @dataclass(frozen=True)
 class NewUpdates:
     """Updates theta_i - theta of one kept round, to be written with an event.
 
-    `node` is the node the round made, with `part` 0; or a heuristic's node, with `part` 1, 2, ... for the rounds it
-    replayed. `order` counts the requests carried out when the file is first written, and one more each time it is
-    rewritten. `salts` are those of updates that were stored before; new ones get theirs when they are written.
+    Attributes:
+        node: Node that the round made, or the node of a heuristic method that replayed rounds.
+        part: 0, or the number of the replayed round (1, 2, ...).
+        order: Number of requests executed when the file was first written, plus one for each time it was rewritten.
+        clients: Indices of the clients.
+        values: One update per row.
+        salts: Salts of updates that were stored before; None for new updates.
     """
 
     node: int
@@ -52,18 +56,18 @@ class NewUpdates:
 
     @property
     def file(self) -> str:
-        """The name of the file; a new one each time it is rewritten."""
+        """Name of the file; each rewriting makes a new one."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
     def salted(self, seed: int | None) -> NewUpdates:
-        """With a salt for each update: of the operating system, or of the seed of an experiment."""
+        """Return the updates with a salt each, from the operating system or from the seed of an experiment."""
         if self.salts is not None:
             return self
         salts = [new_salt(seed, f"{self.node}:{self.part}:{client}") for client in self.clients.tolist()]
         return replace(self, salts=np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(len(salts), SALT_BYTES))
 
     def content(self) -> bytes:
-        """The file, byte for byte the same for the same updates and salts."""
+        """Return the content of the file, which updates and salts determine completely."""
         from safetensors.numpy import save
 
         rows = zip(self.clients.tolist(), self.values, strict=True)
@@ -72,7 +76,7 @@ class NewUpdates:
         return save(tensors | {SALTS: np.ascontiguousarray(salts)})
 
     def digests(self) -> dict[str, str]:
-        """The salted digest of each client's tensor, by the client's number."""
+        """Return the salted digest of each client's tensor, by client index."""
         if self.salts is None:
             raise ValueError("updates are salted before their digests are taken")
         rows = zip(self.clients.tolist(), self.values, self.salts, strict=True)
@@ -81,7 +85,7 @@ class NewUpdates:
 
 @dataclass(frozen=True)
 class UpdatesRow:
-    """A row of `updates`: a file that exists, with the salted digest of each client's tensor."""
+    """A row of `updates`: an existing file, with the salted digest of each client's tensor."""
 
     file: str
     node: int
@@ -93,20 +97,20 @@ class UpdatesRow:
 
 @dataclass(frozen=True)
 class StoredUpdates:
-    """What a file of updates holds: updates and salts by client."""
+    """Content of a file of updates: updates and salts by client."""
 
     values: dict[int, NDArray[np.floating]]
     salts: dict[int, NDArray[np.uint8]]
 
 
 def salted_digest(values: NDArray[np.floating], salt: NDArray[np.uint8]) -> str:
-    """SHA-256 over the salt and the little-endian bytes of one update."""
+    """Return the SHA-256 of the salt and the little-endian bytes of one update."""
     content = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     return sha256(salt.tobytes() + content).hexdigest()
 
 
 def read_updates(folder: Path, row: UpdatesRow) -> StoredUpdates:
-    """The updates of a file by client, each checked against its digest."""
+    """Return the updates of a file by client, each checked against its digest."""
     path, what = stored_path(folder, "updates", row.file), f"the updates file {row.file}"
     stored = read_tensors(path, what, row.digest, _by_client)
     digests = {client: salted_digest(values, stored.salts[client]) for client, values in stored.values.items()}
@@ -124,7 +128,7 @@ def _by_client(tensors: dict[str, NDArray[np.floating]]) -> StoredUpdates:
 
 
 def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdates:
-    """The same updates, with their salts, in a new file with the clients that `stay` alone."""
+    """Return the same updates and salts as a new file with the clients `stay` only."""
     stored, stay = read_updates(folder, row), sorted(stay)
     values, salts = ([kept[client] for client in stay] for kept in (stored.values, stored.salts))
     order = int(row.file.split(".")[2]) + 1
@@ -133,10 +137,14 @@ def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdat
 
 @dataclass(frozen=True)
 class OwnStatistics:
-    """Clients' own statistics of features through these networks (nodes by group, in the order of the groups).
+    """Clients' own statistics of features through the networks of the groups.
 
-    `rows` are files by client and part. `blocks` is None where statistics are not cut. A client's files are all of
-    one form, statistics or rows of its samples; those of rows have no part for two groups.
+    Attributes:
+        fixed: Fixed-point format of the numbers.
+        blocks: Division of the statistics into parts; None if they are not divided.
+        networks: Node of each group's network, in the order of the groups.
+        rows: Files by client and part. All files of a client have the same form, either statistics or rows of its
+            samples. Files of rows have no part for a pair of groups.
     """
 
     fixed: FixedPoint
@@ -148,7 +156,7 @@ class OwnStatistics:
     def among(
         stored: Iterable[StatisticsRow], fixed: FixedPoint, blocks: Blocks | None, networks: Mapping[int, int]
     ) -> OwnStatistics:
-        """Those of the stored files that are clients' own and went through these networks and no other."""
+        """Return the clients' own statistics among the stored files that used exactly these networks."""
         rows: dict[int, dict[Part, StatisticsRow]] = {}
         for row in stored:
             if not row.is_sum and can_be_used(row, networks.values()):
@@ -156,7 +164,7 @@ class OwnStatistics:
         return OwnStatistics(fixed, blocks, networks, rows)
 
     def parts(self, groups: Iterable[int] | None = None) -> tuple[Part, ...]:
-        """What a client's statistics consist of, through the networks of all groups or of some."""
+        """Return the parts of a client's statistics, for all groups or for some."""
         return (WHOLE,) if self.blocks is None else parts_through(self.networks if groups is None else groups)
 
     def _in_form(self, parts: Iterable[Part], *, of_rows: bool) -> tuple[Part, ...]:
@@ -167,23 +175,23 @@ class OwnStatistics:
         return any(row.is_rows for row in self.rows.get(client, {}).values())
 
     def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """Those of `parts` that are not kept."""
+        """Return those of `parts` that are not stored for a client."""
         own = self.rows.get(client, {})
         return tuple(part for part in self._in_form(parts, of_rows=self._keeps_rows(client)) if part not in own)
 
     @property
     def complete(self) -> set[int]:
-        """The clients of whom nothing is lacking."""
+        """Clients with all parts stored."""
         parts = self.parts()
         return {client for client in self.rows if not self.lacking(client, parts)}
 
     def parts_to_write(self, client: int, sent: Statistics | Rows, lacking: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts of what a client sent that are lacking, in the form that it sent."""
+        """Return the missing parts that a client sent, in the form in which it sent them."""
         new = isinstance(sent, Rows) and not self._keeps_rows(client)
         return self._in_form(lacking, of_rows=True) if new else lacking
 
     def bytes_of(self, sent: Statistics | Rows, parts: Iterable[Part]) -> int:
-        """Return the size of these parts of what a client sent."""
+        """Return the size in bytes of these parts of what a client sent."""
         if isinstance(sent, Rows):
             return bytes_of_parts(self.fixed, self.blocks, sent.samples, parts)
         if self.blocks is None:
@@ -191,10 +199,18 @@ class OwnStatistics:
         return 8 * sum(words_of_part(self.fixed, self.blocks, part) for part in parts)
 
     def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics | Rows:
-        """These parts of a client's statistics, everything else zero; each file is checked against its digest.
+        """Return these parts of a client's statistics with all other entries zero, after checking each file's digest.
 
-        Rows have all features through the networks of these parts: use `only` on a sum where `parts` has a pair of
-        groups without the parts of each.
+        Rows hold all features through the networks of these parts. If `parts` has a pair of groups without the parts of
+        each group, apply `only` to the sum.
+
+        Args:
+            folder: Folder of the run.
+            client: Index of the client.
+            parts: Parts to read.
+
+        Raises:
+            RunDamagedError: If a file is missing, changed, or inconsistent.
         """
         own = self.rows[client]
         try:
@@ -218,13 +234,17 @@ class OwnStatistics:
         return _content(folder, row, rows_heading(self.fixed, name), self.fixed)
 
     def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
-        """These parts of what a client sent, everything else zero."""
+        """Return these parts of what a client sent, with all other entries zero."""
         if self.blocks is None:
             return statistics
         return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})
 
     def in_kept_form(self, client: int, sent: Statistics | Rows) -> Statistics | Rows:
-        """Return what a client sent in the form of the parts that are kept of it."""
+        """Return what a client sent in the form in which its other parts are stored.
+
+        Raises:
+            InputError: If the client sent statistics, and rows are stored for it.
+        """
         if isinstance(sent, Rows) and client in self.rows and not self._keeps_rows(client):
             return total(self.fixed, [sent])
         if not isinstance(sent, Rows) and self._keeps_rows(client):
@@ -234,7 +254,15 @@ class OwnStatistics:
     def completed(
         self, folder: Path, client: int, sent: Statistics | Rows, parts: Iterable[Part], lacking: Sequence[Part]
     ) -> Statistics | Rows:
-        """Return `parts` of a client's statistics: those that are `lacking` as sent, the others as they are kept."""
+        """Return `parts` of a client's statistics, the missing ones as sent and the others as stored.
+
+        Args:
+            folder: Folder of the run.
+            client: Index of the client.
+            sent: What the client sent.
+            parts: Parts to return.
+            lacking: Parts that are not stored.
+        """
         if self.blocks is None:
             return sent
         if not isinstance(sent, Rows):
@@ -259,7 +287,19 @@ class OwnStatistics:
         parts: Sequence[Part],
         seed: int | None,
     ) -> list[dict[str, Any]]:
-        """Write these parts of a client's statistics before the event that names them; returns the files' rows."""
+        """Write these parts of a client's statistics before the event that names them.
+
+        Args:
+            folder: Folder of the run.
+            node: Last node that the event records.
+            client: Index of the client.
+            statistics: What the client sent.
+            parts: Parts to write.
+            seed: Seed of the salts; None for the operating system's generator.
+
+        Returns:
+            A row of `statistics` for each file.
+        """
         contents: dict[str, tuple[bytes, Sequence[int]]] = {}
         if isinstance(statistics, Rows):
             for part in parts:
@@ -279,20 +319,23 @@ class OwnStatistics:
 
 
 def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
-    """Whether a file is of use where features go through these networks: a part through some, others through all."""
+    """Return whether a file can be used with features through these networks.
+
+    A file of one part must have used some of the networks, any other file exactly all of them.
+    """
     nodes = tuple(networks)
     return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)
 
 
 PUBLIC = "public"
-"""The part of statistics that went through no network of a group, as files are named."""
+"""Name, in file names, of the part of statistics that used no group's network."""
 
 
 @dataclass(frozen=True)
 class StatisticsRow:
-    """A row of `statistics`: a file that exists, of one client or of the sum of several.
+    """A row of `statistics`: an existing file, of one client or of the sum of several.
 
-    `node` is the one that the event which wrote the file recorded last.
+    `node` is the last node recorded by the event that wrote the file.
     """
 
     file: str
@@ -302,21 +345,21 @@ class StatisticsRow:
     bytes: int
     digest: str
     trunks: tuple[int, ...] = ()
-    """The nodes of the groups' networks that features went through, where groups tune one."""
+    """Nodes of the groups' networks that the features went through, if groups tune one."""
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is the sum that a head is solved from."""
+        """True for the sum from which a head is solved."""
         return self.file.endswith(".sum.statistics")
 
     @property
     def is_rows(self) -> bool:
-        """Whether it has a client's samples as rows."""
+        """True if the file holds a client's samples as rows."""
         return self.file.endswith(".rows.statistics")
 
     @property
     def part(self) -> Part | None:
-        """Which part of a client's statistics the file has; None where it has all of them.
+        """The part of a client's statistics in the file; None if it holds all of them.
 
         >>> names = ("", ".rows", ".public", ".0-2", ".4.rows")
         >>> [StatisticsRow(f"7.3{name}.statistics", 7, (3,), 5, 99, "").part for name in names]
@@ -338,7 +381,20 @@ def write_statistics(
     seed: int | None,
     trunks: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
+    """Write a file of statistics before the event that names it.
+
+    Args:
+        folder: Folder of the run.
+        node: Last node that the event records.
+        clients: Indices of the clients.
+        statistics: Statistics of one client, or the sum over several.
+        is_sum: Whether it is the sum from which a head is solved.
+        seed: Seed of the salt; None for the operating system's generator.
+        trunks: Nodes of the groups' networks that the features went through.
+
+    Returns:
+        The row of `statistics` for the file.
+    """
     contents = {"sum" if is_sum else str(clients[0]): (statistics.canonical(), trunks)}
     return _write(folder, node, clients, statistics.samples, contents, seed)[0]
 
@@ -351,7 +407,7 @@ def _write(
     contents: Mapping[str, tuple[bytes, Sequence[int]]],
     seed: int | None,
 ) -> list[dict[str, Any]]:
-    """Write files, each under what it is called after its node, with its content and its trunks; returns their rows."""
+    """Write files, given by name with content and networks (`trunks`), and return their rows."""
     rows, salted = [], {}
     for name, (content, trunks) in contents.items():
         file = f"{node}.{name}.statistics"
@@ -366,7 +422,7 @@ def _write(
 
 
 def part_name(part: Part) -> str:
-    """As files are named.
+    """Return a part as it is written in file names.
 
     >>> [part_name(part) for part in ((), (3,), (0, 2))]
     ['public', '3', '0-2']
@@ -375,12 +431,12 @@ def part_name(part: Part) -> str:
 
 
 def part_heading(fixed: FixedPoint, part: Part) -> bytes:
-    """The line that a file of a part begins with."""
+    """Return the first line of a file of one part."""
     return Statistics.heading(fixed)[:-1] + f" part={part_name(part)}\n".encode()
 
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
-    """The statistics of a file, checked against its digest."""
+    """Return the statistics of a file, checked against its digest."""
     words = _words(folder, row, Statistics.heading(fixed), fixed)
     try:
         statistics = Statistics.from_words(fixed, words)
@@ -392,7 +448,7 @@ def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Stat
 
 
 def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
-    """The words of a part, checked against the digest of its file."""
+    """Return the words of a part, checked against the digest of its file."""
     part = row.part
     if part is None:
         raise RunDamagedError(f"the statistics file {row.file} is not one of a part")
@@ -405,7 +461,7 @@ def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) 
 
 
 def _content(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> memoryview:
-    """Return what a file has between its heading and its salt, checked against its digest."""
+    """Return the content of a file between its heading and its salt, checked against its digest."""
     content = files.read_content(
         stored_path(folder, "statistics", row.file), f"the statistics file {row.file}", row.digest
     )

@@ -3,9 +3,9 @@
     timestamps/SEQ.checkpoint.json.tsr    over the canonical JSON of the checkpoint, as witnesses keep it
     timestamps/REQUEST.public.json.tsr    over the bytes of the certificate's file
 
-Each file is the authority's answer as it came. An authority is asked only if the environment or the command line names
-one, at the end of a command that wrote something. One that does not answer holds nothing up: an event says what is
-missing, and `sifu timestamp` asks again.
+Each file is the unchanged response of the authority. An authority is asked only if the environment or the command line
+names one, at the end of a command that wrote something. If it does not answer, the command continues: an event records
+what is missing, and `sifu timestamp` asks again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 
 AUTHORITY = "SIFU_TIMESTAMP"
-"""The address of a timestamp authority, http or https."""
+"""Environment variable: http or https URL of a timestamp authority."""
 NAME = re.compile(r"([1-9][0-9]{0,17})\.checkpoint\.json\.tsr|([A-Za-z0-9][A-Za-z0-9._-]{0,63})\.public\.json\.tsr")
 MISSING = "timestamp missing"
 TIMEOUT_SECONDS = 10.0
@@ -38,13 +38,21 @@ log = logging.getLogger(__name__)
 
 
 def timestamp_authority() -> str | None:
-    """The authority that the environment names; what cannot be one is refused."""
+    """Return the authority that the environment names, or None.
+
+    Raises:
+        InputError: If it is not a URL.
+    """
     address = os.environ.get(AUTHORITY, "").strip()
     return check_authority(address) if address else None
 
 
 def check_authority(address: str) -> str:
-    """The address of an authority; what cannot be one is refused."""
+    """Return the URL of an authority after checking it.
+
+    Raises:
+        InputError: If it is not a URL, or the package for timestamps is not installed.
+    """
     if not re.fullmatch(r"https?://[^\s]+", address):
         raise InputError(f"a timestamp authority is an http or https URL, found {address[:80]!r}")
     protocol()
@@ -52,7 +60,7 @@ def check_authority(address: str) -> str:
 
 
 def protocol() -> Any:
-    """The library that speaks RFC 3161; it is an extra."""
+    """Return the optional package that implements RFC 3161."""
     try:
         import rfc3161_client
     except ImportError as error:
@@ -61,12 +69,12 @@ def protocol() -> Any:
 
 
 def timestamp_path(folder: Path, name: str) -> Path:
-    """The file of a timestamp of `SEQ.checkpoint.json` or of a certificate's file."""
+    """Return the path of the timestamp of `SEQ.checkpoint.json` or of a certificate's file."""
     return folder / TIMESTAMPS / f"{name}.tsr"
 
 
 def stamped_content(reader: RunReader) -> Iterator[tuple[str, bytes]]:
-    """What is to have a timestamp: the latest signed head, and every public certificate."""
+    """Yield name and content of all that needs a timestamp: the latest signed head and all public certificates."""
     checkpoint = latest_checkpoint(reader)
     if checkpoint is not None:
         yield f"{checkpoint.seq}.checkpoint.json", canonical_json(checkpoint.to_mapping())
@@ -76,9 +84,12 @@ def stamped_content(reader: RunReader) -> Iterator[tuple[str, bytes]]:
 
 
 def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list[str], str]:
-    """Ask for every timestamp that is not there yet: those that came, those that are missing, and why.
+    """Request every missing timestamp.
 
-    After the first failure nothing more is asked: an authority that is down would be waited for again and again.
+    The first failure ends the requests, so that the command does not wait repeatedly for an unavailable authority.
+
+    Returns:
+        Names of the new timestamps, names of the missing ones, and the reason.
     """
     came: list[str] = []
     missing: list[str] = []
@@ -99,7 +110,7 @@ def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list
 
 
 def ask_authority(authority: str, content: bytes) -> bytes:
-    """The authority's answer for `content`, checked to be one: granted, over this content, to this question."""
+    """Return the authority's response for `content`, checked to be granted and to match content and request."""
     client = protocol()
     builder = client.TimestampRequestBuilder().data(content).hash_algorithm(client.base.HashAlgorithm.SHA256)
     question = builder.build()
@@ -118,7 +129,11 @@ def ask_authority(authority: str, content: bytes) -> bytes:
 
 
 def read_timestamp(answer: bytes) -> Any:
-    """A timestamp response that was granted."""
+    """Parse a timestamp response.
+
+    Raises:
+        InputError: If it is not a response of RFC 3161, or the authority refused.
+    """
     try:
         response = protocol().decode_timestamp_response(answer)
         if int(response.status) not in GRANTED:
@@ -130,7 +145,7 @@ def read_timestamp(answer: bytes) -> Any:
 
 
 def stamp_at_the_end(writer: Any, authority: str) -> None:
-    """What a writer does as it is closed: fetch what is missing, or record that it is; nothing fails because of it."""
+    """Request missing timestamps when a writer closes, and record those that fail; never raise an error for it."""
     try:
         _, missing, reason = fetch_timestamps(writer, authority)
         if missing:

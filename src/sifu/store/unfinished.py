@@ -1,11 +1,11 @@
-"""What is not finished: a run that is being created, and copies of a run that a backup or a restoration is making.
+"""Runs that are being created, and unfinished copies of a run made by a backup or a restoration.
 
-The database of a new run appears under its name only when it is whole; until then the folder is not a run.
+The database of a new run gets its final name only when it is complete; until then the folder is not a run.
 
-A copy holds the operator's key, and may hold what was erased since. It has a name by which it is known wherever it
-lies, and its process holds a lock on it, which the kernel releases however the process ends: a copy without a lock is
-abandoned. A backup can be written anywhere, so the run notes its path before the copy begins. Every command that
-writes to a run removes such copies: those it noted, and those next to the run folder.
+A copy holds the operator's key, and may hold data that has been erased since. Its name identifies it in any folder. The
+process that writes it holds a lock on it, which the kernel releases when the process ends: a copy without a lock is
+abandoned. A backup can be written anywhere, so the run records its path before the copy begins. Every command that
+writes to a run deletes abandoned copies: the recorded one, and those next to the run folder.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ _OWN_FILES = {files.LOCK_FILE, *files.FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, 
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that holds anything but the rest of a creation that was cut short."""
-    # Only what a creation of ours left behind may be cleared away: its marker was written first.
+    """Check that a folder is empty, or holds only the remains of an interrupted creation.
+
+    Raises:
+        InputError: If it holds anything else.
+        RunDamagedError: If it holds a run whose database is missing.
+    """
+    # Only remains of an interrupted creation may be deleted; the creation writes its marker first.
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     allowed = {CLIENTS_FILE} | (_OWN_FILES if CREATING in present else {files.LOCK_FILE})
     if rest_of_a_run(folder):
@@ -57,7 +62,7 @@ def check_free(folder: Path) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what an interrupted creation left; a folder without a database is not a run yet."""
+    """Delete the remains of an interrupted creation; a folder without a database is not a run yet."""
     for name in _OWN_FILES - {files.LOCK_FILE, CREATING}:
         path = folder / name
         if path.is_dir():
@@ -67,7 +72,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def finish_creation(folder: Path) -> None:
-    """Take away what a creation needs only until the database has its name."""
+    """Delete the files that a creation needs only until the database has its final name."""
     if (folder / CREATING).exists() or (folder / STAGING).exists():
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         files.sync_folder(folder)
@@ -77,10 +82,18 @@ def finish_creation(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class NewRun:
-    """What a run begins with.
+    """Content of a new run.
 
-    `sample_digests` are those of each client's samples where they are available (`store.salts`); `tuned_layout` is
-    that of the models of groups, where they tune a network.
+    Attributes:
+        given_spec: The spec as the user gave it.
+        spec: The merged spec.
+        layout: Layout of the model.
+        clients: All clients.
+        facts: Training facts.
+        versions: Versions of the software.
+        initial_model: Parameters of the initial model.
+        sample_digests: Digest of each client's samples, if available (`store.salts`).
+        tuned_layout: Layout of the groups' models, if groups tune a network.
     """
 
     given_spec: Mapping[str, Any]
@@ -94,7 +107,12 @@ class NewRun:
     tuned_layout: ModelLayout | None = None
 
     def values(self, public_key: str, salt: str) -> dict[str, Any]:
-        """What the first event says of the run; `salt` is that of the digest of clients."""
+        """Return the values that the first event records for the run.
+
+        Args:
+            public_key: The operator's public key.
+            salt: Salt of the digest of the clients.
+        """
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
         if not facts.module:
@@ -121,30 +139,30 @@ class NewRun:
         return values
 
     def sealed_rate(self) -> dict[str, Any]:
-        """An automatic local rate, under its key; it follows from everyone's data, so it is sealed, not in the open."""
+        """Return an automatic local rate under its key, to be sealed because it depends on all clients' data."""
         automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
 
 def _group_key(spec: Mapping[str, Any]) -> bytes:
-    """The key of the hash that puts clients into groups: of the seed where noise is too, for experiments."""
+    """Return the key of the hash that assigns clients to groups; derived from the seed if noise is seeded."""
     if spec["privacy"]["noise"] == "seeded":
         return hashlib.sha256(f"{spec['seed']}:groups".encode()).digest()
     return secrets.token_bytes(KEY_BYTES)
 
 
 COPYING_FILE = "copying"
-"""Exists while a backup of the run is being written: where its unfinished copy lies."""
+"""File that exists while a backup of the run is being written: the path of the unfinished copy."""
 _NAME = re.compile(re.escape(files.TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a-f]{16}")
 _DATABASE_ENDINGS = ("", ".db", ".db-journal", ".db-wal", ".db-shm")
-"""A backup's copy of the database has these endings while it is written."""
+"""File name endings of a backup and of its copy of the database while it is written."""
 _ATTEMPTS = 5
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class UnfinishedCopy:
-    """An abandoned copy; `reachable` says whether the folder it lies in exists."""
+    """An abandoned copy; `reachable` is whether its folder exists."""
 
     path: Path
     reachable: bool
@@ -154,7 +172,7 @@ class UnfinishedCopy:
 def _held_copy(
     kind: str, folder: Path, begin: Callable[[Path], None], end: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
-    """A copy in `folder` under a new name, held until the block has ended; `end` comes once it is taken away."""
+    """Create and lock a copy under a new name in `folder`; after the block, delete it and call `end`."""
     descriptor = None
     try:
         for _ in range(_ATTEMPTS):
@@ -176,7 +194,10 @@ def _held_copy(
 
 
 def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
-    """A new private file in `folder` to write a backup of `run` into, noted in the run until the block has ended."""
+    """Return a context manager for a new private file in `folder` to write a backup of `run` to.
+
+    The run records the path until the block ends.
+    """
 
     def begin(path: Path) -> None:
         files.write_atomically(run / COPYING_FILE, f"{path}\n".encode())
@@ -190,12 +211,15 @@ def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
 
 
 def unfinished_restoration(folder: Path) -> AbstractContextManager[Path]:
-    """A new private folder in `folder` to unpack a backup into; gone after the block unless it got another name."""
+    """Return a context manager for a new private folder in `folder` to unpack a backup into.
+
+    It is deleted after the block unless it was renamed.
+    """
     return _held_copy("restore", folder, files.private_folder)
 
 
 def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
-    """Copies that the run noted, or that lie next to its folder, and that no process is writing."""
+    """Yield abandoned copies: the one that the run recorded, and those next to its folder."""
     noted = _noted(run)
     if noted is not None and not noted.parent.is_dir():
         yield UnfinishedCopy(noted, reachable=False)
@@ -206,18 +230,18 @@ def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
 
 
 def unfinished_copies_in(folder: Path) -> list[Path]:
-    """Copies in a folder that no process is at work on."""
+    """Return the copies in a folder that no process is writing."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(files.TEMPORARY_PREFIX + "sifu-")]
     except OSError:
-        return []  # a folder that may not be listed; its owner's commands take care of it
+        return []  # a folder that may not be listed; its owner's commands clean it up
     paths = sorted({folder / match[0] for name in names if (match := _NAME.match(name))})
     return [path for path in paths if not _is_held(path)]
 
 
 def remove_copies_in(folder: Path) -> list[str]:
-    """Take away the unfinished copies in a folder; returns where they lay."""
+    """Delete the abandoned copies in a folder, and return their paths."""
     removed = []
     for path in unfinished_copies_in(folder):
         try:
@@ -231,9 +255,12 @@ def remove_copies_in(folder: Path) -> list[str]:
 
 
 def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
-    """Remove every copy that the run noted or that lies next to it; the caller holds the run's lock.
+    """Delete abandoned copies, the recorded one and those next to the run; the caller must hold the run's lock.
 
-    A note stays as long as the folder it names is not there: a disk that is not mounted may hold the copy.
+    The record stays while the folder it names does not exist: the copy may be on a disk that is not mounted.
+
+    Returns:
+        Paths of the deleted copies.
     """
     removed = remove_copies_in(run.absolute().parent)
     noted = _noted(run)
@@ -246,7 +273,7 @@ def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
 
 
 def _noted(run: Path) -> Path | None:
-    """Where the run says that an unfinished backup lies; a folder from a stranger can name nothing but such a copy."""
+    """Return the recorded path of an unfinished backup, or None; a forged record can name nothing but such a copy."""
     try:
         path = Path(files.read_plain(run / COPYING_FILE).decode().rstrip("\n"))
     except (OSError, UnicodeDecodeError):
@@ -255,7 +282,7 @@ def _noted(run: Path) -> Path | None:
 
 
 def _hold(path: Path) -> int | None:
-    """A descriptor with a lock on a copy; None if another process has it, or removed it as abandoned just before."""
+    """Return a descriptor with a lock on a copy; None if another process has locked or deleted it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -272,11 +299,11 @@ def _hold(path: Path) -> int | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process is at work on a copy; of one of which only the database is left, none is."""
+    """Return whether a process is writing a copy; False if only the copy of the database is left."""
     try:
         descriptor = _hold(path)
     except OSError:
-        return True  # not ours to judge
+        return True  # not permitted to open it: leave it alone
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None and os.path.lexists(path)
@@ -287,7 +314,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Take a copy away, its key first."""
+    """Delete a copy, its key first."""
     if path.is_dir() and not path.is_symlink():
         (path / KEY_FILE).unlink(missing_ok=True)
         shutil.rmtree(path)

@@ -1,7 +1,8 @@
-"""Writing a run: every state change is one event in one transaction, under one lock.
+"""Write access to a run: every state change is one event in one transaction, under one lock.
 
-Files of models and updates are written before the transaction that names them and deleted after the one that
-drops them; a kill in between leaves a stray file that the next opening removes, never a row without its file.
+Files of models and updates are written before the transaction that names them, and deleted after the one that drops
+them. A process killed in between leaves a stray file, which the next opening removes. There is never a row without
+its file.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timesta
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
-"""Exists from before a permanent erasure until no page and no log of the database holds what was erased."""
+"""Marker of an unfinished permanent erasure: it exists until no page or log of the database holds the erased data."""
 REPORT = "report"
 
 
 class RunWriter(RunReader):
-    """The one process that may change a run."""
+    """The single process that may change a run."""
 
     def __init__(
         self, folder: Path, connection: sqlite3.Connection, lock: files.WriterLock, shared: Memory | None = None
@@ -82,13 +83,21 @@ class RunWriter(RunReader):
         self._witnesses = kept_outside.WitnessPost()
         self._recorded = False
         self._new_spec: Mapping[str, Any] | None = None
-        """The spec of a run that is being made, whose table of values is still empty."""
+        """Spec of a run that is being created, while its table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
-        """Unfinished copies of a run that were taken away when this one was opened."""
+        """Unfinished copies of a run that were deleted when this one was opened."""
 
     @classmethod
     def create(cls, folder: Path, new: unfinished.NewRun) -> RunWriter:
-        """A new run in an empty or absent folder, with its initial model and its operator's key."""
+        """Create a run in an empty or absent folder, with its initial model and its operator's key.
+
+        Args:
+            folder: Folder of the run.
+            new: Content of the new run.
+
+        Raises:
+            RunBusyError: If another process has just created a run there.
+        """
         kept_outside.witness_targets()
         timestamp_authority()
         unfinished.check_free(folder)
@@ -96,7 +105,7 @@ class RunWriter(RunReader):
         folder.chmod(0o700)
         lock = files.WriterLock(folder / files.LOCK_FILE)
         try:
-            if (folder / DATABASE).exists():  # another process was faster; its run is not to be cleared away
+            if (folder / DATABASE).exists():  # another process was faster; do not delete its run
                 raise RunBusyError(
                     f"{folder} was made by another process just now: run the command again to continue it"
                 )
@@ -106,7 +115,7 @@ class RunWriter(RunReader):
             for name in files.FOLDERS:
                 files.private_folder(folder / name)
             public_key = create_key(folder)
-            # The database appears under its name only when it is whole: until then the folder is not a run.
+            # The database gets its final name only when it is complete: until then the folder is not a run.
             staging = folder / unfinished.STAGING
             files.private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
@@ -115,7 +124,7 @@ class RunWriter(RunReader):
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
-            # Before anybody can open it: another run may have been known in this place.
+            # Before anybody can open the run: the list of known keys may still name an earlier run of this folder.
             kept_outside.remember_key(writer)
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
@@ -129,7 +138,7 @@ class RunWriter(RunReader):
         return writer
 
     def _begin(self, new: unfinished.NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
-        """Record the first event in a database that is still empty."""
+        """Record the first event in an empty database."""
         salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
         self._new_spec = values["spec"]
         code = values["spec"].get("features", {}).get("module", "")
@@ -146,12 +155,18 @@ class RunWriter(RunReader):
 
     @classmethod
     def open(cls, folder: Path, shared: Memory | None = None, *, vouching: bool = False) -> RunWriter:
-        """Take the lock of an existing run, check its ledger and tables, and clear away what a crash may have left.
+        """Open an existing run for writing: take its lock, check it, and remove the remains of a crash.
 
-        Events at the end that no signature covers are not built on, nor a run without its file `head`, unless the
-        operator is `vouching` for what there is.
+        Args:
+            folder: Folder of the run.
+            shared: Cache shared with other connections to the run.
+            vouching: Whether the operator vouches for the present state. If not, a run with unsigned last events or
+                without its file `head` is refused.
+
+        Raises:
+            RunDamagedError: If the run fails a check. Nothing is changed then.
         """
-        kept_outside.witness_targets()  # a witness that cannot be one is refused before anything is touched
+        kept_outside.witness_targets()  # refuse an invalid witness before anything is changed
         timestamp_authority()
         strange = next(files.strange_files(folder), None) if folder.is_dir() else None
         if strange:
@@ -164,7 +179,7 @@ class RunWriter(RunReader):
             raise
         writer = cls(folder, connection, lock, shared)
         try:
-            # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
+            # Before anything is deleted or written, check that the database belongs to the rest of the folder.
             outdated = next(signs_of_an_older_database(writer, head_may_be_missing=vouching), None)
             if outdated:
                 raise RunDamagedError(
@@ -177,7 +192,7 @@ class RunWriter(RunReader):
             kept_outside.remember_key(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
-            if is_copy_in_memory(connection):  # of an earlier schema: all is well with it as it would be in today's
+            if is_copy_in_memory(connection):  # the run has an earlier schema and passed all checks: migrate it
                 writer.connection = open_database(folder, migrating=True)
                 connection.close()
             tail = unsigned_tail(writer.events())
@@ -189,10 +204,10 @@ class RunWriter(RunReader):
             writer._remove_strays()
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
-            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # a key that was being written, for example
+            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # for example a key whose writing was interrupted
                 files.remove_temporary(folder / name)
             writer.copies_removed = unfinished.remove_unfinished_copies(folder)
-            if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
+            if (folder / SCRUB_FILE).exists():  # an erasure was interrupted: finish it first
                 writer.scrub()
             erase_salts(writer)
         except BaseException:
@@ -201,7 +216,7 @@ class RunWriter(RunReader):
         return writer
 
     def close(self) -> None:
-        """Close the database and let go of the lock; an authority and witnesses hear of the last event first."""
+        """Notify the timestamp authority and the witnesses, then close the database and release the lock."""
         try:
             if self._recorded:
                 authority = timestamp_authority()
@@ -214,7 +229,10 @@ class RunWriter(RunReader):
 
     @files.uninterrupted()
     def record(self, new: NewEvent) -> Event:
-        """One event with everything that belongs to it, durable when this returns; Ctrl-C waits until then."""
+        """Record one event with its rows, files and certificates; it is durable on return.
+
+        Ctrl-C is deferred until the event is complete.
+        """
         self._note_lost_key()
         if new.for_good:
             files.write_atomically(self.folder / SCRUB_FILE, b"")
@@ -242,9 +260,9 @@ class RunWriter(RunReader):
                 announce_head(self.folder, before, event)
                 committing = True
         except Exception:
-            # An error while committing does not say whether the event will be there after a crash: its files stay.
-            # If it is not, the next opening finds that no row names them.
-            # Only files of this event go: others may be there already for the next one.
+            # After an error during the commit, the event may or may not survive a crash, so its files stay.
+            # If it did not survive, the next opening deletes them as strays.
+            # Delete files of this event only: some files of the next event may exist already.
             if not committing:
                 new_files = {files.stored_path(self.folder, kind, key) for kind, key in new.files()}
                 for path in new_files - self.stored_files():
@@ -267,13 +285,17 @@ class RunWriter(RunReader):
         return event
 
     def signer(self, public_key: str | None = None) -> Signer:
-        """Who signs events; the key is read when it is first needed."""
+        """Return the signer of events; its key is read when first needed.
+
+        Args:
+            public_key: Public key of a run that is being created; otherwise the recorded one.
+        """
         if self._signer is None:
             self._signer = Signer(self.folder, public_key or self.value("public_key"))
         return self._signer
 
     def _note_lost_key(self) -> None:
-        """Record that the key is gone, or is another one, before anything is written without it; once each time."""
+        """Record that the operator's key is missing or wrong before anything is written without it, once each time."""
         signer = self.signer()
         if signer.key is not None or not signer.lost or signer.noted:
             return
@@ -283,16 +305,16 @@ class RunWriter(RunReader):
             self.record(NewEvent(KEY_LOST, {"reason": signer.reason}))
 
     def now(self) -> str:
-        """The time, never before that of the last event, whatever the clock says."""
+        """Return the current time, or that of the last event if the clock is behind it."""
         return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
 
     def _clients_now(self, payload: dict[str, Any]) -> dict[str, str]:
-        """What the run table says of its clients once an event with this payload is recorded."""
+        """Return the values of the run table that describe its clients, after an event with this payload."""
         clients = self.read_clients()
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients, _salt_in(payload))}
 
     def _remove_strays(self) -> None:
-        """Delete files named like models, updates and statistics that no row names, and temporary ones of a crash."""
+        """Delete temporary files of a crash, and models, updates, statistics and releases that no row names."""
         named = self.stored_files()
         for kind, pattern in files.STORED.items():
             paths = sorted((self.folder / kind).glob("*"))
@@ -302,9 +324,10 @@ class RunWriter(RunReader):
         files.remove_files([*unnamed, *(self.folder / files.RELEASES).glob(files.TEMPORARY_PREFIX + "*")])
 
     def scrub(self) -> bool:
-        """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
+        """Remove all traces of deleted data from the folder, including the report, which was made from it.
 
-        The report goes too: it was drawn from what is gone, and can be written again.
+        Returns:
+            Whether the erasure is complete; False if another process was reading the database.
         """
         if (self.folder / REPORT).is_dir():
             shutil.rmtree(self.folder / REPORT)
@@ -331,7 +354,7 @@ class RunWriter(RunReader):
     def _record(
         self, kind: str, payload: dict[str, Any], rows: NewRows, models: Sequence[NewModel], layout: ModelLayout
     ) -> Event:
-        """Inside a transaction: write files and rows, seal the event, apply its changes."""
+        """Write files and rows, seal the event and apply its changes; called inside a transaction."""
         if models:
             payload["models"] = [self._write_model(model, layout) for model in models]
             payload["psi_max"] = {str(model.node): model.psi_max for model in models}
@@ -369,7 +392,7 @@ class RunWriter(RunReader):
         return event
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Erase the figures that a purge erases, and tie what is left of rows and clients to its own event."""
+        """Erase the figures that a purge erases, and return digests of the remaining rows and clients for its event."""
         rates, by_choice = self.local_rates, ALL_FIGURES in payload
         if payload.get(FIGURES_ERASED):
             rates = {node: rate for node, rate in rates.items() if node == max(rates)}
@@ -390,7 +413,7 @@ class RunWriter(RunReader):
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
         path = files.stored_path(self.folder, "models", model.node)
         stored = self.query("SELECT digest FROM models WHERE node = ?", (model.node,))
-        if stored:  # recorded again to be kept: its bytes never change
+        if stored:  # the model exists and is now marked as kept: its bytes never change
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
         else:
             salt = files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
@@ -405,10 +428,10 @@ class RunWriter(RunReader):
         }
 
     def salt_seed(self) -> int | None:
-        """What salts of files are drawn from; None: the operating system.
+        """Return the seed from which salts of files are drawn, or None for the operating system's generator.
 
-        A head in closed form draws no noise, so it is certified as exact with a seed, too. Digests of its erased
-        files must tell nothing: its salts never follow from the spec.
+        A closed-form head draws no noise, so it is certified as exact even in a seeded run. Digests of its erased files
+        must reveal nothing, so its salts never follow from the spec.
         """
         spec = self._new_spec or self.spec
         is_experiment = spec["privacy"]["noise"] == "seeded" and Spec.from_mapping(spec).regime.draws_noise
@@ -428,7 +451,7 @@ class RunWriter(RunReader):
         }
 
     def export_certificates(self) -> None:
-        """Write each certificate to its file, unless it is there already."""
+        """Write each certificate to its file unless the file exists."""
         for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
             path = files.certificate_path(self.folder, request, form)
             if not path.exists():
@@ -436,5 +459,5 @@ class RunWriter(RunReader):
 
 
 def _salt_in(payload: dict[str, Any]) -> str:
-    """The salt of an event's digests of rows and clients, drawn when the first of them is made."""
+    """Return the salt for an event's digests of rows and clients; draw it on first use."""
     return str(payload.setdefault(FIGURES_SALT, secrets.token_hex(NONCE_BYTES)))
