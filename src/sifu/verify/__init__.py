@@ -1,1 +1,1 @@
-"""Everything that recomputes a claim."""
+"""Verification of runs and certificates: recomputes every claim."""

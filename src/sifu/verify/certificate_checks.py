@@ -1,4 +1,4 @@
-"""Whether certificates have the fields of docs/store.md, section 7, are those of the ledger, and can be recomputed."""
+"""Checks of a run's certificates: fields (docs/store.md, section 7), agreement with the ledger, and recomputation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _list_of(check: Check, least: int = 0) -> Check:
 
 
 def _object(**checks: Check) -> Check:
-    """An object with exactly these keys."""
+    """Return a check for an object with exactly these keys."""
     return lambda value: (
         isinstance(value, dict)
         and value.keys() == checks.keys()
@@ -84,7 +84,7 @@ def _map_of(check: Check) -> Check:
 
 
 def _plain(value: Any) -> bool:
-    """A figure or a text."""
+    """Return whether a value is a number, a string, a truth value, or null."""
     return value is None or isinstance(value, str | bool) or (type(value) in (int, float) and math.isfinite(value))
 
 
@@ -156,11 +156,11 @@ TYPES: dict[str, Check] = {
     "versions": _map_of(_text),
     "wording": lambda value: type(value) is int and value >= 1,
 }
-"""Every field but `premises`, whose objects have one key more in the auditor's form."""
+"""Checks of all fields except `premises`, whose objects have one more key in the auditor's form."""
 
 
 def wrong_types(body: dict[str, Any]) -> Iterator[str]:
-    """The fields of a certificate that cannot be what they are called; `form` is a known one."""
+    """Yield a problem for each field of a certificate whose value is invalid; `form` must be a known form."""
     confidential: dict[str, Check] = {"confidential": _map_of(_plain)} if body["form"] == "auditor" else {}
     checks = TYPES | {"premises": _list_of(_object(**PREMISE, **confidential), 1)}
     for name in sorted(body):
@@ -173,7 +173,10 @@ def wrong_types(body: dict[str, Any]) -> Iterator[str]:
 
 
 def check_certificates(reader: RunReader) -> Iterator[str]:
-    """Table, ledger and files hold the same certificates, each signed with the key of its time."""
+    """Yield a problem where table, ledger and files disagree on a certificate, or its signature is invalid.
+
+    Each certificate must be signed with the operator's key at its time.
+    """
     stored = reader.certificates()
     recorded = ReplayedLedger.of(reader).certificates
     unwritten = _issued_last(reader)
@@ -195,7 +198,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
         if not path.is_file() and (is_locked(reader.folder) or key in unwritten):
-            continue  # it is being written, or was to be
+            continue  # it is being written, or its process was killed before
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
         elif path.read_bytes() != stored[key].encode():
@@ -203,13 +206,13 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
 
 
 def _issued_last(reader: RunReader) -> set[tuple[str, str]]:
-    """The certificates of the last event: if its process was killed they are in the database, but not yet in files."""
+    """Return the certificates of the last event, whose files may be missing if the process was killed."""
     last = ReplayedLedger.of(reader).events[-1].content
     return {(last["request"], form) for form in last.get("certificates", {})}
 
 
 def unwritten_notes(reader: RunReader) -> Iterator[str]:
-    """Files that the last event's process was killed before it wrote; their certificates were checked all the same."""
+    """Yield a note for each certificate that was checked but has no file because the process was killed."""
     for key in sorted(_issued_last(reader)):
         path = certificate_path(reader.folder, *key)
         if not path.is_file():
@@ -220,7 +223,7 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
 
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
-    """No file among the certificates is in no record; a writer at work may be about to record one."""
+    """Yield each file among the certificates that is not recorded, unless a writer may be about to record one."""
     if is_locked(reader.folder):
         return
     names = {certificate_path(reader.folder, *key).name for key in reader.certificates()}
@@ -230,7 +233,7 @@ def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
 
 
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
-    """Name the fields in which a certificate's file differs from the recorded one."""
+    """Yield the fields in which a certificate's file differs from the recorded certificate."""
     try:
         different = list(differing(json.loads(path.read_bytes()), stored))
     except (ValueError, RecursionError):
@@ -243,7 +246,13 @@ def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
 
 
 def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
-    """Both forms of the certificate, field by field."""
+    """Yield each statement of both forms of a certificate that differs from its recomputation.
+
+    Args:
+        reader: The run.
+        request: The request.
+        recorded: The request with the values recomputed from the ledger.
+    """
     ledger, stored = ReplayedLedger.of(reader), reader.certificates(request.request)
     done = payload_of_request(reader, request.request, "request done")
     noised = request.noise_node

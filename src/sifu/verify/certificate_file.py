@@ -1,4 +1,7 @@
-"""A certificate alone, also in a DSSE envelope: its signature, and every figure that follows from its other figures."""
+"""Verification of a certificate without its run: its signature, and every figure that follows from others.
+
+A certificate can also come in a DSSE envelope.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
-    """The in-toto statement that an envelope holds; what is none raises a ValueError, KeyError or TypeError."""
+    """Return the in-toto statement in an envelope; raise ValueError, KeyError or TypeError if there is none."""
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise ValueError(f"its payload is of the type {str(envelope['payloadType'])[:60]!r}")
     statement: dict[str, Any] = read_json(base64.b64decode(envelope["payload"], validate=True))
@@ -57,9 +60,9 @@ def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None, result: Verification) -> None:
-    """Who should have signed, and whether they did.
+    """Check the signature of an envelope.
 
-    An envelope does not name its key: it is the one given, or that of the certificate in the same folder.
+    An envelope does not name its key: use the given key, or that of the certificate in the same folder.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -98,17 +101,26 @@ STARTS: dict[StartsFrom, tuple[Start, ...]] = {
     "rule": ("trained", "fresh"), "current": ("trained", "fresh"), "fresh": ("fresh",), "initial": ("initial",),
     "merge": ("merge", "fresh"), "any": get_args(Start),
 }  # fmt: skip
-"""What training can have gone on from, by what the method starts from."""
+"""Possible starts of retraining, by what the method starts from."""
 LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
 def verify_certificate(
     path: str | Path, public_key: str | None = None, authority: str | Path | None = None
 ) -> Verification:
-    """Check the certificate `path` without its run: its signature (by `public_key`, if given) and its figures.
+    """Verify a certificate without its run.
 
-    A timestamp in the same folder, with `.tsr` after the certificate's name, is checked too; with the certificates of
-    its `authority` (a PEM file) it must be there and be signed by it.
+    Args:
+        path: The certificate. A timestamp is also checked if the same folder has one, under the certificate's name
+            followed by `.tsr`.
+        public_key: The operator's public key; None accepts the key that the certificate names.
+        authority: PEM file with the certificates of a timestamp authority, which must have signed a timestamp.
+
+    Returns:
+        The checks performed, with problems and notes.
+
+    Raises:
+        InputError: If the file is not a sifu certificate.
     """
     path = Path(path)
     signers = None if authority is None else Authority.read(authority)
@@ -153,7 +165,7 @@ def verify_certificate(
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object no key of which is there twice: another reader might take the one we do not."""
+    """Return a JSON object, and refuse duplicate keys: another reader might use the other value."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key is there twice")
@@ -213,14 +225,14 @@ def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
 
 
 def _unlike(stated: dict[str, Any], of: str = "", **recomputed: Any) -> Iterator[str]:
-    """A sentence for each of these fields that says something else; `of` is whose fields they are."""
+    """Yield a problem for each recomputed value that differs from the stated one; `of` is a prefix of the message."""
     for name, value in recomputed.items():
         if not agree(stated[name], value):
             yield f"{of}{name} says {stated[name]!r}, recomputed {value!r}"
 
 
 def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
-    """The head of the ledger that a certificate names is signed with its key, and its times are in order.
+    """Yield a problem if the ledger's head is not signed with the certificate's key, or times are out of order.
 
     An envelope does not name the certificate's key: it is signed with the operator's latest one.
     """
@@ -232,7 +244,7 @@ def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
 
 
 def _check_terms(body: dict[str, Any]) -> Iterator[str]:
-    """What was carried out is what was asked for."""
+    """Yield a problem for each stated value that differs from the terms of the request."""
     if "terms" not in body:
         return
     terms = RequestTerms.from_mapping(body["terms"] | {"clients": body["clients"]})
@@ -250,7 +262,7 @@ def _check_terms(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_premises(body: dict[str, Any]) -> Iterator[str]:
-    """None is left out, those that follow from other fields are what they must be, and the level follows from all."""
+    """Yield a problem for each missing or contradictory premise, and if the level does not follow from the premises."""
     premises = [
         Premise(stated["name"], stated["status"], stated["case"], stated["values"]) for stated in body["premises"]
     ]
@@ -279,7 +291,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _names_of_premises(body: dict[str, Any]) -> set[str]:
-    """What a certificate by this method rests on at least."""
+    """Return the premises that a certificate by this method must have."""
     always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
     info = method_info(body["method"])
     always |= set(info.extra_premises)
@@ -295,7 +307,7 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
 
 
 def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
-    """Who is hidden is who asked, within the budget of the request."""
+    """Yield a problem unless the certificate's subjects are the requesters, within the request's budget."""
     exact, protection, clients = body["untouched"], body["protection"], body["clients"]
     groups = [clients] if body["unit"] == "joint" else [[client] for client in clients]
     hidden = [subject["clients"] for subject in body["subjects"]]
@@ -325,15 +337,15 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
 
 
 def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
-    """The figures of noise in training, as far as they follow from each other."""
+    """Yield a problem for each figure of training noise that does not follow from the others."""
     stated = body["training_noise"]
     one_round = calibration.one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
     yield from _unlike(stated, epsilon_one_round=one_round)
     if body["untouched"]:
-        return  # the rounds of training that it composes led to models that are gone
+        return  # its epsilon composes rounds whose models no longer exist
     composed = stated["epsilon_composed"]
-    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no round that counts
-    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; it is inverted, so to fewer digits
+    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no relevant round
+    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; its inversion loses digits
         least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))
     if not body["delta_at_most"] >= least * (1.0 - 1e-6):
         yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"

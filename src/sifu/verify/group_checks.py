@@ -1,8 +1,8 @@
-"""Whether recorded clients and rounds are one history, and groups and merges are what the record makes them.
+"""Checks that recorded clients and rounds form one history, and that groups and merges follow the rules.
 
-Recomputed from names, the recorded key and the ledger: who may be in which group, which groups' models a merge takes,
-that no forgotten client was in any of them, and, while the models are stored, the merged model itself to the last bit
-(docs/theory.md, section 15; docs/store.md, section 1b).
+From names, the recorded key and the ledger they recompute the group of every client and the groups' models in every
+merge. They check that none of these models contains a forgotten client. While the models are stored, they also
+recompute the merged model to the last bit (docs/theory.md, section 15; docs/store.md, section 1b).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sifu.theory.merging import KEY_BYTES, group_of
 
 
 def check_history(reader: RunReader) -> Iterator[str]:
-    """One path, positions in order, and no forgotten client ever in a later round."""
+    """Yield a problem for each node out of place, and for each forgotten client in a later round."""
     rows = {row.node.node: row.node for row in reader.node_rows()}
     for node in rows.values():
         parent = rows.get(node.parent) if node.parent is not None else None
@@ -57,11 +57,11 @@ def check_history(reader: RunReader) -> Iterator[str]:
 
 
 ERASING = ("rolled back", JOINED, "restored")
-"""Events after which salts are erased; a process killed in between leaves them to the next one that writes."""
+"""Events after which salts are erased. If the process is killed before, the next writer erases them."""
 
 
 def check_sample_digests(reader: RunReader) -> Iterator[str]:
-    """One digest a founder, and in the file of salts none that had to be erased."""
+    """Yield a problem unless each founding client has one digest, and all salts of forgotten clients are erased."""
     founders, digests = len(reader.clients()) - len(reader.joined()), reader.payload(1).get("sample_digests")
     if digests is not None and len(digests) != founders:
         yield f"clients: {len(digests)} digests of samples for {founders} clients that the run was made with"
@@ -78,11 +78,11 @@ def check_sample_digests(reader: RunReader) -> Iterator[str]:
 
 
 def lost_salt_notes(reader: RunReader) -> list[str]:
-    """Notes that salts are missing: no claim rests on them, but warn before the next request needs them."""
+    """Return a note if salts are missing. No claim depends on them, but the next request needs them."""
     try:
         salts = read_salts(reader.folder)
     except InputError:
-        return []  # a problem already
+        return []  # reported as a problem elsewhere
     lost = recorded_digests(reader).keys() - salts.keys() - outlived(reader)
     if not lost:
         return []
@@ -93,7 +93,11 @@ def lost_salt_notes(reader: RunReader) -> list[str]:
 
 
 def check_remainders(reader: RunReader) -> Iterator[str]:
-    """Rows that were there, one joining between the rollback and the next round, and the right number of samples."""
+    """Yield a problem for each request for records whose client did not join again correctly.
+
+    The rows must have existed, the client must join between the rollback and the next round, and its number of samples
+    must be right.
+    """
     clients, requests = reader.clients(), {row.request: row for row in reader.requests()}
     joined = {remainder.request: remainder for remainder in joined_remainders(reader)}
     for row in requests.values():
@@ -115,7 +119,7 @@ def check_remainders(reader: RunReader) -> Iterator[str]:
 
 
 def _check_moments(reader: RunReader) -> Iterator[str]:
-    """A client joins again after the rollback of its request, before any round, and never twice."""
+    """Yield a problem where a client joins again at a time other than between its rollback and the next round."""
     records = {row.request: bool(row.records) for row in reader.requests()}
     expected, seen = None, set()
     for event in ReplayedLedger.of(reader).events:
@@ -133,7 +137,7 @@ def _check_moments(reader: RunReader) -> Iterator[str]:
 
 
 def check_groups(reader: RunReader) -> Iterator[str]:
-    """Every event that records models of groups, or a merge of them."""
+    """Yield the problems of all events that record models of groups, or a merge of them."""
     view = RunView(reader)
     if view.spec.groups.count == 0:
         if reader.group_models() or reader.merges():
@@ -149,12 +153,12 @@ def check_groups(reader: RunReader) -> Iterator[str]:
             yield from _check_merge(view, event, before)
         elif event.kind == "rounds" and view.regime.tunes:
             yield from _check_networks(view, event, before)
-    if not is_locked(reader.folder):  # its writer may erase a model that is about to be read
+    if not is_locked(reader.folder):  # a writer may erase a model that is about to be read
         yield from _check_models(reader)
 
 
 def _rows(before: ReplayedTables) -> dict[int, GroupModelRow]:
-    """The models of groups recorded before an event, by node."""
+    """Return the models of groups recorded before an event, by node."""
     return {row.node: row for row in before.read("group_models")}
 
 
@@ -167,7 +171,10 @@ def _carried_out(before: ReplayedTables) -> int:
 
 
 def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Each model continues from the group's last or from the fresh one, with members that the hash assigns to it."""
+    """Yield a problem unless each model continues its group's last or the fresh model, with the right members.
+
+    The hash determines the members of a group.
+    """
     content, nodes = event.content, view.reader.nodes_by_number()
     earlier, gone = _rows(before), _forgotten(before)
     recorded = content.get("group_models", [])
@@ -209,7 +216,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
 
 
 def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """A merge takes every finished model of a group that never held anyone who is leaving, and no other."""
+    """Yield a problem unless a merge takes exactly the finished group models that never contained a leaving client."""
     content, groups = event.content, view.spec.groups
     node = view.reader.nodes_by_number()[int(content["rows"]["last"])].node
     name = f"groups: the merge of event {event.seq}"
@@ -245,7 +252,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
 
 
 def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """A head stands on every finished network that is there, and on none that held a forgotten client."""
+    """Yield a problem unless a head uses exactly the finished networks, none of which contained a forgotten client."""
     name = f"groups: the head of event {event.seq}"
     rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
     expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
@@ -261,7 +268,10 @@ def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iter
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:
-    """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is stored."""
+    """Yield a problem for each merged model that is not, to the last bit, the extrapolated mean of its groups' models.
+
+    Models that are no longer stored are skipped.
+    """
     available, groups = reader.models(), reader.group_models()
     fresh = nodes_always_kept(reader)
     if not fresh <= available.keys():

@@ -1,5 +1,8 @@
-"""Whether a closed-form head is the one of those who stay: its sum to the bit, the head to rounding, and nothing else
-of anybody forgotten is kept (docs/theory.md, section 14)."""
+"""Checks of a closed-form head against the remaining clients (docs/theory.md, section 14).
+
+The sum of the statistics must agree to the last bit and the head up to rounding, and nothing of a forgotten client may
+be stored.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ from sifu.theory.closed_form.blocks import Blocks, at_places, is_struck
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
 SCORES_AGREE = 1e-6
-"""Cross-validation on another machine may choose between two scores that differ by less than this share."""
+"""Relative difference below which two scores count as equal: another machine may choose either in cross-validation."""
 
 
 def check_kept_statistics(reader: RunReader) -> Iterator[str]:
-    """The files of statistics, who is in them, and the current head."""
+    """Yield the problems of the statistics files, of the clients in them, and of the current head."""
     view, rows = RunView(reader), list(reader.statistics().values())
     if not view.regime.solves:
         if rows or solves(reader):
             yield "statistics: there are some, but the model is not solved in closed form"
         return
     if is_locked(reader.folder):
-        return  # its writer may erase a file that is about to be read
+        return  # a writer may erase a file that is about to be read
     yield from _check_solves(reader, view)
     yield from _check_rows(view, rows)
     fixed, groups = recorded_fixed_point(view.spec, reader.layout), reader.group_models()
@@ -47,7 +50,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     whole = next((row for row in rows if row.is_sum), None)
     problems: list[str] = []
     try:
-        # One client's at a time: all of them together may be more than memory holds.
+        # Read one client at a time: the statistics of all clients may exceed the memory.
         result = total(fixed, _summed(reader, view, own, set(whole.clients) if whole else set(), problems))
         statistics = None if whole is None else read_statistics(reader.folder, whole, fixed)
     except RunDamagedError as error:
@@ -66,7 +69,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
 def _summed(
     reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
 ) -> Iterator[Statistics | Rows]:
-    """The statistics of every client that has some, read and checked; those of `clients` are handed on to be added."""
+    """Check the stored statistics of every client, and yield those of `clients` for the sum."""
     parts = own.parts()
     for client, rows in own.rows.items():
         lacking = own.lacking(client, parts)
@@ -80,7 +83,7 @@ def _summed(
 
 
 def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
-    """Nothing of a forgotten client, one file a client, one sum, and each client's own only where that is asked for."""
+    """Yield a problem for each file that holds a forgotten client, is a duplicate, or is not allowed by the spec."""
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
@@ -107,22 +110,22 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
 
 
 def _groups_of(models: Mapping[int, GroupModelRow], nodes: Iterable[int]) -> list[int]:
-    """The groups whose networks (`models`) these nodes are; a node that is no group's is left out."""
+    """Return the groups of these networks; nodes that are not in `models` are skipped."""
     return [models[node].grp for node in nodes if node in models]
 
 
 def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
-    """Nothing is left of the blocks whose networks are erased, or never were."""
+    """Yield a problem for each block that is not zero although its network is erased or never existed."""
     for group in sorted(set(range(blocks.count)) - set(_groups_of(reader.group_models(), row.trunks))):
         if not is_struck(statistics, blocks, group):
             yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Every round is a solve among those who should be in: all clients that had joined by then but the forgotten, those
-    that approved requests left out, and refused and absent ones.
+    """Yield a problem for each round that is not a solve from exactly the expected clients.
 
-    Solves of older runs, which do not say whom they left out, left out the clients of every waiting request.
+    These are all clients that had joined, except forgotten, rejected and absent ones and those left out for an approved
+    request. Solves of older runs do not list whom they left out: they left out the clients of every waiting request.
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}
@@ -162,11 +165,11 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, Statistics]) -> Iterator[str]:
-    """The current head solves the equations of the sum, with the lambda that the rule of the spec gives."""
+    """Yield a problem unless the current head solves the equations of the sum, with the lambda of the spec's rule."""
     row, statistics = whole
     tip = view.path.nodes[-1]
     if tip.kind != "round":
-        return  # rolled back, and not yet solved again
+        return  # rolled back and not solved again yet
     solve = solves(reader).get(tip.node, {})
     taken = reader.everyone().between(tip.node, tip.node).clients.tolist()
     if (solve.get("sum"), list(row.clients)) != (row.digest, taken):
@@ -198,7 +201,13 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
 def check_statistics_erased(
     recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """What held the forgotten clients must have gone, and the sum without them must have come in its place."""
+    """Yield a problem unless the forgotten clients' statistics were erased and the sum without them was written.
+
+    Args:
+        recorded: The request with the values recomputed from the ledger.
+        before: Tables before the rollback.
+        content: Payload of the rollback.
+    """
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
     stored, features = before.read("statistics"), recorded.view.spec.features
     networks = {node for node in content.get("dropped_models", []) if (node,) in before.rows["group_models"]}

@@ -1,4 +1,4 @@
-"""Whether a run may be built on: its ledger and tables hold, and clients and rounds are what its events commit to."""
+"""Check that a run is intact: ledger and tables agree, and clients and rounds are those its events commit to."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ from sifu.theory.regularity import RoundRegularity
 
 
 def check_integrity(reader: RunReader) -> None:
-    """Refuse to build on records that are not what the ledger commits to: tables, clients, every round."""
+    """Check that tables, clients and rounds are what the ledger commits to.
+
+    Raises:
+        RunDamagedError: If they are not.
+    """
     check_record(reader)
     refuse_problems(reader, (check_clients, check_recorded_nodes, check_rounds))
 
 
 @contextmanager
 def blaming_damage(reader: RunReader) -> Iterator[None]:
-    """An unexpected error while reading is put down to damage if there is any, and is ours otherwise."""
+    """Check the run if an unexpected error occurs in the block, and report damage as its cause if there is any."""
     try:
         yield
     except SifuError:
@@ -40,7 +44,7 @@ def blaming_damage(reader: RunReader) -> Iterator[None]:
 
 
 def check_clients(reader: RunReader) -> Iterator[str]:
-    """The clients must be those that every event with a digest of them commits to."""
+    """Yield a problem if the clients are not those to which all events with a digest commit."""
     clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
     erased = erased_by_purges(reader.events())
@@ -55,7 +59,7 @@ def check_clients(reader: RunReader) -> Iterator[str]:
         or any(
             values["clients_digest"] != clients_digest(clients[: int(values["client_count"])], salt)
             for seq, values, salt in commitments
-            if seq not in erased  # the purge that erased the salt commits to what was left
+            if seq not in erased  # the purge that erased the salt commits to the remaining values
         )
     ):
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
@@ -65,7 +69,7 @@ CHANGED = "a row of nodes, participation (samples, drift) or grams"
 
 
 def check_rounds(reader: RunReader) -> Iterator[str]:
-    """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
+    """Yield a problem for each node, participation or Gram matrix that differs from its digest, and for wrong sums."""
     everyone = reader.everyone()
     seen, erased = 0, erased_by_purges(reader.events())
 
@@ -104,7 +108,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             if part.nodes.size:
                 yield f"rounds: node {node.node} is not a round but has participants"
             continue
-        if not np.all(part.drifts >= 0):  # infinite: its client never told it, and its Psi is unbounded
+        if not np.all(part.drifts >= 0):  # infinite: the client never reported it, so its Psi is unbounded
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
@@ -117,7 +121,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
 
 
 def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
-    """A client that was left out of a round must not be in it."""
+    """Yield a problem for each client that is recorded as left out of a round and took part in it."""
     rounds = (row.node for row in view.reader.node_rows() if row.node.kind == "round")
     nodes = {(node.branch, node.position - 1): node.node for node in rounds}
     for rejection in view.reader.rejections():

@@ -1,18 +1,17 @@
-"""What lies outside the ledger: files it does not name, timestamps, anchors kept elsewhere, and restorations.
+"""Checks of what the ledger does not cover: unnamed files, timestamps, anchors kept elsewhere, and restorations.
 
-Files of models, updates and statistics that no row names: left by an interrupted change, or put there.
-
-A change writes its files before its event and deletes those it drops after it. A process killed in between leaves files
-behind, which the next one that opens the run for writing sweeps away before it does anything else. So an honest folder
-holds, in addition to the files of its tables, at most
+Files of models, updates and statistics that no row names come from an interrupted change, or somebody put them there. A
+change writes its files before its event, and deletes the files it drops after it. A process killed in between leaves
+files behind, which the next writer deletes before it does anything else. So an honest folder holds, in addition to the
+files of its tables, at most
 
     files of an event that was never recorded, some of them temporary;
     files that the *last* event dropped, byte for byte as they were recorded;
-    an unfinished copy of the run, where a backup was being written or restored next to it.
+    an unfinished copy of the run, if a backup was being written or restored next to it.
 
-No certificate says anything about either. Everything else was put there on purpose: a file that an earlier event
-dropped, or the same bytes under another name, is a model that was erased and came back. And an event that erases
-permanently (a purge, a strict request, a restoration) says that its files are gone; while they exist, it is false.
+No certificate makes a statement about these. Any other file was put there on purpose: a file that an earlier event
+dropped, or the same bytes under another name, is an erased model that came back. An event that erases permanently (a
+purge, a strict request, a restoration) states that its files are gone; while they exist, the statement is false.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ OUT_OF_REACH = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file that an interrupted change left, with the reason why it is taken for one."""
+    """A file left by an interrupted change, with the reason for this conclusion."""
 
     file: str
     why: str
 
 
 def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
-    """Every file that no table names, and the mark of an erasure that was not finished.
+    """Yield every file that no table names, and the marker of an unfinished erasure.
 
-    A sentence is about one that an interrupted change does not explain, or that contradicts an erasure.
-    Nothing while a writer is at work: it is about to record or to delete such files.
+    A file that an interrupted change explains is a `Leftover`. Any other file, and one that contradicts an erasure, is
+    a problem. While a writer is active nothing is yielded, because it may be about to record or delete such files.
     """
     if is_locked(reader.folder):
         return
@@ -98,7 +97,10 @@ def _judged(record: _Record, kind: str, path: Path) -> Leftover | str:
 
 
 def _unfinished_erasure(record: _Record) -> Leftover | str:
-    """The mark exists from before a permanent erasure is recorded until nothing of it is left in the database."""
+    """Return a problem if a recorded permanent erasure is unfinished, or a leftover if none was recorded.
+
+    The marker exists from before such an erasure is recorded until nothing of the data is left in the database.
+    """
     claimed = [event.seq for event in record.events if record.erases_for_good(event.seq)]
     if not claimed:
         return Leftover(SCRUB_FILE, "an erasure was about to begin, and its process ended before it recorded it")
@@ -109,7 +111,7 @@ def _unfinished_erasure(record: _Record) -> Leftover | str:
 
 
 class _Record:
-    """What the ledger says of files, by where they lie."""
+    """Files according to the ledger, by path."""
 
     def __init__(self, reader: RunReader) -> None:
         ledger = ReplayedLedger.of(reader)
@@ -123,7 +125,7 @@ class _Record:
             for kind in STORED
             for row in ledger.recorded(kind)
         }
-        """Of every file that was ever recorded."""
+        """Digest of every file ever recorded."""
         self.dropped_last = {
             stored_path(self.folder, kind, key)
             for kind in STORED
@@ -132,9 +134,9 @@ class _Record:
 
     @cached_property
     def erased(self) -> dict[str, str]:
-        """Digests of what was erased, with its name, except what is still stored under another name.
+        """Digests of erased files with their names, except content that is still stored under another name.
 
-        A round without participants leaves the model as it was, and initial models, which hold no data, may be alike.
+        A round without participants leaves the model unchanged, and initial models, which hold no data, may be equal.
         """
         available = {self.digests[path] for path in self.live if path in self.digests}
         initial = {stored_path(self.folder, "models", node) for node, kind in self._nodes.items() if kind == "initial"}
@@ -146,7 +148,7 @@ class _Record:
         }
 
     def erases_for_good(self, seq: int) -> bool:
-        """Whether an event says that what it drops is gone from the whole folder."""
+        """Return whether an event states that the files it drops are gone from the whole folder."""
         event = self.events[seq - 1]
         if event.kind == "rolled back":
             return event.content["request"] in self._strict
@@ -158,7 +160,7 @@ class _Record:
         return {request.request for request in self._view.requests if request.terms.retention == "strict"}
 
     def may_be_unrecorded(self, kind: str, path: Path) -> bool:
-        """Whether the next event could have written a file of this name: of a new node, or of updates written anew."""
+        """Return whether the next event could have written this file: for a new node, or as rewritten updates."""
         named = STORED[kind].fullmatch(path.name)
         if named is None or (kind == "models" and str(int(named[1])) != named[1]):
             return False
@@ -174,13 +176,17 @@ UNCHECKED = "give the authority's certificate with --authority to check who sign
 
 @dataclass(frozen=True)
 class Authority:
-    """Certificates of a timestamp authority, from a PEM file: those signed by themselves are the roots."""
+    """Certificates of a timestamp authority from a PEM file; the self-signed ones are the roots."""
 
     certificates: tuple[Any, ...]
 
     @staticmethod
     def read(path: str | Path) -> Authority:
-        """From a file that the verifier trusts."""
+        """Read the certificates from a file that the verifier trusts.
+
+        Raises:
+            InputError: If the file cannot be read or holds no certificates.
+        """
         from cryptography.x509 import load_pem_x509_certificates
 
         timestamps.protocol()
@@ -192,7 +198,7 @@ class Authority:
             raise InputError(f"{path} holds no certificates in PEM form: {error}") from error
 
     def signed(self, answer: bytes, content: bytes) -> str | None:
-        """None if the authority signed a timestamp over `content`, otherwise why not."""
+        """Return None if the authority signed a timestamp over `content`, otherwise the reason."""
         client = timestamps.protocol()
         builder = client.VerifierBuilder()
         for certificate in self.certificates:
@@ -206,7 +212,17 @@ class Authority:
 
 
 def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authority | None) -> tuple[str, list[str]]:
-    """When the authority says that `content` was there, and what is wrong with it."""
+    """Check a timestamp.
+
+    Args:
+        name: Name of the timestamp's file.
+        answer: Response of the authority.
+        content: What the timestamp must be for.
+        authority: The authority that must have signed it; None accepts any.
+
+    Returns:
+        The time at which `content` existed according to the authority (empty if unknown), and the problems found.
+    """
     try:
         response = timestamps.read_timestamp(answer)
     except InputError as error:
@@ -221,7 +237,13 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
 
 
 def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]) -> list[str]:
-    """Problems of a certificate's timestamp, the file of the same name with `.tsr` added; what it says is noted."""
+    """Return the problems of a certificate's timestamp, the file of the same name with `.tsr` added.
+
+    Args:
+        path: The certificate.
+        authority: The authority that must have signed the timestamp; None makes the timestamp optional.
+        notes: List to which the time of the timestamp is added.
+    """
     file = path.with_name(f"{path.name}.tsr")
     if not file.is_file() or file.stat().st_size > timestamps.LARGEST_ANSWER:
         return [f"timestamps: there is no {file.name} next to the certificate"] if authority is not None else []
@@ -239,9 +261,10 @@ def _note(name: str, time: str, authority: Authority | None) -> str:
 
 
 def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
-    """The clock of the ledger, held against the authority's when it stamped a head.
+    """Yield a problem if the ledger's clock contradicts the time at which the authority stamped a head.
 
-    The head was there by then, so it is not dated later; what follows it was not there yet, so it is not dated before.
+    The head existed at that time, so its date must not be later. The following events did not exist yet, so their dates
+    must not be earlier.
     """
     moment = clock.time_of(stamped)
     head, corrected = events[seq - 1], any(event.kind == clock.CLOCK_SET for event in events[seq:])
@@ -254,7 +277,13 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
 
 
 def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
-    """Every timestamp in the run is of a head or certificate that the run has; what is missing is noted."""
+    """Yield a problem for each timestamp that is invalid or belongs to no head or certificate of the run.
+
+    Args:
+        reader: The run.
+        authority: The authority that must have signed the timestamps; None accepts any.
+        notes: List to which times and missing timestamps are added.
+    """
     run = reader.value("run")
     contents = {
         f"{event.seq}.checkpoint.json": canonical_json(Checkpoint.of(run, event, key).to_mapping())
@@ -298,7 +327,11 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
 
 
 def parse_anchor(anchor: str) -> tuple[int, str]:
-    """The event number and hash of an anchor."""
+    """Return event number and hash of an anchor.
+
+    Raises:
+        InputError: If the text is not an anchor.
+    """
     match = re.fullmatch(r"\s*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})\s*", anchor)
     if not match:
         raise InputError(
@@ -308,14 +341,14 @@ def parse_anchor(anchor: str) -> tuple[int, str]:
 
 
 def holds_anchor(reader: RunReader, anchor: str) -> bool:
-    """Whether the chain has this event."""
+    """Return whether the chain has this event."""
     seq, digest = parse_anchor(anchor)
     rows = reader.query("SELECT hash FROM events WHERE seq = ?", (seq,))
     return bool(rows) and bytes(rows[0][0]).hex() == digest
 
 
 def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:
-    """An anchor that was published must still be in the chain."""
+    """Yield a problem if a published anchor is no longer in the chain."""
     if not holds_anchor(reader, anchor):
         seq, _ = parse_anchor(anchor)
         last = reader.query("SELECT MAX(seq) FROM events")[0][0] or 0
@@ -331,7 +364,7 @@ RESTORED = "restored"
 
 
 def event_notes(reader: RunReader) -> Iterator[str]:
-    """What the reader of a verification should know of the past: a clock or key that was wrong, a restoration."""
+    """Yield notes on notable past events: a wrong clock, a lost key, unsigned events, a restoration."""
     for event in reader.events():
         seq, time, content = event.seq, event.time, event.content
         if event.kind == clock.CLOCK_SET:
@@ -356,7 +389,7 @@ def event_notes(reader: RunReader) -> Iterator[str]:
 
 
 def check_restored(reader: RunReader) -> Iterator[str]:
-    """What a restoration says of the chain before it must be so."""
+    """Yield a problem for each restoration whose statements about the chain before it are false."""
     branches = {row.node.node: row.node.branch for row in reader.node_rows()}
     ledger = ReplayedLedger.of(reader)
     numbers = {client.name: number for number, client in enumerate(reader.clients())}
@@ -364,7 +397,7 @@ def check_restored(reader: RunReader) -> Iterator[str]:
         if event.kind != RESTORED:
             continue
         content, seq = event.content, event.seq
-        if event.nonce:  # a purge erased what it erased
+        if event.nonce:  # without a nonce, a purge erased the list of dropped files
             yield from _check_nothing_came_back(event, before, numbers)
         branch = branches.get(ledger.tips[seq])
         if content["branch"] != branch:
@@ -377,9 +410,9 @@ def check_restored(reader: RunReader) -> Iterator[str]:
 
 
 def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict[str, int]) -> Iterator[str]:
-    """Updates and statistics of clients whose requests a restoration brought back are erased by it."""
+    """Yield a problem unless a restoration erased updates and statistics of the clients whose requests it restored."""
     received = before.rows["requests"]
-    # A second certificate of the same client brings no second request back: it waits already.
+    # A second certificate of the same client restores no second request, because one is waiting already.
     requests = [received[request,] for request in event.content["requests"] if (request,) in received]
     gone = {numbers[name] for row in requests for name in json.loads(row["terms"])["clients"]}
     networks = {node for node in event.content.get("dropped_models", []) if (node,) in before.rows["group_models"]}

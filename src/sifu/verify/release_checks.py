@@ -1,4 +1,4 @@
-"""Releases with noise: each is that of the current head with the noise of the spec, and its distances hold."""
+"""Checks of releases with noise: each is the current head with the noise of the spec, and its distances are right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ DISTANCES_AGREE = 1e-6
 
 
 def check_releases(reader: RunReader) -> Iterator[str]:
-    """Check every recorded release, the file of the latest one, and its distances where its statistics are kept."""
+    """Check every recorded release, the file of the latest one, and its distances if its statistics are stored.
+
+    Yields:
+        A sentence for each problem.
+    """
     view = RunView(reader)
     noise_std, rows = view.spec.release.noise_std, list[ReleaseRow]()
     erased = erasure_of_all(reader.events())
@@ -43,7 +47,7 @@ def check_releases(reader: RunReader) -> Iterator[str]:
             if node not in released:
                 yield f"releases: event {event.seq} ({event.kind}) came before the head of node {node} was released"
     if is_locked(reader.folder):
-        return  # its writer may be about to replace the file
+        return  # a writer may be about to replace the file
     for path in unnamed_releases(reader):
         yield f"releases: {path.name} is not the latest release: delete it, or let the next command do so"
     if rows:
@@ -51,7 +55,7 @@ def check_releases(reader: RunReader) -> Iterator[str]:
 
 
 def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[str]:
-    """Yield what is wrong with a release on its own."""
+    """Yield the problems of a single release."""
     if row.noise_std != noise_std or not noise_std > 0.0:
         yield f"records noise {row.noise_std!r}, the spec says {noise_std!r}"
     if row.node in released:
@@ -67,14 +71,14 @@ def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[st
 
 
 def _check_latest(reader: RunReader, view: RunView, row: ReleaseRow) -> Iterator[str]:
-    """Check the file, how far it is from the solved head, and the distances, if that head is the current one."""
+    """Check the latest file, and if its head is the current one, the size of its noise and the recorded distances."""
     try:
         noisy = released_model(reader).astype(np.float64)
     except SifuError as error:
         yield f"releases: {release_path(reader.folder, row.node).name}: {error}"
         return
     if row.node != reader.tip:
-        return  # a request changed the head, and it was not released yet
+        return  # a request changed the head, and the new one has not been released
     moved = float(np.linalg.norm(noisy - reader.load_model(row.node)))
     low, high = (row.noise_std * (math.sqrt(noisy.size) + far) for far in (-8.0, 8.0))
     if not low <= moved <= high:

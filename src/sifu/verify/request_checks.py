@@ -1,4 +1,4 @@
-"""Whether every request was carried out as the rule says: its method, node, noise, charges, erasure and rounds."""
+"""Checks that every request was executed by the rules: its method, node, noise, charges, erasure and rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
 
 
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
-    """The method, what it was held against, and the level asked for."""
+    """Yield the problems of a request's method, of the methods it was compared with, and of its level.
+
+    Args:
+        request: The request.
+        recorded: The request with the values recomputed from the ledger.
+        content: Payload of its rollback.
+    """
     auto = content.get("auto")
     level, history = recorded.level, recorded.view.record_history
     restored = bool(history.complete or history.older)
@@ -37,7 +43,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
             yield f"method {request.terms.method} was asked for, {request.method} carried it out"
         return
     if auto is None and SEALED in content and FIGURES_SALT not in content:
-        return  # a purge erased what the methods were held against
+        return  # a purge erased the comparison of the methods
     if auto is None:
         yield f"the method was left to auto, and what {request.method} was held against is not recorded"
         return
@@ -61,10 +67,10 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
 
 
 def check_requests(reader: RunReader) -> Iterator[str]:
-    """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds.
+    """Yield each request's problems: node, noise, charges, level and certificate, recomputed from the rounds' scalars.
 
-    At the event that carried a request out, the replayed tables are what they were just before it. Of requests whose
-    figures a purge erased, what is left is checked: who asked, what was promised, and how long it took.
+    At the event that executed a request, the replayed tables show the state just before it. If a purge erased the
+    figures of a request, the remaining record is checked: its clients, its terms, and its rounds.
     """
     erased = not_recomputed(reader)
     carried_out = {row.request: row for row in reader.requests() if row.noise_node is not None}
@@ -104,7 +110,7 @@ def _check_request(
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
     yield from _check_subjects(request, recorded, recorded.noise_std)
     charged = {}
-    # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
+    # Only the noise of the request itself is charged, to its own subjects and to those forgotten earlier.
     for exposure in [*new, *earlier] if recorded.method.info.protection == "noise" else []:
         psi, subject = recorded.psi(exposure), exposure.subject
         cost = charge(psi, recorded.noise_std)
@@ -143,7 +149,7 @@ def _check_request(
 def _check_what_is_left(
     request: RequestRow, recorded: RecordedRequest, charges: dict[tuple[int, int], ChargeRow]
 ) -> Iterator[str]:
-    """Of a request whose figures were erased: they are gone whole, and everything else is as it must be."""
+    """Yield a problem unless the figures of a request are erased completely and the rest of its record is right."""
     trained = request.source_node is not None
     if trained != (request.noise_std is None) or (trained and charges):
         yield "a purge erased its figures, and they are there again"
@@ -152,8 +158,10 @@ def _check_what_is_left(
 
 
 def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
-    """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
-    be that of the request."""
+    """Yield a problem unless the subjects are the requested clients, under all their indices, and the node fits.
+
+    The clients form one subject if the request asked for joint protection.
+    """
     if not agree(request.multiplier, recorded.multiplier):
         budget = f"({request.terms.epsilon}, {request.terms.delta})"
         yield f"s is recorded as {request.multiplier!r}, {budget} give {recorded.multiplier!r}"
@@ -170,7 +178,7 @@ def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: f
 def _check_erasure(
     request: RequestRow, wanted: set[int], available: set[int], content: dict[str, Any]
 ) -> Iterator[str]:
-    """What had to be erased (`wanted`) must be what was erased."""
+    """Yield a problem unless exactly the models in `wanted` were erased."""
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
         against = sorted(erased ^ wanted)
@@ -183,7 +191,7 @@ def _check_erasure(
 
 
 def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
-    """A request must have started from the model its method starts from; noise must be promised."""
+    """Yield a problem unless a request started from the model that its method prescribes, with the promised noise."""
     start = recorded.method.info.starts_from
     initial = view.path.nodes[0].node
     expected = {
@@ -209,12 +217,12 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
 def _check_rate(
     request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """An automatic local rate must have been found anew from those who stay where training began afresh."""
+    """Yield a problem unless a fresh start recomputed an automatic local rate from the remaining clients."""
     node, rates = str(request.noise_node), json.loads(before.run_value(LOCAL_RATES, "{}"))
     said = content.get(LOCAL_RATES, content["run"].get(LOCAL_RATES, rates))
     anew = recorded.method.info.starts_from == "fresh" and recorded.view.finds_rate_anew(request.terms)
     if SEALED in content and FIGURES_SALT not in content:
-        # A purge erased what it said, and its rate if training began afresh since.
+        # A purge erased the recorded rates; it also erased the request's own rate if a later request started afresh.
         kept = {str(begins): rate for begins, rate in recorded.view.reader.local_rates.items()}
         rates, said = {}, {node: kept[node]} if node in kept else {}
         anew = anew and not (kept and int(node) < min(map(int, kept)))
@@ -225,7 +233,7 @@ def _check_rate(
 
 
 def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
-    """A request must not have taken more rounds than its terms allow, and none where the model was released at once."""
+    """Yield a problem if a request took more rounds than its terms allow; immediate release allows none."""
     spec = recorded.view.spec
     if request.final_node is None:
         return
@@ -237,7 +245,7 @@ def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[st
 
 
 def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, available: set[int]) -> Iterator[str]:
-    """The node must be the latest kept one that every budget allows."""
+    """Yield a problem unless the source is the latest kept node that every budget allows."""
     subjects = [exposure.subject for exposure in recorded.new_exposures]
     exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
     kept = [depth for node, depth in view.path.depth_of.items() if node in available]
@@ -257,7 +265,7 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
 
 
 def _figure(text: str | None) -> float | None:
-    """A Psi as the table `charges` writes it: a number, or the word for an infinite one in quotation marks."""
+    """Parse a Psi of the table `charges`: a number, or the word for infinity in quotation marks."""
     return None if text is None else float(text.strip("'"))
 
 

@@ -1,4 +1,4 @@
-"""Whether stored models and clients' updates are those of the ledger, and nothing of a forgotten client is left."""
+"""Checks of stored models and clients' updates against the ledger, and that nothing of a forgotten client is left."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_updates
 
 TOLERANCE = 1e-9
-"""Another processor or library may differ in the last digits; recomputed figures may differ by this share."""
+"""Relative tolerance of recomputed figures: another processor or library may differ in the last digits."""
 
 
 def agree(recorded: Any, recomputed: Any) -> bool:
-    """Equal, or figures that agree to within the tolerance; a text is not a figure, and true is not 1."""
+    """Return whether two values are equal, or are numbers within the tolerance; `True` does not equal 1."""
     if isinstance(recorded, bool) or isinstance(recomputed, bool):
         return recorded is recomputed
     if isinstance(recorded, int | float) and isinstance(recomputed, int | float):
         if recorded == recomputed or not (math.isfinite(recorded) and math.isfinite(recomputed)):
-            return recorded == recomputed  # an infinite one is within no tolerance of any other
+            return recorded == recomputed  # infinity equals only itself
         return abs(recorded - recomputed) <= TOLERANCE * max(abs(recorded), abs(recomputed))
     return bool(type(recorded) is type(recomputed) and recorded == recomputed)
 
 
 ABSENT = object()
-"""What a field that is not there holds; a field that holds nothing is something else."""
+"""Marker for a missing field, as opposed to a field that is null."""
 
 
 def differing(stated: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The fields in which two JSON values differ: name, what was found, what was expected."""
+    """Yield the fields in which two JSON values differ: name, value found, value expected."""
     if isinstance(stated, dict) and isinstance(expected, dict):
         for key in sorted(stated.keys() | expected.keys()):
             inner = f"{name}.{key}" if name else str(key)
@@ -56,27 +56,27 @@ def differing(stated: Any, expected: Any, name: str = "") -> Iterator[tuple[str,
 
 
 def said(value: Any) -> str:
-    """What a field says, short enough for a line."""
+    """Return the value of a field, shortened to fit a line."""
     return "nothing" if value is ABSENT else repr(value)[:200]
 
 
 def check_models(reader: RunReader) -> Iterator[str]:
-    """Every model of the table is there as recorded, the current one among them."""
+    """Yield a problem for each model that is missing or changed, including the current one."""
     yield from _check_files(reader, "models")
     if reader.tip not in reader.models():
         yield f"models: the current model (node {reader.tip}) is not there"
 
 
 def check_moved(reader: RunReader) -> Iterator[str]:
-    """Where a model and the one it was made from are both stored: it moved as far as its record says.
+    """Yield a problem for each model whose distance from its predecessor contradicts the record; both must be stored.
 
     Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
     a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
     """
     if is_locked(reader.folder):
-        return  # its writer may erase a model that is about to be read
+        return  # a writer may erase a model that is about to be read
     available, view = reader.models(), RunView(reader)
-    # A method that promises nothing may go on from whatever it makes of the model.
+    # A method without guarantee may continue from any model it makes.
     free = {
         request.noise_node
         for request in view.requests
@@ -102,7 +102,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
 
 
 def _check_files(reader: RunReader, kind: Literal["models", "updates"]) -> Iterator[str]:
-    """Every file is as its row says, or as it says now: since the reader's snapshot a writer may have dropped it."""
+    """Yield a problem for each file that differs from its row, unless a writer has changed both since the snapshot."""
     rows, folder = _rows(reader, kind), reader.folder
     problems = {key: problem for key in rows if (problem := _file_problem(folder, kind, key, rows[key]))}
     if problems:
@@ -116,7 +116,7 @@ def _rows(reader: RunReader, kind: Literal["models", "updates"]) -> Mapping[Any,
 
 
 def _file_problem(folder: Path, kind: str, key: int | str, row: Any) -> str:
-    """What is wrong with the file of a row; empty if nothing is."""
+    """Return the problem of a row's file, or an empty string."""
     name = f"{kind}: the file {f'of node {key}' if kind == 'models' else key}"
     try:
         content = read_plain(stored_path(folder, kind, key))
@@ -132,7 +132,7 @@ def _file_problem(folder: Path, kind: str, key: int | str, row: Any) -> str:
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:
-    """Every stored update is there as recorded, none of a forgotten client or of a round that was cut off."""
+    """Yield a problem for each update that is missing, changed, or of a forgotten client or a discarded round."""
     yield from _check_files(reader, "updates")
     view = RunView(reader)
     for row in reader.updates().values():
@@ -145,7 +145,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem if a model made from stored updates is not what they make, while they are whole."""
+    """Yield a problem if a model made from stored updates differs from what they produce, while all are stored."""
     depth = view.path.unbounded_from
     if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
         return
@@ -153,14 +153,14 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
     parts = [row for row in view.stored_updates if row.node == node]
     written = {row["file"] for row in ReplayedLedger.of(reader).recorded("updates") if row["node"] == node}
     if {row.file for row in parts} != written:
-        return  # a later request went on from this model, and the updates of its clients were erased
+        return  # a later request continued from this model, and the updates of its clients were erased
     for request in view.requests:
         if request.noise_node == node:
             yield from method_named(request.method).check_replayed_model(view, node, parts)
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Updates are those of the participants of rounds that are kept, and a rewritten file holds the same ones."""
+    """Yield a problem unless updates are those of the participants of kept rounds, and rewritten files agree."""
     every, nodes = view.spec.round_extras.updates_every, {row.node.node: row.node for row in reader.node_rows()}
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
@@ -186,7 +186,17 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
 def check_updates_erased(
     view: RunView, recorded: RecordedRequest, gone: UpdatesErased, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
+    """Yield a problem unless the right updates were erased, and a heuristic method replayed and stored the rest.
+
+    Updates of forgotten clients and of discarded rounds must be erased.
+
+    Args:
+        view: The run just before the rollback.
+        recorded: The request with the values recomputed from the ledger.
+        gone: Updates that must be erased.
+        before: Tables before the rollback.
+        content: Payload of the rollback.
+    """
     stored = before.read("updates")
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
         yield "other updates were erased than the forgotten clients' and those of rounds cut off"
@@ -194,8 +204,8 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     rounds = 0
     if recorded.replayed:
-        # Clients of earlier requests take no part any more, nor do those that approved requests leave out; in older
-        # events these are the clients of all requests that wait.
+        # Clients of earlier requests no longer take part, nor do those that approved requests leave out. Older events
+        # leave out the clients of all waiting requests.
         ended = ("refused", "withdrawn", *(MAY_BE_APPROVED if "left_out" in content else ()))
         rows = [row for row in before.rows["requests"].values() if row["status"] not in ended]
         rows.append(before.rows["requests"][recorded.request.request,])

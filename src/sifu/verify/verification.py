@@ -1,4 +1,4 @@
-"""Verification: recompute every claim of a run from its recorded scalars, offline, trusting no stored conclusion."""
+"""Offline verification of a run: recomputes every claim from recorded scalars and trusts no stored conclusion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sifu.verify.stored_models import check_models, check_moved, check_updates
 
 @dataclass
 class Verification:
-    """What was checked and what is wrong; empty `problems` means that everything recomputes."""
+    """Result of a verification; without `problems`, every claim was recomputed successfully."""
 
     subject: str
     public_key: str = ""
@@ -45,15 +45,15 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     not_recomputed: dict[str, str] = field(default_factory=dict)
-    """Requests whose certificates can be checked by their signatures alone: when a purge erased their figures."""
+    """Requests that only a signature can confirm, each with the time of the purge that erased its figures."""
     leftovers: list[Leftover] = field(default_factory=list)
-    """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
+    """Files left by an interrupted change; no claim depends on them, and the next writer deletes them."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Of a certificate: what was checked, as it was read."""
+    """Content of a verified certificate, as it was read."""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there are no problems."""
         return not self.problems
 
     def __bool__(self) -> bool:
@@ -67,13 +67,23 @@ def verify_run(
     witnesses: Sequence[str | Path] = (),
     authority: str | Path | None = None,
 ) -> Verification:
-    """Check the run in `folder`. `public_key` (hex) is the operator's, if it is known from elsewhere.
+    """Verify a run.
 
-    `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
-    `witnesses` are files of checkpoints that others kept, or public certificates. `authority` is a PEM file with the
-    certificates of the timestamp authority: every timestamp in the run must then be signed by it.
+    Files that a writer is using at the same time are not checked, and a note says so.
 
-    Files change under a run that is being written to; those at work are then left out, and a note says so.
+    Args:
+        folder: Folder of the run.
+        public_key: The operator's public key (hex), if it is known from elsewhere.
+        anchor: A head of the chain that was published or kept; a rewritten chain does not contain it.
+        witnesses: Files of checkpoints that others kept, or public certificates.
+        authority: PEM file with the certificates of a timestamp authority, which must have signed every timestamp.
+
+    Returns:
+        The checks performed, with problems and notes.
+
+    Raises:
+        InputError: If an argument is invalid or the folder is not a run.
+        MissingExtensionError: If the run needs a package that is not installed.
     """
     folder = Path(folder)
     check_public_key(public_key)
@@ -83,10 +93,10 @@ def verify_run(
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
-    if result.problems:  # reading on might never end, or end in another folder
+    if result.problems:  # reading on might never end, or lead to another folder
         result.checked.append("folder")
         return result
-    kept = files_of_witnesses()  # before the run is read: what is recorded meanwhile is no contradiction
+    kept = files_of_witnesses()  # before the run is read: later checkpoints are no contradiction
     with RunReader(folder) as reader, reader.snapshot():
         if is_locked(folder):
             result.notes.append("the run is in use: files its writer is at work on were not checked")
@@ -133,12 +143,12 @@ def verify_run(
                 if not result.problems:
                     raise
                 result.problems.append(f"{name}: {error}")
-            except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
+            except Exception as error:  # manipulated data may fail anywhere, which is a finding, too
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
                 result.checked.append(name)
             if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
-                break  # what follows would only repeat it, or take a client at its word that it made 10^9 steps
+                break  # later checks would repeat the problem, or believe a client that claims 10^9 steps
         try:
             others = [Path(str(path).removeprefix("file:")) for path in witnesses]
             _check_against_outside(reader, result, public_key, anchor, others)
@@ -155,7 +165,7 @@ def verify_run(
 def _check_against_outside(
     reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
 ) -> None:
-    """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
+    """Check the run against the operator's key, an anchor and witnesses, and collect notes for the reader."""
     named = [key for _, key in keys.keys_of(reader)]
     changed = key_problem(reader)
     if changed:
@@ -186,7 +196,7 @@ def _check_against_outside(
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
-    """Files that no row names must be what an interrupted change left; those are noted."""
+    """Yield a problem for each unnamed file that no interrupted change explains, and note the others."""
     for entry in outside_record.files_of_no_row(reader):
         if isinstance(entry, str):
             yield entry
@@ -209,14 +219,17 @@ def _check_installed(reader: RunReader) -> Iterator[str]:
 
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
-    """Files of the run folder must not name events that the database does not have."""
-
-    if not is_locked(reader.folder):  # its writer may have gone on since
+    """Yield a problem for each file of the run folder that names an event missing from the database."""
+    if not is_locked(reader.folder):  # a writer may have continued since
         for sign in keys.signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
 
 def check_public_key(public_key: str | None) -> None:
-    """Refuse what cannot be an Ed25519 public key."""
+    """Check that a text can be an Ed25519 public key.
+
+    Raises:
+        InputError: If it cannot.
+    """
     if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
         raise InputError(f"a public key is 64 hexadecimal digits, found {len(public_key)} characters")
