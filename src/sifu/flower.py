@@ -1,4 +1,4 @@
-"""For Flower apps that exist: a strategy that forgets and certifies, and a mod by which clients witness it.
+"""Tools for existing Flower apps: a strategy that forgets and certifies, and a mod by which clients act as witnesses.
 
     strategy = ForgettingFedAvg(context, fraction_evaluate=0.5)     # in place of FedAvg
     app = ClientApp(mods=[witness_mod])                             # optional, on the clients
@@ -37,7 +37,7 @@ from sifu.store.database import DATABASE
 __all__ = ["ForgettingFedAvg", "add_profile", "client_app", "witness_mod"]
 
 log = logging.getLogger("flwr")
-"""Flower's own: its lines and ours look alike in the stream of `flwr run`."""
+"""Flower's logger, so that all lines in the output of `flwr run` look alike."""
 
 HONOURED = frozenset(
     {
@@ -51,7 +51,7 @@ HONOURED = frozenset(
         "proximal_mu",
     }
 )
-"""Arguments that do what Flower's strategies say; `proximal_mu` is that of FedProx."""
+"""Supported arguments of Flower's strategies; `proximal_mu` is that of FedProx."""
 USUAL_NAMES = "the messages of a recorded run use Flower's usual names: leave it out"
 SERVER_STATE = (
     "the server would keep moments of all clients' past updates. Going back to an earlier model does not remove a "
@@ -69,9 +69,9 @@ REFUSED = {
     **dict.fromkeys(("server_learning_rate", "server_momentum"), f"FedAvgM: {SERVER_STATE}"),
     **dict.fromkeys(("num_malicious_nodes", "num_nodes_to_select", "beta", "q"), ROBUST),
 }
-"""Arguments of Flower's strategies that cannot be kept, with the reason."""
+"""Unsupported arguments of Flower's strategies, with the reason."""
 OVERRIDABLE = frozenset({"aggregate_evaluate", "summary", "start"})
-"""Methods of FedAvg that a subclass may override: no model depends on them."""
+"""Methods of FedAvg that a subclass may override, because no model depends on them."""
 NOT_OVERRIDABLE = {
     "aggregate_train": "certificates rest on the mean of the replies. For metrics give train_metrics_aggr_fn, to look "
     "at models give start() an evaluate_fn",
@@ -87,11 +87,11 @@ OWN_ROUNDS = (
 
 
 class ForgettingFedAvg(FedAvg):
-    """Federated averaging that carries out requests to be forgotten while it runs, and certifies them.
+    """Federated averaging that executes and certifies requests to be forgotten while it runs.
 
-    Arguments are those of FedAvg. With `fraction_train` below 1 each client takes part in a round with that
-    probability. `proximal_mu` is sent to clients as FedProx does. Arguments and overridden methods that cannot be kept
-    are refused. `start` creates the run or continues it.
+    The arguments are those of FedAvg. With `fraction_train` below 1, each client takes part in a round with that
+    probability. `proximal_mu` is sent to clients as in FedProx. Unsupported arguments and overridden methods are
+    refused. `start` creates or continues the run.
     """
 
     def __init__(self, context: Context, *arguments: Any, **options: Any) -> None:
@@ -130,7 +130,10 @@ class ForgettingFedAvg(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train for `num_rounds`, carry out every request that waits, and return the released model."""
+        """Train for `num_rounds`, execute every waiting request, and return the released model.
+
+        The arguments are those of FedAvg's `start`.
+        """
         result, began, config = Result(), time.monotonic(), {**(train_config or {}), **self._proximal}
         settings = Settings.of({"timeout": timeout, **self._config})
         least = max(self.min_available_nodes, self.min_train_nodes, self.min_evaluate_nodes)
@@ -173,11 +176,11 @@ class ForgettingFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Refuse: a loop of your own would record nothing."""
+        """Refuse the call: rounds of a user-defined loop would not be recorded."""
         raise InputError(OWN_ROUNDS)
 
     def _spec(self, settings: Settings, config: Mapping[str, Any], num_rounds: int) -> Spec:
-        """Return the spec of the run: the file's, or the usual one with this strategy's arguments."""
+        """Return the spec of the run: that of the file, or the default one with this strategy's arguments."""
         takes_part = "all" if self.fraction_train == 1.0 else f"poisson({float(self.fraction_train)!r})"
         given = load_spec(settings.spec) if settings.spec else _usual_spec(config, takes_part)
         if self.fraction_train < 1.0 and given.server.participation != takes_part:
@@ -189,7 +192,7 @@ class ForgettingFedAvg(FedAvg):
         return replace(given, model=replace(given.model, kind="python"), stop=stop)
 
     def _tell_answered(self, result: Result, exchanged: Exchanged) -> None:
-        """Log the replies as FedAvg does, and aggregate their metrics; metrics that cannot be never stop a run."""
+        """Log the replies as FedAvg does, and aggregate their metrics; an error in the metrics never stops a run."""
         rounds, trained = exchanged.position.round + 1, exchanged.kind == TRAIN
         metrics = None
         if trained:
@@ -201,7 +204,7 @@ class ForgettingFedAvg(FedAvg):
             elif exchanged.counted:
                 contents = [message.content for message in exchanged.counted]
                 metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        except Exception as error:  # a function of the app's, on what clients sent
+        except Exception as error:  # a function of the app on data from clients
             log.warning("\t> the metrics of round %d cannot be aggregated: %s", rounds, error)
         for note in exchanged.notes:
             log.warning("\t> %s", note)
@@ -211,9 +214,9 @@ class ForgettingFedAvg(FedAvg):
 
 
 def _usual_spec(config: Mapping[str, Any], participation: str) -> Spec:
-    """Return the spec of an app without one: the rate is what clients are told, and unusable replies are left out.
+    """Return the default spec: it uses the rate sent to the clients, and ignores unusable replies.
 
-    Clients that are told no rate count as taking one step of rate 1 along the whole of their update.
+    Without a rate, clients count as taking one step of rate 1 along their whole update.
     """
     rate = next((float(config[key]) for key in RATE_KEYS if key in config), 1.0)
     return Spec.from_mapping(
@@ -228,7 +231,7 @@ def _usual_spec(config: Mapping[str, Any], participation: str) -> Spec:
 
 
 def _tell_asked(num_rounds: int, kind: str, position: Position, asked: int, known: int) -> None:
-    """Log whom a round asks, as FedAvg does; rounds begin again after a request."""
+    """Log the sampled clients of a round as FedAvg does; rounds restart at 1 after a request."""
     if kind == TRAIN:
         again = f", after {position.branch} rollbacks" if position.branch else ""
         log.info("")

@@ -1,1 +1,1 @@
-"""A federation that stays up: the worker between rounds, and the server on Flower."""
+"""A long-running federation: the worker between rounds, and the server on Flower."""

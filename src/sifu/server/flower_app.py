@@ -1,7 +1,7 @@
-"""A ServerApp that trains, forgets and certifies: `app = server_app()` in an app's server file is all there is to it.
+"""A Flower ServerApp that trains, forgets and certifies: an app's server file needs only `app = server_app()`.
 
-Everything that must survive is in the run folder: a new `flwr run` of the same app continues where the last one ended,
-with the same active and forgotten clients, whatever was killed.
+All persistent state is in the run folder. After any interruption, a new `flwr run` of the same app continues, with the
+same active and forgotten clients.
 """
 
 from __future__ import annotations
@@ -63,25 +63,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONGEST_ABSENCE = 120.0
-"""Seconds that a round waits for a node where there is none."""
+"""Maximum number of seconds that a round waits for a client without a connected node."""
 LOOK_FOR_NEWCOMERS = 10.0
-"""Seconds between two looks whether a client that may join is online."""
+"""Polling interval for new clients, in seconds."""
 NODE = "node-"
-"""Begins the names of clients that give none."""
+"""Prefix of the names of clients that report none."""
 REPORTED = "reported"
-"""The key of the run table that holds the clients' profiles as they reported them."""
+"""Key of the run table under which the clients' reported profiles are stored."""
 MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The run config of the app: what `[tool.flwr.app.config]` holds and `--run-config` overrides.
+    """The run config of the app: `[tool.flwr.app.config]` with the overrides of `--run-config`.
 
     `run` and `spec` are absolute paths on the server's machine. `insecure_identity` trusts the names that nodes
-    report and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
-    before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
-    mean of a round's updates and no single one; with `masked_statistics` it learns only the sum of the statistics of a
-    head in closed form. `preprocessing = "fixed"` declares what `data.preprocessing` of a spec does.
+    report, and caps every certificate; the server then waits for `clients` of them. `wait` is the time to wait for
+    clients before the run is created, `linger` the time to wait for requests after training, both in seconds. With
+    `masked_updates` the server learns only the mean of a round's updates; with `masked_statistics` it learns only the
+    sum of the statistics of a head in closed form. `preprocessing = "fixed"` declares the same as `data.preprocessing`
+    of a spec.
     """
 
     run: str
@@ -98,7 +99,7 @@ class Settings:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
-        """From a run config, whose keys have dashes."""
+        """Return the settings in a run config, whose keys are written with dashes."""
         names = {field.name.replace("_", "-"): field.name for field in fields(Settings)}
         given = {names[key]: value for key, value in config.items() if key in names}
         if "run" not in given:
@@ -123,22 +124,26 @@ class Settings:
 
     @property
     def patience(self) -> Patience:
-        """What the engine needs of them."""
+        """Time limits of the engine."""
         timeout = float(self.timeout)
         return Patience(timeout=timeout, min_replies=int(self.min_replies), absence=min(timeout, LONGEST_ABSENCE))
 
 
 @dataclass(frozen=True)
 class OwnServer:
-    """A model of your own, for ClientApps that were written for Flower's FedAvg and know nothing of us.
+    """Server for a user-defined model, with ClientApps written for Flower's FedAvg.
 
-    `initial` makes a fresh model: a torch module, or named numpy arrays; it may take the number of the branch. `config`
-    is what FedAvg calls `train_config`. `loss` and `accuracy` name the metrics of an evaluation where they are not
-    called as usual; `evaluates = False` is for apps without any. Evaluations get `evaluate_config` instead of `config`
-    if it is given, and `evaluation_sample` says how many clients evaluate. `reporter` hears of every round's messages
-    and replies. `evaluate_fn` is called with the number of rounds and
-    the model after each, and what it returns is shown; it decides nothing. `save_model` gets the model when the server
-    ends.
+    Attributes:
+        initial: Function that makes a fresh model, a torch module or named numpy arrays; it may take the branch number.
+        config: Config of training messages, FedAvg's `train_config`.
+        loss: Name of the loss among the metrics, if unusual.
+        accuracy: Name of the accuracy among the metrics, if unusual.
+        evaluates: False for apps without evaluation.
+        evaluate_config: Config of evaluation messages; `config` if not given.
+        evaluation_sample: Number of clients that evaluate.
+        reporter: Receives every round's messages and replies.
+        evaluate_fn: Called with the number of rounds and the model after each round; its result is only displayed.
+        save_model: Called with the model when the server ends.
     """
 
     initial: Callable[..., Any]
@@ -153,7 +158,7 @@ class OwnServer:
     reporter: Reporter | None = None
 
     def __call__(self, spec: Spec, profiles: Sequence[WireProfile], **known: str) -> tuple[Blueprint, Spec]:
-        """The training of clients with these profiles."""
+        """Return the training plan for clients with these profiles, and the resolved spec."""
         return own_blueprint(
             self.initial,
             spec,
@@ -166,7 +171,7 @@ class OwnServer:
         )
 
     def first_message(self, spec: Spec, node: int, timeout: float) -> Message:
-        """Return a training whose result is thrown away: an app that knows nothing of us says its samples only then."""
+        """Return a training message whose result is discarded: such an app reports its samples only with a result."""
         from flwr.app import Array, ArrayRecord
 
         fresh, config = fresh_model(self.initial, 0, spec.seed), {**self.config, PROFILE_WANTED: True}
@@ -174,19 +179,19 @@ class OwnServer:
         return model_message(arrays, Instruction(Position(0, 0), 0, 1), node, TRAIN, timeout, config)
 
     def after_round(self, tell: Tell, position: Position, model: ArrayRecord) -> None:
-        """Show what the central evaluation says of a round's model."""
+        """Display the result of the central evaluation of a round's model."""
         metrics = self.evaluate_fn(position.round + 1, model) if self.evaluate_fn else None
         if metrics is not None:
             tell(f"central evaluation after {position.round + 1} rounds: {dict(metrics)}")
 
 
 def own_server_app(initial: Callable[..., Any], **options: Any) -> ServerApp:
-    """The ServerApp of a model of your own (`OwnServer`), for example `own_server_app(Net, config={"lr": 0.01})`."""
+    """Return the ServerApp of a user-defined model, for example `own_server_app(Net, config={"lr": 0.01})`."""
     return server_app(OwnServer(initial, **options))
 
 
 def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
-    """The ServerApp; for models of your own see `OwnServer`."""
+    """Return the ServerApp; for user-defined models see `OwnServer`."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -200,12 +205,12 @@ def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
 
 
 def _tell(line: str) -> None:
-    """A line in the stream of `flwr run`."""
+    """Print a line to the output of `flwr run`."""
     print(line, flush=True)
 
 
 def _tell_round(progress: Progress) -> None:
-    """A line for each round; what went wrong in it is logged there, too."""
+    """Print a line for each round."""
     accuracy = "" if math.isnan(progress.accuracy) else f", accuracy {progress.accuracy:.1%}"
     _tell(f"{progress.phase}: {progress.rounds} rounds{accuracy}")
 
@@ -220,9 +225,20 @@ def serve_on_flower(
     tell: Tell = log.info,
     spec: Spec | None = None,
 ) -> list[str]:
-    """Create the run or continue it until all is done; returns the requests that were carried out.
+    """Create or continue the run until all work is done.
 
-    `spec` is used instead of the file that the settings name.
+    Args:
+        grid: Flower's connection to the nodes.
+        settings: The run config of the app.
+        make_blueprint: Makes the training plan from the spec and the clients' profiles.
+        patience: Time limits; those of the settings by default.
+        progress: Called after each round.
+        level: Required level of the certificates; that of each request by default.
+        tell: Receives messages for people.
+        spec: Used instead of the file that the settings name.
+
+    Returns:
+        The ids of the executed requests.
     """
     folder = Path(settings.run)
     if spec is None:
@@ -248,7 +264,7 @@ def serve_on_flower(
         engine = registry.begin_run(folder)
     engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
-    run.engine()  # refuses clients or a model that are not those of the run
+    run.engine()  # refuses clients or a model that differ from those of the run
     if own is not None:
         engine.after_round = partial(own.after_round, tell) if own.evaluate_fn is not None else None
         engine.reporter, engine.evaluation_sample = own.reporter, own.evaluation_sample
@@ -270,7 +286,7 @@ def serve_on_flower(
 
 
 def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:
-    """A run that certifies identifies its clients by their keys, over authenticated connections."""
+    """Check that clients are identified by keys over authenticated connections, unless the settings allow otherwise."""
     if settings.insecure_identity:
         return
     way = "or set insecure-identity = true for a demo, which caps every certificate at conditional"
@@ -279,7 +295,7 @@ def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -
             f"no client is on the list of {settings.run}: add each with sifu clients add {settings.run} --name NAME "
             f"--key NODE.pub, and give that key to its SuperNode (--auth-supernode-private-key), {way}"
         )
-    # Flower tells the app in no other way whether SuperLink speaks TLS.
+    # Flower gives an app no other way to find out whether SuperLink uses TLS.
     if getattr(grid, "_insecure", False):
         raise InputError(
             "SuperLink runs with --insecure: anyone who listens can speak for a node. Give it --ssl-certfile, "
@@ -288,7 +304,7 @@ def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -
 
 
 class _ClientRegistry:
-    """Knows who the clients are: from the list, from their profiles, from the ledger."""
+    """Registry of the clients: from the list, from their profiles, and from the ledger."""
 
     def __init__(
         self,
@@ -317,7 +333,7 @@ class _ClientRegistry:
             self._roster = ClaimedRoster(grid, {}, self._ask_names)
 
     def begin_run(self, folder: Path) -> FlowerFederation:
-        """A new run of the clients on the list, or of those that are there."""
+        """Create a run of the listed clients, or of those that are connected."""
         profiles = self._collect()
         engine, given_spec, resolved = self._make_engine(profiles, len(profiles))
         with create_run(folder, given_spec, resolved, engine) as writer:
@@ -325,7 +341,7 @@ class _ClientRegistry:
         return engine
 
     def continue_run(self, folder: Path) -> FlowerFederation:
-        """The run as it was begun; its clients need not be online yet."""
+        """Return the engine of an existing run; its clients need not be online yet."""
         with RunReader(folder) as reader:
             reported, facts, joined = reader.value(REPORTED, ""), reader.facts, len(reader.joined())
         identity = facts["identity"]
@@ -336,18 +352,18 @@ class _ClientRegistry:
             )
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
-            if self.own is not None:  # counted before: no client trains again to be counted
+            if self.own is not None:  # samples are known already, so no client has to train to report them
                 numbers = {profile.name.removeprefix(NODE): profile for profile in profiles}
                 self._check_nodes(folder, set(numbers))
                 self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}
-        else:  # it was killed between its first event and its second
+        else:  # the server was killed between its first two events
             profiles = self._collect()
             with RunWriter.open(folder) as writer:
                 self._admit(writer, profiles)
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
         engine, given_spec, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
         check_same_spec(open_run(folder, engine=engine), given_spec)
-        # Certificates rest on what was recorded. Statistics may be checked one by one where they were masked before.
+        # Certificates rely on the recorded facts. Statistics that were masked before may be checked one by one now.
         begun, now = list(facts["outside"]), list(engine.facts.outside)
         if now not in (begun, [what for what in begun if what != MASKED_STATISTICS]):
             raise InputError(
@@ -357,7 +373,7 @@ class _ClientRegistry:
         return engine
 
     def _check_nodes(self, folder: Path, numbers: set[str]) -> None:
-        """Refuse nodes none of which can be a client that is known by the number of its node."""
+        """Refuse to continue if clients are known by node number and none of the connected nodes is one of them."""
         online = {str(node) for node in self._grid.get_node_ids()}
         known_by_number = not self._authenticated and all(number.isdecimal() for number in numbers)
         if online and known_by_number and not online & numbers:
@@ -368,7 +384,7 @@ class _ClientRegistry:
             )
 
     def update_keys(self, writer: RunWriter) -> None:
-        """The list may have changed: new keys take effect, blocked ones were left out already, newcomers join."""
+        """Apply changes of the client list: use new keys, and let new clients join."""
         if isinstance(self._roster, KeyRoster):
             self._roster.names = {
                 entry.key: entry.name for entry in recorded_clients(writer) if entry.status == "allowed"
@@ -383,7 +399,7 @@ class _ClientRegistry:
             self._newcomers = [newcomer.name for newcomer in joining(writer)]
 
     def newcomer_waits(self) -> bool:
-        """Whether a client that may join is connected; checked a few times a minute."""
+        """Return whether a client that may join is connected; polled every `LOOK_FOR_NEWCOMERS` seconds."""
         now = time.monotonic()
         if not self._newcomers or now - self._looked < LOOK_FOR_NEWCOMERS:
             return False
@@ -391,7 +407,7 @@ class _ClientRegistry:
         return bool(self._roster.nodes(self._newcomers))
 
     def _join(self, writer: RunWriter, profile: WireProfile) -> None:
-        """One event makes a client of it; one that would lower what is proven for the others is refused."""
+        """Record a new client in one event; refuse it if the guarantees for the others would become weaker."""
         view = RunView(writer)
         profiles = [WireProfile.of_mapping(values) for values in json.loads(writer.value(REPORTED))]
         try:
@@ -423,9 +439,9 @@ class _ClientRegistry:
     def _make_engine(
         self, profiles: Sequence[WireProfile], founders: int, rate: float | None = None
     ) -> tuple[FlowerFederation, Spec, Spec]:
-        """The engine, the spec as it was asked for, and with what was found filled in.
+        """Return the engine, the given spec, and the spec with automatic values resolved.
 
-        An automatic `rate` was found among the founders, and stays what it was when others have joined.
+        An automatic `rate` is determined by the founders and does not change when others join.
         """
         data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
         given_spec = replace(self._spec, data=data)
@@ -451,7 +467,7 @@ class _ClientRegistry:
         return self._engine, given_spec, resolved
 
     def _collect(self) -> list[WireProfile]:
-        """Every client's profile; all of them are needed once, so they are waited for."""
+        """Return every client's profile; wait until all have reported."""
         wanted = [entry.name for entry in self._listed if entry.status == "allowed"]
         end = time.monotonic() + self._settings.wait
         present: dict[str, WireProfile] = {}

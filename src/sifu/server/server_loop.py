@@ -1,14 +1,13 @@
-"""A server that stays up between requests, on Flower, or as a loop for any framework, or none.
+"""A server that keeps running between requests, on Flower or as a loop for any other framework.
 
-A server loop for any framework, or none: your program speaks with the clients, sifu averages, forgets, certifies.
+In the loop, your program communicates with the clients; sifu averages, forgets and certifies.
 
     with sifu.ServerLoop("run", spec, clients={"site-a": 120, "site-b": 80}, initial=make_model) as run:
         while task := run.next():
             run.take({name: send_and_wait(name, model) for name, model in task.models.items()})
 
-Requests are put into the run as always (`sifu request`, `Run.request`), also while the loop runs. Everything that must
-survive lives in the run folder: after a kill the same program continues, and a round that was not saved is asked for
-once more.
+Requests are filed as usual (`sifu request`, `Run.request`), also while the loop runs. All persistent state is in the
+run folder: after an interruption the same program continues, and repeats a round that was not saved.
 """
 
 from __future__ import annotations
@@ -62,18 +61,29 @@ def serve(
     after_mail: Callable[[RunWriter], None] | None = None,
     more_mail: Callable[[], bool] = lambda: False,
 ) -> list[str]:
-    """Train until the stop rule holds, carrying requests out as they arrive; returns those that were carried out.
+    """Train until the stop rule holds, and execute requests as they arrive.
 
-    A request that arrives, and is approved where the spec demands it, stops its clients from being sampled at once; it
-    is carried out when the rounds of the request before it are done, or at once if there is none. When all is done, the
-    server waits `linger` seconds for more. After being killed at any time, calling this again resumes; it waits up to
-    `lock_wait` seconds for an earlier server that has not noticed its end yet. `after_mail` is called before the first
-    round and whenever letters were taken in, or `more_mail` said that there is something else to look at.
+    The clients of a request are no longer sampled once it has arrived and, if the spec requires it, is approved. The
+    request is executed when the rounds of the one before it are done. After an interruption, a new call resumes.
+
+    Args:
+        run: The run.
+        engine: Engine that trains the clients.
+        linger: Seconds to wait for more requests when all work is done.
+        lock_wait: Seconds to wait for an earlier server that still holds the lock.
+        level: Required level of the certificates; that of each request by default.
+        progress: Called after each round.
+        tell: Receives messages for people.
+        after_mail: Called before the first round, and after inbox messages were ingested or `more_mail` returned true.
+        more_mail: Returns whether there is other news to process.
+
+    Returns:
+        The ids of the executed requests.
     """
     with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
-        keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-        # Clients that were blocked or asked to be forgotten take part in no further round.
+        keys.load_key(run.folder, writer.value("public_key"))  # fail before any work if the key is missing
+        # Blocked clients and those to be forgotten take part in no further round.
         inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
         worker = Worker(writer, engine, _recording(writer, engine, progress), inbox, tell)
         idle_since, told = time.monotonic(), False
@@ -89,14 +99,14 @@ def serve(
                         tell(f"nothing is left to do: waiting {linger:g} s for requests")
                     told = True
                     time.sleep(LOOK_EVERY)
-                _record_incidents(writer, engine)  # evaluations come after the last round
+                _record_incidents(writer, engine)  # those of evaluations after the last round
         except NoClientResponseError:
-            _record_incidents(writer, engine)  # why they did not
+            _record_incidents(writer, engine)  # the causes of the failure
             raise
 
 
 def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
-    """The run's writer; another one may need a moment to let go of it."""
+    """Open the run for writing; wait up to `lock_wait` seconds for another writer."""
     end, told = time.monotonic() + lock_wait, False
     while True:
         try:
@@ -111,7 +121,7 @@ def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
 
 
 def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter], None] | None) -> None:
-    """Tell an engine that speaks to other machines whom it must not speak to any more."""
+    """Tell an engine with remote clients which of them it must no longer contact."""
     if isinstance(engine, LeavesOut):
         view = RunView(writer)
         blocked = {entry.name for entry in recorded_clients(writer) if entry.status == "blocked"}
@@ -122,7 +132,7 @@ def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter],
 
 
 def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | None) -> ProgressCallback:
-    """Progress that also writes down what went wrong in a round."""
+    """Return a progress callback that also records the incidents of each round."""
 
     def after_round(done: Progress) -> None:
         _record_incidents(writer, engine)
@@ -133,7 +143,7 @@ def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | N
 
 
 def _record_incidents(writer: RunWriter, engine: Engine) -> None:
-    """Record what has gone wrong in rounds since the last time, where the engine knows."""
+    """Record the incidents since the last call, if the engine collects them."""
     incidents = engine.take_incidents() if isinstance(engine, NotesIncidents) else []
     if incidents:
         for incident in incidents:
@@ -142,21 +152,21 @@ def _record_incidents(writer: RunWriter, engine: Engine) -> None:
 
 
 class _Closed(KeyboardInterrupt):
-    """The loop was left: as Ctrl-C does, it keeps every finished round."""
+    """The loop was closed; as with Ctrl-C, every finished round is saved."""
 
 
 class ServerLoop:
-    """A run whose rounds your program takes to the clients, by whatever road.
+    """A run whose rounds your program sends to the clients, by any transport.
 
-    `clients` are names and counts of samples; `initial` makes a fresh model: a torch module, or named numpy arrays. The
-    spec says `regularity.kind = "assumed"` and the clients' rate as `local.rate`, since nothing is known of their
-    training. With `evaluates` clients are also asked how models do. `linger` seconds are waited for requests when
-    everything is done. A reply that cannot be used is left out and recorded, unless the spec says another
-    `server.rejected`. A client that a run does not know yet joins at the next round (also `join`).
+    `clients` maps names to numbers of samples; `initial` makes a fresh model: a torch module, or named numpy arrays.
+    The spec sets `regularity.kind = "assumed"` and the clients' rate as `local.rate`, because nothing is known of their
+    training. With `evaluates`, clients also evaluate models. `linger` is the number of seconds to wait for requests
+    when all work is done. An unusable reply is ignored and recorded, unless the spec sets another `server.rejected`. A
+    client that is new to the run joins at the next round (see also `join`).
 
-    Certificates name it as assumed that clients are who your program says, unless it has `authenticated` every one of
-    them, for example by mutual TLS: your statement, which is recorded and trusted. They also name it if the spec's
-    `server.wait` lets your program close a round before the slowest have answered.
+    Certificates list the identity of the clients as an assumption, unless your program states that it has
+    `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. Certificates also
+    list it as an assumption if `server.wait` lets your program close a round before the slowest clients have answered.
     """
 
     def __init__(
@@ -194,7 +204,7 @@ class ServerLoop:
             create_run(Path(folder), given, given, self._engine).close()
         self.run = open_run(folder, engine=self._engine)
         check_same_spec(self.run, given)
-        self.run.engine()  # refuses clients or a model that are not those of the run
+        self.run.engine()  # refuses clients or a model that differ from those of the run
         self._linger, self._level = linger, level
         self._tasks: SimpleQueue[Task | BaseException | None] = SimpleQueue()
         self._replies: SimpleQueue[Mapping[str, Any] | _Closed] = SimpleQueue()
@@ -202,17 +212,23 @@ class ServerLoop:
         self._worker = threading.Thread(target=self._work, daemon=True)
 
     def next(self) -> Task | None:
-        """What clients are to do now, again and again until it is answered; None when nothing is left to do."""
+        """Return the current task of the clients, the same one until it is answered; None when all work is done."""
         if self._worker.ident is None:
             self._worker.start()
             self._await_task()
         return self._task
 
     def take(self, replies: Mapping[str, Any]) -> None:
-        """Hand in the clients' replies to the open task, by name; a client that is missing was absent from the round.
+        """Submit the clients' replies to the current task; a missing client counts as absent from the round.
 
-        Returns when the replies were checked and averaged; what cannot be used is recorded, and `server.rejected` says
-        whether it stops the loop with an error.
+        Returns after the replies were checked and averaged. Unusable replies are recorded, and `server.rejected`
+        decides whether they stop the loop with an error.
+
+        Args:
+            replies: Replies by client name.
+
+        Raises:
+            InputError: If no task is open, or `replies` is not a mapping.
         """
         if self._task is None:
             raise InputError("no task is open: ask for one with next(), and hand in its replies")
@@ -236,7 +252,7 @@ class ServerLoop:
         self._newcomers.append(ClientProfile(name, int(samples), self._steps))
 
     def _admit(self, writer: RunWriter) -> None:
-        """Record who joins; called in the worker's thread between two rounds."""
+        """Record new clients; called in the worker's thread between two rounds."""
         while self._newcomers:
             joined = self._newcomers[0]
             training = self._train([*self._engine.clients, joined])
@@ -245,7 +261,7 @@ class ServerLoop:
             self._newcomers.popleft()
 
     def close(self) -> None:
-        """End the loop; every finished round is saved, and the same loop continues later."""
+        """End the loop; every finished round is saved, and a new loop continues the run."""
         if self._worker.is_alive():
             self._replies.put(_Closed())
         if self._worker.ident is not None:
@@ -266,7 +282,7 @@ class ServerLoop:
         self._task = task
 
     def _exchange(self, task: Task) -> Mapping[str, Any]:
-        """Called by the engine, in the worker's thread."""
+        """Pass a task to the program and return its replies; called by the engine in the worker's thread."""
         self._tasks.put(task)
         replies = self._replies.get()
         if isinstance(replies, _Closed):
@@ -290,20 +306,20 @@ class ServerLoop:
 
 
 def _recorded(folder: Path) -> tuple[list[str], int, Spec]:
-    """Return the clients of a run that was begun, how many of them founded it, and its spec."""
+    """Return the clients of an existing run, the number of its founders, and its spec."""
     with RunReader(folder) as reader:
         names = [client.name for client in reader.clients()]
         return names, len(names) - len(reader.joined()), RunView(reader).spec
 
 
 def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int, recorded: Spec | None) -> Spec:
-    """Return the spec as it is given; where a mapping does not say `server.rejected`, single replies are left out."""
+    """Return the given spec; if a mapping does not set `server.rejected`, ignore single unusable replies."""
     if isinstance(spec, str | Path):
         spec = load_spec(spec)
     elif not isinstance(spec, Spec):
         says = "rejected" in spec.get("server", {})
         spec = Spec.from_mapping(spec)
-        if not says:  # a run that was begun goes on as it was
+        if not says:  # an existing run keeps its setting
             rejected = recorded.server.rejected if recorded else "reply"
             spec = replace(spec, server=replace(spec.server, rejected=rejected))
     data = replace(spec.data, name=LOOP, clients=clients, samples_per_client=0)
