@@ -1,4 +1,4 @@
-"""What `sifu audit` and `sifu client-audit` show: verdict first, then the evidence."""
+"""Output of `sifu audit` and `sifu client-audit`: verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MODELS = ("before", "released", "scratch")
 
 
 class AuditProgress(ShownBar):
-    """A bar for each step of an audit, on a terminal only."""
+    """Progress bar for each step of an audit, on a terminal only."""
 
     def __init__(self) -> None:
         super().__init__("{task.completed:.0f} of {task.total:.0f}", width=20)
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        """A step and how much of it is done."""
+        """Show a step and how much of it is done."""
         self.begin(phase, total)
         self.update(done, total)
 
@@ -36,7 +36,7 @@ class AuditProgress(ShownBar):
 def show_audit(
     report: AuditReport | None, controls: Sequence[Control], output: Path | None, *, compared_only: bool = False
 ) -> Answer:
-    """`sifu audit DIR`: exit code 3 if a certified claim is contradicted, or a control came to the wrong verdict."""
+    """Return the answer of `sifu audit DIR`; exit code 3 for a contradicted claim or a failed control."""
     values: dict[str, Any] = {"holds": True} if report is None else report.values()
     printed = print_compared if compared_only else print_report
     shown: list[Callable[[], None]] = [] if report is None else [partial(printed, report)]
@@ -50,7 +50,7 @@ def show_audit(
 
 
 def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
-    """The audit as JSON and as a figure (confidential: it shows distances and nodes)."""
+    """Write the audit as JSON and as a figure; both are confidential, because they show distances and nodes."""
     from sifu.audit.audit_report import draw_audit
     from sifu.plots.style import figure_bytes
     from sifu.store.files import private_folder, write_atomically
@@ -66,7 +66,7 @@ def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> li
 
 
 def show_comparison(compared: Sequence[FileComparison]) -> Answer:
-    """Show two exported releases compared, `sifu audit --before FILE --after FILE`."""
+    """Return the answer of `sifu audit --before FILE --after FILE`, which compares two exported releases."""
     return Answer({"compared": [asdict(each) for each in compared]}, partial(_print_comparison, compared))
 
 
@@ -109,7 +109,7 @@ def print_compared(report: AuditReport) -> None:
 
 
 def print_report(report: AuditReport) -> None:
-    """An audit for people."""
+    """Print an audit for people."""
     if report.holds:
         out.print(
             f"[bold green]No contradiction[/] in {escape(report.run)}: nothing that was tried breaks a certified claim."
@@ -234,7 +234,7 @@ def _print_controls(controls: Sequence[Control]) -> None:
 
 
 def show_client_audit(audit: ClientAudit) -> Answer:
-    """`sifu client-audit`: exit code 3 if something is wrong."""
+    """Return the answer of `sifu client-audit`; exit code 3 if there is a problem."""
     values = {"holds": audit.holds, **asdict(audit)}
     return Answer(values, partial(_print_client_audit, audit), code=0 if audit.holds else 3)
 

@@ -1,4 +1,4 @@
-"""What the commands show: tables that fit 80 columns, or the same as JSON."""
+"""Output of the commands: tables that fit 80 columns, or the same data as JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10
 FEW = 3
-"""Of a list that `--all` shows in full."""
+"""Number of entries shown of a list that `--all` shows in full."""
 
 
 def show_status(run: Run, everything: bool = False) -> Answer:
-    """`sifu status`, and what `sifu train` ends with; a few clients and requests unless everything is wanted."""
+    """Return the answer of `sifu status` and `sifu train`; a few clients and requests, or all with `everything`."""
     status = run.status()
     return Answer(
         status.to_mapping,
@@ -86,7 +86,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 
 
 def _print_clients(status: RunStatus, most: int) -> None:
-    if status.closed_form:  # noise never hides a client's influence here
+    if status.closed_form:  # no noise in closed form, so Psi says nothing
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     if status.groups and active and math.isinf(active[0].psi):
@@ -119,7 +119,7 @@ def _print_refusals(status: RunStatus) -> None:
     if status.incidents:
         out.print("\nWent otherwise than asked, the latest:")
         for incident in status.incidents[-3:]:
-            # An evaluation belongs to no round; a round as a whole to no client.
+            # An incident of an evaluation has no round; one of a whole round has no client.
             placed = incident["round"] or incident["branch"]
             where = f"round {incident['round']} of branch {incident['branch']}, " if placed else ""
             who = escape(incident["client"] or "all")
@@ -191,19 +191,19 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
-    """A sentence if the stop rule ended at max_rounds without reaching its target."""
+    """Return a sentence if training stopped at max_rounds below its target, else None."""
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
     return f"It stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values."""
+    """Return an outcome as plain values."""
     return asdict(outcome) | {"psi": finite_or_text(outcome.psi)}
 
 
 def outcomes_table(outcomes: list[Outcome]) -> Table:
-    """Requests with their outcomes."""
+    """Return a table of requests with their outcomes."""
     regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
     shown = table(
         "request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", f"-{_figure(outcomes).lower()}"
@@ -224,13 +224,13 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
 
 
 def _figure(outcomes: list[Outcome]) -> str:
-    """Return the name of the figure that says how good models are."""
+    """Return the name of the quality measure: accuracy or mean squared error."""
     regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
     return "Mean squared error" if regression else "Accuracy"
 
 
 def show_outcomes(folder: Path, outcomes: list[Outcome]) -> Answer:
-    """`sifu forget`."""
+    """Return the answer of `sifu forget`."""
     values = {"run": str(folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
     return Answer(values, partial(_print_outcomes, folder, outcomes))
 

@@ -1,4 +1,4 @@
-"""`sifu serve` and `sifu token`: the operator's desk in the browser, and who may do what there."""
+"""The commands `sifu serve` and `sifu token`: the console in the browser, and the rights of its users."""
 
 from __future__ import annotations
 

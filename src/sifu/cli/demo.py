@@ -1,4 +1,4 @@
-"""`sifu demo`: the whole story on embedded data."""
+"""The command `sifu demo`: a complete example on embedded data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXACT = Spec.from_mapping(
         "features": {"kind": "random_fourier", "count": 128, "bandwidth": 2.0},
     }
 )
-"""The same clients with a head in closed form."""
+"""Spec with the same clients and a head in closed form."""
 TUNED = Spec.from_mapping(
     {
         "seed": 5,
@@ -54,12 +54,12 @@ TUNED = Spec.from_mapping(
         "local": {"rate": 0.1, "steps": 5, "momentum": 0.9},
     }
 )
-"""Fewer clients with more digits each: three groups tune a network that was trained on public digits."""
+"""Spec with fewer clients and more digits each: three groups tune a network pretrained on public digits."""
 REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 
 def run_demo(folder: Path | None) -> Answer:
-    """Train, three requests compared with Scratch, verify, report; then a head in closed form and a tuned network."""
+    """Run the demo: train, execute three requests, compare with Scratch, verify, report; then both exact variants."""
     from sifu.report import write_report
 
     started = time.monotonic()
@@ -132,7 +132,7 @@ def run_demo(folder: Path | None) -> Answer:
 
 
 def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> dict[str, Any]:
-    """Requests of a run that forgets without noise, as plain values."""
+    """Train and execute requests without noise, and return the results as plain values."""
     run = train(spec, run=folder)
     started = time.monotonic()
     outcomes = [outcome for clients in requests for outcome in run.forget(clients)]
@@ -150,7 +150,7 @@ def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> 
 
 
 def _free_folder(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3... that does not exist: an earlier demo is never overwritten."""
+    """Return the first of wanted, wanted-2, wanted-3... that does not exist; never overwrite an earlier demo."""
     candidate, number = wanted, 2
     while any(candidate.with_name(f"{candidate.name}{end}").exists() for end in ("", "-exact", "-tuned")):
         candidate, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1

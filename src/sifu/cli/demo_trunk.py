@@ -1,4 +1,4 @@
-"""The public network of `sifu demo`: trained here, by a seed, on digits that no client of the demo holds."""
+"""The public network of `sifu demo`, trained from a seed on digits that no client of the demo holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS, RATE = 150, 0.5
 
 
 def make() -> nn.Module:
-    """24 features of a digit of 8 x 8 pixels."""
+    """Return a trained network that maps a digit of 8 x 8 pixels to 24 features."""
     digits = load("digits")
     x = torch.tensor(digits.features("test", dtype="float32", flat=True))
     y = torch.tensor(digits.y_test, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""`sifu clients|flower`: which node has which key, and the files of an app to start a federation on Flower with.
+"""The commands `sifu clients` and `sifu flower`: the keys of the nodes, and the files of a Flower app.
 
 Only listed nodes are ever asked to train.
 """
@@ -74,7 +74,7 @@ def sign_own_request(
 
 
 def read_statement(path: Path) -> dict[str, Any]:
-    """A signed request from a file."""
+    """Return a signed request from a file."""
     try:
         statement = json.loads(path.read_bytes())
     except OSError as error:
@@ -115,13 +115,13 @@ def new_app(
 
 
 def default_run(folder: Path) -> Path:
-    """The run folder of an app that names none: next to the app, because an app's files are sent to every node."""
+    """Return the default run folder of an app: next to the app, because an app's files are sent to every node."""
     whole = folder.resolve()
     return whole.with_name(f"{whole.name}-run")
 
 
 def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
-    """Write the app into an empty or absent folder; returns the names of its files."""
+    """Write the app into an empty or absent folder, and return the names of its files."""
     from sifu.core.spec import Spec, commented_toml
     from sifu.store.files import write_atomically
 
@@ -159,5 +159,5 @@ def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
 
 
 def _template(name: str) -> str:
-    """The text of a file of the app, some with places to fill in."""
+    """Return the text of a file of the app, which may contain placeholders."""
     return resources.files("sifu.cli").joinpath("flower_app", f"{name}.txt").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`sifu`: verbs a person would say. Heavy imports happen inside the commands, so `--help` answers at once."""
+"""The command `sifu`. Heavy imports happen inside the commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def options(
         ),
     ] = None,
 ) -> None:
-    """What stands before the command."""
+    """Apply the options that precede the command."""
     if code:
         allow_code(*code)
     if known_keys:
@@ -119,13 +119,13 @@ def options(
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command `sifu`."""
     run_app(app)
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the command line of `app` and exit: errors become sentences with a stable exit code."""
-    # It must be known even if the rest of the command line is not understood.
+    """Run the command line of `app` and exit; errors become sentences with a stable exit code."""
+    # The format must be known even if the command line cannot be parsed.
     separate = any(pair == ("--format", "json") for pair in itertools.pairwise(sys.argv[1:]))
     Answer.format = Format.json if separate or "--format=json" in sys.argv[1:] else Format.text
     runs_at_work.clear()
@@ -179,7 +179,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning of ours as a sentence, without the line of code that it came from; others as Python does it."""
+    """Write a warning of sifu as a sentence without its source line, and other warnings as Python does."""
     ours = issubclass(category, SifuWarning)
     text = f"sifu: warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     sys.stderr.write(harmless(text))
@@ -190,11 +190,11 @@ WRONG_PATH = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS}
     | {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY}
 )
-"""The system's error codes for a given path that cannot be used."""
+"""Error codes of the operating system for an unusable path."""
 
 
 def _leave(code: int) -> None:
-    """Exit; Typer turns Ctrl-C into this code silently, so print a message here."""
+    """Exit with this code; print a message for Ctrl-C, which Typer reports only by its code."""
     if code == 0:
         _say_what_is_overdue()
     if code == INTERRUPTED:
@@ -203,7 +203,7 @@ def _leave(code: int) -> None:
 
 
 def _say_what_is_overdue() -> None:
-    """A line on stderr for each run this command worked on that has overdue requests."""
+    """Write a line to stderr for each run of this command that has overdue requests."""
     if not runs_at_work:
         return
     from sifu.api.start_run import clock_problem_of, overdue_of

@@ -1,4 +1,4 @@
-"""Options that several commands share, the terms of a request among them."""
+"""Options that several commands share, including the terms of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sifu.errors import InputError
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """A command that takes `--format` last and prints the `Answer` it is annotated to return; others as they are."""
+    """Add `--format` to a command that returns an `Answer`, and print it; leave other commands unchanged."""
     signature = inspect.signature(command, eval_str=True)
     if signature.return_annotation is not Answer:
         return command
@@ -40,14 +40,14 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _with_parameters(command: Any, parameters: list[inspect.Parameter], returns: Any = None) -> Any:
-    """The command as Typer is to see it."""
+    """Return the command with the signature that Typer reads."""
     command.__signature__ = inspect.Signature(parameters, return_annotation=returns)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
 class Commands(typer.Typer):
-    """Commands under a common name; each returns an `Answer`."""
+    """A group of commands; each returns an `Answer`."""
 
     def __init__(self, name: str, help: str) -> None:
         super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
@@ -59,21 +59,21 @@ class Commands(typer.Typer):
 
 
 def option(help: str, *flags: str, **more: Any) -> Any:
-    """An option; its flag is the parameter's name unless others are given."""
+    """Return an option; its flag is the parameter's name unless others are given."""
     return typer.Option(*flags, help=help, **more)
 
 
 def argument(metavar: str | None, help: str, **more: Any) -> Any:
-    """An argument without a flag."""
+    """Return a positional argument."""
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
 runs_at_work: list[Path] = []
-"""The run folders that this command was given; when it ends, it says what is overdue in them."""
+"""Run folders given to this command; at its end, it lists their overdue requests."""
 
 
 def note_run(folder: Path | None) -> Path | None:
-    """Remember a run folder that a command works on."""
+    """Record a run folder that a command works on, and return it."""
     if folder is not None:
         runs_at_work.append(folder)
     return folder
@@ -125,13 +125,13 @@ def _option(name: str, kind: Any, about: Term) -> Any:
 TERM_OPTIONS: dict[str, Any] = {
     name: _option(name, term.kind, term.about) for name, term in terms_on_offer().items() if name != "records"
 }
-"""An option for each term: one that is not given is None, and the run's spec decides. Records come in a file."""
+"""An option for each term of a request; an option not given is None, and the run's spec decides."""
 
 
 def takes_terms(command: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Put the options of a request's terms in the place of the command's parameter `terms`.
+    """Replace the command's parameter `terms` by the options of a request's terms.
 
-    The command is called with a `TermsGiven` that holds only the terms that were given.
+    The command is called with a `TermsGiven` that holds only the given terms.
     """
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -153,12 +153,12 @@ def takes_terms(command: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def flags(terms: Any) -> str:
-    """The options by which terms were given: `--epsilon, --max-rounds`."""
+    """Return the options that set these terms: `--epsilon, --max-rounds`."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in terms)
 
 
 def client_names(clients: str) -> list[str]:
-    """The names in `--clients A,B`."""
+    """Return the names in `--clients A,B`."""
     return [name.strip() for name in clients.split(",") if name.strip()]
 
 
@@ -174,13 +174,13 @@ RecordsOption = Annotated[
 
 
 def read_records(text: str, by_identity: bool) -> list[int | str]:
-    """The records that `--records` names; which of them the client has is checked against the run.
+    """Return the records that `--records` names; the run checks later that the client has them.
 
     >>> read_records("P0001,P0002", by_identity=True), read_records("3,5", by_identity=False)
     (['P0001', 'P0002'], [3, 5])
     """
     path = Path(text)
-    # A list may be longer than a name can be, which `Path.is_file` does not take for an answer.
+    # A list may be longer than a file name, for which `Path.is_file` raises an error.
     entries = _lines(path) if os.path.isfile(text) else [(f"{entry!r}", entry) for entry in text.split(",")]
     records = [_record(where, entry.strip(), by_identity) for where, entry in entries if entry.strip()]
     if not records:

@@ -1,4 +1,4 @@
-"""Talking to people and to machines: tables and sentences, or one JSON object on stdout; logs go to stderr."""
+"""Output for people and programs: tables and sentences, or one JSON object on stdout; logs go to stderr."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def harmless(text: str) -> str:
-    """Text without what a terminal takes for a command: names, reasons and files come from strangers."""
+    """Return text without terminal control characters, because names, reasons and files are not trusted."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 class _Console(Console):
-    """Every text passes here before it is styled, those in tables too."""
+    """Console that removes control characters from every text before styling, including text in tables."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(harmless(text), **options)
@@ -38,16 +38,19 @@ err = _Console(stderr=True, highlight=False)
 
 
 class Format(enum.StrEnum):
-    """How results are printed."""
+    """Output format of results."""
 
     text = "text"
     json = "json"
 
 
 def tell(format: Format, values: Any, *shown: Any) -> None:
-    """What a command did or found: values for a machine, or for a person sentences, tables, or what prints them.
+    """Print the result of a command.
 
-    Values may be a function that makes them.
+    Args:
+        format: Output format.
+        values: Values for JSON, or a function that returns them.
+        *shown: For people: sentences, tables, or functions that print.
     """
     if format is Format.json:
         print_json(values() if callable(values) else values)
@@ -62,10 +65,10 @@ def tell(format: Format, values: Any, *shown: Any) -> None:
 
 
 class Answer:
-    """What a command returns: what `tell` takes, and the exit code."""
+    """Result of a command: the arguments of `tell`, and the exit code."""
 
     format = Format.text
-    """How the command that runs now is to answer."""
+    """Output format of the current command."""
 
     def __init__(self, values: Any, *shown: Any, code: int = 0) -> None:
         self.values, self.shown, self.code = values, shown, code
@@ -75,7 +78,7 @@ LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "b
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table; figures are right-aligned where the column's name starts with a dash."""
+    """Return a plain table; a column whose name starts with a dash is right-aligned."""
     shown = Table(
         title=title, title_justify="left", box=None, pad_edge=False, title_style="bold", show_header=any(columns)
     )
@@ -85,7 +88,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout; figures that JSON cannot hold become null."""
+    """Print one JSON object on stdout; numbers that JSON cannot represent become null."""
     from sifu.core.ledger import plain_values
 
     json.dump(plain_values(value), sys.stdout, indent=2)
@@ -93,30 +96,30 @@ def print_json(value: Any) -> None:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A figure for a table."""
+    """Return a number as a table cell."""
     if value is None:
         return "-"
     return f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
-    """An accuracy for a table."""
+    """Return an accuracy as a table cell."""
     return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def level_text(level: str) -> str:
-    """A level in its colour."""
+    """Return a level in its colour."""
     return f"[{LEVEL_STYLES.get(level, '')}]{level}[/]" if level in LEVEL_STYLES else level
 
 
 def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool = True) -> str:
-    """A few client names, escaped for rich unless they are printed without markup."""
+    """Return a few client names, escaped for rich unless they are printed without markup."""
     shown = ", ".join(escape(name) if escaped else name for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class ShownBar:
-    """A bar on a terminal while its block runs, unless the command answers a machine; one step at a time."""
+    """Progress bar of one step at a time, shown on a terminal unless the command prints JSON."""
 
     def __init__(self, text: str, width: int = 16, quiet: bool = False) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -129,7 +132,7 @@ class ShownBar:
         self._phase = ""
 
     def begin(self, phase: str, total: float) -> bool:
-        """Whether this step is another one than before; its bar then takes the place of that one's."""
+        """Start the bar of a step if it differs from the current one, and return whether it does."""
         if phase == self._phase:
             return False
         if self._step is not None:
@@ -139,7 +142,7 @@ class ShownBar:
         return True
 
     def update(self, done: float, total: float, text: str = "") -> None:
-        """How far the step is."""
+        """Update the progress of the step."""
         if self._step is not None:
             self._bar.update(self._step, completed=done, total=total, text=text)
 
@@ -154,11 +157,11 @@ class ShownBar:
 
 
 LINE_EVERY = 30.0
-"""Seconds between two lines where there is no terminal: long work is never silent."""
+"""Interval between two lines of progress without a terminal, in seconds."""
 
 
 class RoundsProgress(ShownBar):
-    """Rounds until a target: how far, how fast, and about how long it still takes; `metrics` are kept up to date."""
+    """Progress of rounds towards a target, with speed and remaining time; it also keeps `metrics` up to date."""
 
     def __init__(self, metrics: MetricsLog | None = None, quiet: bool = False) -> None:
         super().__init__("{task.fields[text]}", quiet=quiet)
@@ -167,7 +170,7 @@ class RoundsProgress(ShownBar):
         self._started = 0.0
 
     def __call__(self, update: object) -> None:
-        """Takes a `sifu.run.training.Progress`."""
+        """Show a `sifu.run.training.Progress`."""
         from sifu.run.training import expected_rounds
 
         if self._metrics is not None:
@@ -199,7 +202,7 @@ class RoundsProgress(ShownBar):
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words a person reads."""
+    """Return a duration in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

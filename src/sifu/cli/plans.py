@@ -1,4 +1,4 @@
-"""What `sifu plan` shows: every way and the choice, a plan, its curve, both units, budgets; advice before training."""
+"""Output of `sifu plan` and `sifu advise`: methods, plan, curve, units, budgets, and advice before training."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sifu.plots.style import byte_size, counted
 
 
 def _attacker(way: Way) -> str:
-    """What an attacker gains: at level exact nothing beyond guessing."""
+    """Return the attacker's success in words; at level exact it is that of guessing."""
     if way.attacker_rate is None:
         return "no bound"
     return "guessing" if way.level == "exact" else f"{100.0 * way.attacker_rate:.3g} %"
 
 
 def print_ways(plan: Plan, everything: bool) -> None:
-    """The table for people; nothing where a method was named."""
+    """Print the comparison of methods; nothing if a method was named."""
     if plan.auto is None:
         return
     records = len(plan.terms.records or ())
@@ -66,7 +66,7 @@ def print_ways(plan: Plan, everything: bool) -> None:
 
 
 def _print_more(plan: Plan, allowed: list[Way]) -> None:
-    """What is kept after each way, and why others are not possible."""
+    """Print what each method keeps, and why other methods are not possible."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
         out.print(f"auto never takes {', '.join(never)}: a control, or no use of the sigma asked for", style="dim")
@@ -76,7 +76,7 @@ def _print_more(plan: Plan, allowed: list[Way]) -> None:
     for way in allowed:
         if way.rebuild_client_rounds:
             out.print(f"{way.method}: building hit groups again takes {way.rebuild_client_rounds} client-rounds more")
-    # Several methods may be refused for the same reason, in which each names itself.
+    # Several methods may be refused for the same reason, which contains the method's name.
     reasons: dict[str, list[Way]] = {}
     for way in plan.ways:
         if way.refused:
@@ -94,7 +94,7 @@ def _rounds(way: Way) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people.
+    """Return a time in a readable unit.
 
     >>> seconds_text(0.2), seconds_text(75.0), seconds_text(7200.0)
     ('0.2 s', '75 s', '2 h')
@@ -119,7 +119,7 @@ OF_BUDGET = ("budget", "used", "cost", "left", "covered")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values."""
+    """Return a plan as plain values."""
     terms, auto = plan.terms, plan.auto
     return {
         "clients": list(terms.clients),
@@ -154,7 +154,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 
 
 def show_plan(plan: Plan, picture: Path | None, everything: bool) -> Answer:
-    """`sifu plan`."""
+    """Return the answer of `sifu plan`."""
     shown: list[Any] = [partial(print_ways, plan, everything), partial(print_plan, plan, everything)]
     if everything:
         shown += [partial(print_curve, plan), partial(print_units, plan)]
@@ -166,7 +166,7 @@ def show_plan(plan: Plan, picture: Path | None, everything: bool) -> Answer:
 
 
 def draw_picture(plan: Plan, file: Path) -> None:
-    """The plan's curve as a picture."""
+    """Write the plan's curve as a picture."""
     from sifu.plots.style import figure_bytes
     from sifu.report.psi_figure import draw_plan
     from sifu.store.files import write_atomically
@@ -180,7 +180,7 @@ def draw_picture(plan: Plan, file: Path) -> None:
 
 
 def print_curve(plan: Plan) -> None:
-    """What each noise would do."""
+    """Print the effect of each noise level."""
     if len(plan.options) < 2:
         return
     shown = table(
@@ -192,7 +192,7 @@ def print_curve(plan: Plan) -> None:
     last = len(plan.options) - 1
     places = {round(k * last / (MOST_OPTIONS - 1)) for k in range(MOST_OPTIONS)}
     few = [plan.options[place] for place in sorted(places)]
-    few += [option for option in chosen if option not in few]  # the plan itself is always among those shown
+    few += [option for option in chosen if option not in few]  # always show the plan itself
     for option in sorted(few, key=lambda option: (-option.rounds, option.noise_std)):
         shown.add_row(
             number(option.noise_std) + (" *" if option in chosen else ""),
@@ -205,14 +205,14 @@ def print_curve(plan: Plan) -> None:
 
 
 def interval_text(rounds: int | None, interval: tuple[int, int] | None) -> str:
-    """A prediction with its interval."""
+    """Return a prediction with its interval."""
     if rounds is None:
         return "-"
     return f"{rounds}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
 
 
 def print_units(plan: Plan) -> None:
-    """Both units of a request of several clients."""
+    """Print both units of a request for several clients."""
     if not plan.units:
         return
     shown = table(
@@ -230,7 +230,7 @@ def print_units(plan: Plan) -> None:
 
 
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
-    """The budgets of those forgotten earlier: the ones with least left."""
+    """Return a table of the budgets of earlier forgotten clients, those with the least left first."""
     shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
     for line in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
         share = [f"{100 * value / line.budget:.0f} %" if line.budget else "-" for value in (line.used, line.cost)]
@@ -244,7 +244,7 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 
 
 def outlook_text(outlook: Outlook) -> str:
-    """How far the history still goes, in a sentence or two."""
+    """Return how many later requests the history still allows, in a sentence or two."""
     expected, size = outlook.expected_requests, f"{outlook.usual_size:g}"
     more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
     text = (
@@ -263,7 +263,7 @@ def outlook_text(outlook: Outlook) -> str:
 
 
 def show_advice(spec: Path, advice: Advice, everything: bool) -> Answer:
-    """`sifu advise`."""
+    """Return the answer of `sifu advise`."""
     return Answer({"spec": str(spec), **asdict(advice)}, partial(_print_advice, advice, everything))
 
 
@@ -282,7 +282,7 @@ def _print_advice(advice: Advice, everything: bool) -> None:
 
 
 def _print_releases(advice: ReleaseAdvice) -> None:
-    """Held-out accuracy against protection from observers of all releases."""
+    """Print held-out accuracy against protection from observers of all releases."""
     title = f"\nNoise on releases: {percent(advice.accuracy)} on {advice.rows} held-out rows without it"
     shown = table("hides", "-epsilon", "-delta", "-distance", "-noise", "-accuracy", title=title)
     for option in advice.options:
@@ -329,7 +329,7 @@ def _print_pilot(advice: Advice) -> None:
 
 
 def _print_training_ways(advice: Advice, everything: bool) -> None:
-    """The ways side by side; why each, too, if everything is wanted."""
+    """Print the comparison of training regimes; with `everything`, also the reason for each figure."""
     columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
     tuned = any(way.name == "blocks" for way in advice.ways)
     title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
@@ -359,7 +359,7 @@ def _print_training_ways(advice: Advice, everything: bool) -> None:
 
 
 def print_plan(plan: Plan, everything: bool) -> None:
-    """A plan for people."""
+    """Print a plan for people."""
     terms = plan.terms
     together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
     whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)

@@ -1,4 +1,4 @@
-"""`sifu verify|audit|client-audit|evidence`: recompute what was certified, try to break it, hand it over."""
+"""The commands `sifu verify|audit|client-audit|evidence`: recompute, attack, or hand over what was certified."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sifu.cli.output import Answer, out
 from sifu.errors import InputError, VerificationError
 
 SHORT_NOTES = 3
-"""Notes that are shown without --all."""
+"""Maximum number of notes shown without --all."""
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""Commands that make and read runs: `init`, `train`, `status`, `metrics`, `export`, and what a model predicts."""
+"""Commands that create and read runs: `init`, `train`, `status`, `metrics`, `export`, `predict` and others."""
 
 from __future__ import annotations
 

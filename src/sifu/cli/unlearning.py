@@ -1,5 +1,6 @@
-"""`sifu advise|plan|request|forget|requests|certificate`: would it be worthwhile, whom to forget, on which terms, doing
-it, and the record: list requests, decide on one, answer a client.
+"""The commands `sifu advise|plan|request|forget|requests|certificate`.
+
+They cover a request from the decision to train to the answer to the client.
 """
 
 from __future__ import annotations
@@ -197,13 +198,13 @@ def forget(
 
 
 def _nonce_lines(nonces: dict[str, str]) -> list[str]:
-    """Return what to hand to the people whose records are forgotten."""
+    """Return the lines that tell the operator which nonce to give to which person."""
     told = "Hand each person the nonce of its record, which is kept nowhere (sifu certificate check-record):"
     return [told, *(f"  {escape(identity)}: {nonce}" for identity, nonce in nonces.items())] if nonces else []
 
 
 def _add_records(terms: TermsGiven, clients: str | None, records: str | None, run: Path) -> None:
-    """Add what `--records` names to the other terms."""
+    """Add the records of `--records` to the other terms."""
     if records is None:
         return
     if clients is None:

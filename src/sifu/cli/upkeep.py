@@ -1,4 +1,4 @@
-"""Commands that look after a run folder: backup, restore, purge, keys, and what `sifu doctor` finds installed."""
+"""Commands for the upkeep of a run folder: backup, restore, purge, keys; and the output of `sifu doctor`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def show_doctor() -> Answer:
-    """`sifu doctor`."""
+    """Return the answer of `sifu doctor`."""
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
