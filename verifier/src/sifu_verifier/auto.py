@@ -11,7 +11,7 @@ from sifu_verifier.sealed import is_erased
 
 
 def check_auto(run: RunFolder, request: Row, level: str) -> None:
-    """Section 4a: the method asked for, or the one the rule takes from the recorded figures."""
+    """Check the method of a request: the requested one, or the choice of `auto` by the rule (section 4a)."""
     at, auto = f"request {request['request']}", run.rolled[request["request"]]["payload"].get("auto")
     strength = ("none", "conditional", "proven", "exact").index
     restored = bool(restored_before(run, request))

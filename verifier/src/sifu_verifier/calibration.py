@@ -42,4 +42,4 @@ def epsilon_of(mu: float, delta: float) -> float:
 def charge_of(psi: float, sigma: float) -> float:
     """Return the part of a budget that noise of `sigma` over a distance of `psi` uses: (psi / sigma) squared."""
     ratio = 0.0 if psi == 0 else psi / sigma if sigma else math.inf
-    return ratio * ratio  # `**` raises an error where the product is infinite
+    return ratio * ratio  # `**` raises an error if the product overflows

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def canonical(value: Any) -> str:
-    """RFC 8785, from its text."""
+    """Return a value as canonical JSON, implemented from the text of RFC 8785."""
     if isinstance(value, dict):
         keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
         return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for key in keys) + "}"
@@ -25,7 +25,7 @@ def canonical(value: Any) -> str:
 
 
 def number_text(value: float) -> str:
-    """As ECMAScript writes it (ECMA-262, Number::toString); JSON has no integers beyond 2^53, only float64."""
+    """Return a number as ECMAScript writes it (ECMA-262, Number::toString); integers beyond 2^53 are float64."""
     if abs(value) < 2**53 and value == int(value):
         return str(int(value))
     sign, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
@@ -43,16 +43,17 @@ def number_text(value: float) -> str:
 
 
 def parsed(text: str) -> Any:
-    """A payload as section 6 reads it: a whole number of 2^53 or more is a float64 whose digits end in zeros."""
+    """Return a payload as section 6 defines it: an integer of 2^53 or more becomes a float64."""
     return json.loads(text, parse_int=lambda digits: int(digits) if abs(int(digits)) < 2**53 else float(digits))
 
 
 def sha256(*parts: bytes) -> str:
+    """Return the SHA-256 digest of the concatenated parts in hexadecimal digits."""
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality of JSON values; floats need only be near."""
+    """Return whether two JSON values are equal, with a tolerance for floats."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):

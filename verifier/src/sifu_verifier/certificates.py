@@ -25,6 +25,7 @@ COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level
 
 
 def check_certificates(run: RunFolder, request: Row, body: Row) -> None:
+    """Check both certificates of a request against the tables and the recomputed `body`."""
     name, sigma, s = request["request"], request["noise_std"], multiplier(request)
     rolled, done = run.rolled[name], run.done[name]
     noised = next(m for m in rolled["payload"]["models"] if m["node"] == request["noise_node"])

@@ -16,7 +16,7 @@ from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.sealed import kept_path
 from sifu_verifier.subjects import indices_of
 
-# Section 6e: what a purge of all figures takes out of the payloads of these kinds of events.
+# Section 6e: keys that a purge of all figures removes from the payloads of these kinds of events.
 WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", "purged")
 
 FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
@@ -24,7 +24,7 @@ FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_mode
 
 
 def check_rest(run: RunFolder) -> None:
-    """Section 6e: what a purge of all figures left of earlier events is tied by its digest, and holds none."""
+    """Check the remains of events before a purge of all figures: no figures, and the recorded digest (section 6e)."""
     digest, tip = hashlib.sha256(), None
     for event in run.tables["events"][: max(run.wish - 1, 0)]:
         payload, at = parsed(event["payload"]), f"event {event['seq']}"
@@ -49,7 +49,7 @@ def check_rest(run: RunFolder) -> None:
 
 
 def erased_forms(run: RunFolder, request: Row) -> list[str]:
-    """Section 6e: which certificates of a request went with all figures."""
+    """Return the certificates of a request that were erased with all figures (section 6e)."""
     if request["request"] not in run.not_recomputed:
         return []
     stays = request["level"] == "exact" or request["sigma"] != "auto"
@@ -57,7 +57,7 @@ def erased_forms(run: RunFolder, request: Row) -> list[str]:
 
 
 def check_rest_of_request(run: RunFolder, request: Row) -> None:
-    """Section 6e: what is left of a request whose figures are erased."""
+    """Check the remains of a request whose figures are erased (section 6e)."""
     name, noise = request["request"], run.nodes[request["noise_node"]]
     chains = [indices_of(run, client) for client in json.loads(request["clients"])]
     own = [clients for i, clients in run.subjects.items() if run.owner[i] is request]
@@ -84,7 +84,7 @@ def check_rest_of_request(run: RunFolder, request: Row) -> None:
 
 
 def check_wish(run: RunFolder, moment: Row) -> None:
-    """Section 6e: a purge of all figures says what was verified and erased, and which models it left."""
+    """Check the record of a purge of all figures: verified head, erased data, remaining models (section 6e)."""
     said, at, before = moment["payload"]["all_figures"], f"event {moment['seq']}", run.tables["events"]
     last = before[moment["seq"] - 2]
     served = [name for name, row in moment["requests"].items() if row.get("noise_node") is not None]

@@ -12,7 +12,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_groups(run: RunFolder) -> None:
-    """Section 1b: who is in which group, and what every merge is made of."""
+    """Check the members of each group, and the parts of every merge (section 1b)."""
     rounds = run.spec["groups"]["rounds"]
     for moment in run.apart:
         for row in moment["payload"]["group_models"]:
@@ -48,7 +48,7 @@ def check_groups(run: RunFolder) -> None:
 
 
 def check_merged_model(run: RunFolder, node: int, vectors: dict[int, Any], number: str) -> None:
-    """Section 1b: while the groups' models are there, the merge is their mean, moved on, to the last bit."""
+    """Check that a merge is bit for bit the stretched mean of the groups' models, if these exist (section 1b)."""
     parts = sorted((row for row in run.tables["merges"] if row["node"] == node), key=lambda row: row["grp"])
     if all(part["source_node"] in vectors for part in parts):
         weights = [float(part["samples"]) for part in parts]

@@ -14,8 +14,7 @@ from sifu_verifier.tensors import tensors_of
 
 
 def check_statistics(run: RunFolder) -> None:
-    """Section 5a: the sum is that of clients' statistics, the head solves its equations, and no forgotten client
-    is in any of them."""
+    """Check the statistics: the sum, the solved head, and the absence of forgotten clients (section 5a)."""
     listed = {row["file"]: row for row in run.tables["statistics"]}
     run.agree("statistics/", sorted(p.name for p in (run.folder / "statistics").iterdir()), sorted(listed))
     if run.spec["model"]["kind"] != "ridge":
@@ -89,7 +88,7 @@ def check_statistics(run: RunFolder) -> None:
             run.check(not held, f"statistics/{file}: a block without a network is not zero")
             run.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))
         else:
-            # Section 5b: a file has the numbers that went through the networks it names, and no other.
+            # Section 5b: a file holds only numbers computed by the networks it names.
             high = np.array([*places[through[-1]]] if through else public)
             low = np.array([*places[through[0]]] if len(through) == 2 else public if through else [], dtype=int)
             rows, columns = np.tril_indices(len(high) if len(through) < 2 else 0)
@@ -143,7 +142,7 @@ def check_statistics(run: RunFolder) -> None:
     energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
     tensors = tensors_of((run.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
     head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
-    # Section 5b: a head has only the features whose network is there, and the constant.
+    # Section 5b: a head uses only the features of existing networks, and the constant.
     through = {run.groups[trunk]["grp"] for trunk in json.loads(row["trunks"])}
     lost = {place for group, own in places.items() if group not in through for place in own}
     if tuned == "merge" and not through:
@@ -173,7 +172,7 @@ def check_statistics(run: RunFolder) -> None:
 
 
 def block_places(run: RunFolder, k: int) -> dict[int, range]:
-    """Section 5b: where in the features the block of each group lies."""
+    """Return the features that form the block of each group (section 5b)."""
     features, count = run.spec["features"], run.spec["groups"]["count"]
     if features.get("tune", "none") != "blocks":
         return {}

@@ -25,13 +25,14 @@ DECIDED = ("request verified", "request planned", "request refused", "request wi
 
 
 def leaves_out(run: RunFolder, request: Row) -> bool:
-    """Section 4d: an approved request for clients leaves them out while it waits; so does one that was restored."""
+    """Return whether a waiting request excludes its clients: once approved, or after a restore (section 4d)."""
     needed = {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
     restored = any(request["request"] in moment["payload"]["requests"] for moment in run.restored)
     return not json.loads(request["records"]) and (restored or len(run.approved[request["request"]]) > needed)
 
 
 def check_ledger(run: RunFolder) -> None:
+    """Replay the chain of events, and check that the result equals the stored tables."""
     previous, next_node, replayed, dropped = bytes(32), 0, {t: {} for t in REPLAYED}, set()
 
     def put(table: str, row: Row) -> None:
@@ -42,7 +43,7 @@ def check_ledger(run: RunFolder) -> None:
         at, text, payload = f"event {event['seq']}", event["payload"], parsed(event["payload"])
         run.agree(f"{at}: number", event["seq"], number)
         run.agree(f"{at}: payload", text, canonical(payload))
-        if event["nonce"] or event["seq"] > run.wish:  # section 6e: or it cannot be opened any more
+        if event["nonce"] or event["seq"] > run.wish:  # section 6e: otherwise its nonce was erased
             run.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
             run.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
         fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
@@ -56,7 +57,9 @@ def check_ledger(run: RunFolder) -> None:
         moment["statistics"] = dict(replayed["statistics"])
         moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
         asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
-        if "left_out" in payload or "left_out" in payload.get("solve", {}):  # older events left out all who asked
+        if "left_out" in payload or "left_out" in payload.get(
+            "solve", {}
+        ):  # older events excluded all clients with a request
             begun = [row for row in asking if row["status"] in ("running", "done") or row["request"] == name]
             waiting = [row for row in asking if row not in begun and leaves_out(run, row)]
             names = {client for row in waiting for client in json.loads(row["clients"])}

@@ -16,6 +16,15 @@ from sifu_verifier.tolerances import RELATIVE
 
 
 def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
+    """Return the highest level that a request may claim (section 4).
+
+    Args:
+        run: The run.
+        request: The request.
+        highest: Largest Psi of a hidden subject on the path to the source.
+        untouched: Whether its clients never influenced the source model.
+        noise: Figures of training noise, or None.
+    """
     facts, privacy, classical = run.facts, run.spec["privacy"], request["calibration"] == "classical"
     if PROTECTION[request["method"]] == "nothing":
         return "none"
@@ -51,14 +60,14 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
 
 
 def from_initial(run: RunFolder, request: Row) -> bool:
-    """Whether training went on from the initial model without noise, which is a fresh one (from version 3 on)."""
+    """Return whether training resumed without noise from the initial, fresh model (from version 3 on)."""
     node = run.nodes.get(request["source_node"], {})
     plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
     return plain and node.get("kind") == "initial" and rules_version(run, request) >= 3
 
 
 def is_steep(run: RunFolder, request: Row) -> bool:
-    """Whether eta beta > 2 for a client that was there when the path of the request began."""
+    """Return whether eta beta > 2 for a client that was present when the path of the request began."""
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
     begun = run.nodes[min(path_to(run, request["noise_node"]))]["request_order"]
     gone = {c for i, clients in run.subjects.items() for c in clients
@@ -68,7 +77,7 @@ def is_steep(run: RunFolder, request: Row) -> bool:
 
 
 def draws_by_number(run: RunFolder, request: Row) -> bool:
-    """Whether a record less would have changed which rows are held out."""
+    """Return whether removing a record would have changed which rows are held out."""
     data = run.spec["data"]
     if data.get("held_out_by", "number") != "number" or data["id"] or rules_version(run, request) < 3:
         return False
@@ -76,7 +85,7 @@ def draws_by_number(run: RunFolder, request: Row) -> bool:
 
 
 def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -> bool:
-    """Whether a reply (of one of these clients) was left out in a round on the path to the source (section 1a)."""
+    """Return whether a round on the path to the source ignored a reply of these clients, or of any (section 1a)."""
     rounds = {(run.nodes[n]["branch"], run.nodes[n]["position"] - 1) for n in path_to(run, request["source_node"])
               if run.nodes[n]["kind"] == "round"}  # fmt: skip
     return any(row["left_out"] and (row["branch"], row["round"]) in rounds
@@ -84,7 +93,7 @@ def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -
 
 
 def groups_depend(run: RunFolder, request: Row) -> bool:
-    """Whether the rule would have made another number of groups without the clients of the request."""
+    """Return whether the rule would have made a different number of groups without the clients of the request."""
     count, given = run.spec["groups"]["count"], json.loads(run.entries["asked"]).get("groups", {})
     if (
         count == 0

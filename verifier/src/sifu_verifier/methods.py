@@ -20,4 +20,4 @@ PROTECTION = {
     "fed_eraser": "nothing",
     "fed_accum": "nothing",
 }
-"""What hides the forgotten client in the model: noise added once, noise during training, or nothing."""
+"""Protection of the forgotten client in the model: noise added once, noise during training, or nothing."""

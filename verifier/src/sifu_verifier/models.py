@@ -17,6 +17,7 @@ from sifu_verifier.updates import replayed_updates
 
 
 def check_models(run: RunFolder) -> None:
+    """Check the model files: their digests, and how far each model moved from its parent."""
     listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
     files = {path.name for path in (run.folder / "models").iterdir()}
     run.agree("files in models/", sorted(files), sorted(listed))
@@ -34,17 +35,17 @@ def check_models(run: RunFolder) -> None:
             continue
         tensors = tensors_of(data, number)
         vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
-    for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
+    for node, vector in vectors.items():  # beyond the document: does each model fit its record?
         row, start = run.nodes[node], vectors.get(run.nodes[node]["parent"])
         if row["kind"] == "merge":
             check_merged_model(run, node, vectors, number)
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
             low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-            if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
+            if row["kind"] == "heuristic":  # the replayed updates are stored as its parts
                 now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
                 if now != {row["file"] for row in run.written if row["node"] == node}:
-                    continue  # those of clients that a later request forgot were erased
+                    continue  # a later request erased updates of its clients
                 moved = float(np.linalg.norm(vector - start - replayed_updates(run, node, number)))
                 low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
             elif math.isinf(row["noise_std"]):

@@ -9,7 +9,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_networks(run: RunFolder) -> None:
-    """Section 5b: every head stands on all networks that groups had finished and that were there."""
+    """Check that every head uses all networks that groups had finished and that existed (section 5b)."""
     if run.spec["features"].get("tune", "none") == "none":
         run.check(not any("trunks" in solve for solve in run.solves.values()), "a solve names networks of groups")
         return
@@ -24,7 +24,7 @@ def check_networks(run: RunFolder) -> None:
 
 
 def check_statistics_of_request(run: RunFolder, request: Row) -> None:
-    """Sections 5a and 5b: what held a forgotten client went, and what is left of the others took its place."""
+    """Check that a request erased and replaced all statistics with its clients (sections 5a and 5b)."""
     moment, at = run.rolled[request["request"]], f"request {request['request']}"
     own = {c for i, clients in run.subjects.items() if run.owner[i] is request for c in clients}
     stored = {file: json.loads(row["clients"]) for (file,), row in moment["statistics"].items()}
@@ -46,7 +46,7 @@ def check_statistics_of_request(run: RunFolder, request: Row) -> None:
 def check_struck_statistics(
     run: RunFolder, request: Row, own: set[int], stored: dict[str, list], trunks: dict[str, list], erased: set[int]
 ) -> None:
-    """Section 5b: of blocks the sum is left without the struck ones, of a merge nothing is."""
+    """Check the sums after a request: without blocks of erased networks, and none of a merge (section 5b)."""
     wanted, merge = [], run.spec["features"]["tune"] == "merge"
     for file, clients in stored.items():
         if not file.endswith(".sum.statistics"):

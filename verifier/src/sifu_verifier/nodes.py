@@ -14,12 +14,13 @@ KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3, "group": 4, "merg
 
 
 def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
+    """Return the digest of the rows of nodes `first` to `last` (section 6)."""
     nodes = [n for n in range(first, last + 1) if n in run.nodes]
     counts = len(nodes), sum(len(run.rounds[n]) for n in nodes), sum(n in run.grams for n in nodes)
     parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
     for row in (run.nodes[n] for n in nodes):
         head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
-        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns stand in the order of the text
+        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns in the order of the document
     for row in (p for n in nodes for p in run.rounds[n].values()):
         parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
     parts += [struct.pack("<q", n) + run.grams[n].tobytes() for n in nodes if n in run.grams]
@@ -27,7 +28,8 @@ def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
 
 
 def check_nodes(run: RunFolder) -> None:
-    gone: dict[int, int] = {}  # a client that joined again with less is in the subjects of later requests, too
+    """Check the table of nodes and the participants of every round (section 1)."""
+    gone: dict[int, int] = {}  # a rejoined client is also in the subjects of later requests
     for i, clients in sorted(run.subjects.items()):
         gone |= {c: run.owner[i]["noise_node"] for c in clients if c not in gone}
     for node, row in run.nodes.items():
@@ -57,7 +59,7 @@ def check_nodes(run: RunFolder) -> None:
 
 
 def check_rejections(run: RunFolder) -> None:
-    """Section 1a: a client that was left out of a round is not in it."""
+    """Check that no round contains a client whose reply it ignored (section 1a)."""
     node_at = {(row["branch"], row["position"] - 1): n for n, row in run.nodes.items() if row["kind"] == "round"}
     names = {row["name"]: client for client, row in run.clients.items()}
     for row in run.tables["rejections"]:

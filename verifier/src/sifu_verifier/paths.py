@@ -6,6 +6,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def path_to(run: RunFolder, node: int | None) -> list[int]:
+    """Return the nodes on the path to a node, from its fresh model on."""
     chain: list[int] = []
     while node is not None:
         chain.append(node)
@@ -14,6 +15,6 @@ def path_to(run: RunFolder, node: int | None) -> list[int]:
 
 
 def parents_come_first(run: RunFolder) -> bool:
-    """Whether every path of nodes ends."""
+    """Return whether every parent precedes its child, so that every path ends."""
     pairs = [(row["parent"], row["node"]) for row in run.nodes.values() if row["parent"] is not None]
     return all(isinstance(parent, int) and isinstance(node, int) and parent < node for parent, node in pairs)

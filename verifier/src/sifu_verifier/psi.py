@@ -9,11 +9,11 @@ import numpy as np
 from sifu_verifier.rates import rate_since
 from sifu_verifier.run_folder import RunFolder
 
-EDGE = 1e-12  # a condition that holds by less counts as broken (section 3)
+EDGE = 1e-12  # a condition that holds by a smaller margin counts as violated (section 3)
 
 
 def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
-    """Psi(n, W) at every node n of a path; the population are the first `known` clients."""
+    """Return Psi(n, W) at every node n of a path; the population is the first `known` clients, or all."""
     g, psi, rounding, touched, result = run.facts["server_rate"], 0.0, 0.0, False, {}
     unbounded = False
     everybody = sum(row["samples"] for client, row in run.clients.items() if known is None or client < known)

@@ -13,10 +13,10 @@ from sifu_verifier.sealed import figures_gone, kept_path
 
 
 def check_purges(run: RunFolder) -> None:
-    """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""
+    """Check that each purge erased exactly the data with uncovered influence of forgotten clients (section 5)."""
     for moment in run.purges:
         if moment["seq"] < run.wish:
-            continue  # section 6e: what it erased is not said any more
+            continue  # section 6e: the record of what it erased is gone
         active, held, at = path_to(run, int(moment["tip"])), set(), f"event {moment['seq']}"
         run.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
         for i in moment["known"]:

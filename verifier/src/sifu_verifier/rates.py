@@ -15,12 +15,12 @@ from sifu_verifier.tolerances import RELATIVE
 
 
 def rate_since(run: RunFolder, node: int) -> int:
-    """The fresh model from which on the local rate of a node was in use (section 2)."""
+    """Return the fresh model at which the local rate of a node came into use (section 2)."""
     return max((first for first in run.rates if first <= node), default=0)
 
 
 def largest_rates(run: RunFolder, clients: Any) -> dict[str, float]:
-    """The largest certified rate of each of these clients, by name."""
+    """Return the largest certified rate of each of these clients, by name."""
     rows = [run.clients[client] for client in clients]
     return {
         row["name"]: momentum_limit(row["local_steps"], run.facts["momentum"]) / row["smoothness"]
@@ -29,19 +29,20 @@ def largest_rates(run: RunFolder, clients: Any) -> dict[str, float]:
 
 
 def founding_clients(run: RunFolder) -> range:
+    """Return the clients that founded the run."""
     joined = sum(event["kind"] == "client joined" for event in run.tables["events"])
     return range(len(run.clients) - joined)
 
 
 def set_the_rate(run: RunFolder, request: Row) -> Any:
-    """Those from whom the local rate was found at which training went on after the request."""
+    """Return the clients that determined the local rate used after the request."""
     since = rate_since(run, request["noise_node"])
     began = [row for row in run.requests.values() if since and row["noise_node"] == since]
     return there_since(run, began[0]) if began else founding_clients(run)
 
 
 def found_anew(run: RunFolder, request: Row) -> bool:
-    """Whether the request found an automatic local rate anew (section 4)."""
+    """Return whether the request recomputed an automatic local rate (section 4)."""
     measured = [row for c, row in run.clients.items() if c not in run.erased]
     unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
     begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
@@ -56,6 +57,7 @@ def found_anew(run: RunFolder, request: Row) -> bool:
 
 
 def automatic_rate(run: RunFolder, clients: Any) -> float:
+    """Return the automatic local rate of these clients (section 2)."""
     largest = min(largest_rates(run, clients).values())
     if run.facts["momentum"]:
         largest /= 1 + RELATIVE  # x_max is an eigenvalue, and is rounded down (section 4)
@@ -63,7 +65,7 @@ def automatic_rate(run: RunFolder, clients: Any) -> float:
 
 
 def check_rates(run: RunFolder, request: Row) -> None:
-    """Section 4: where training begins afresh, an automatic rate is that of those who stay."""
+    """Check that an automatic rate is computed from the remaining clients if training starts afresh (section 4)."""
     moment, node = run.rolled[request["request"]], request["noise_node"]
     said, at = moment["payload"].get("local_rates"), f"request {request['request']}: local rates"
     if not found_anew(run, request):
@@ -71,7 +73,7 @@ def check_rates(run: RunFolder, request: Row) -> None:
         return
     anew = automatic_rate(run, there_since(run, request))
     rate = 1.0 if math.isinf(anew) else anew
-    if is_erased(run, moment):  # section 6d: of rates that were cut off nothing is left, if it erased figures
+    if is_erased(run, moment):  # section 6d: a purge of figures erases rates that were rolled back
         gone = node <= run.erased_up_to and bool(run.rates) and node < min(run.rates)
         run.agree(at, run.rates.get(node), None if gone else rate)
         return
@@ -80,7 +82,7 @@ def check_rates(run: RunFolder, request: Row) -> None:
 
 
 def rate_depends(run: RunFolder, request: Row) -> bool:
-    """Whether the automatic local rate would be another one without the clients of the request."""
+    """Return whether the automatic local rate would differ without the clients of the request."""
     if run.facts["shape_from_labels"] or request["method"] == "closed_form":
         return bool(run.facts["shape_from_labels"])
     measured = {c: row for c, row in run.clients.items() if c not in run.erased}

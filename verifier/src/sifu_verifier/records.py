@@ -8,7 +8,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_records(run: RunFolder) -> None:
-    """Section 4b: rows that the client had, and a client that joins again with what is left of them."""
+    """Check that the rows of each request exist, and that the client rejoined with its remaining rows (section 4b)."""
     names, first = {row["name"]: client for client, row in run.clients.items()}, {}
     gone: dict[int, set[int]] = {}
     for name, client in run.rejoined.items():
@@ -35,7 +35,7 @@ def check_records(run: RunFolder) -> None:
 
 
 def check_salts(run: RunFolder) -> None:
-    """Section 4c: a digest for each founder, and no salt of anyone forgotten."""
+    """Check for a sample digest of each founder, and that no salt of a forgotten client remains (section 4c)."""
     events = [(event["kind"], json.loads(event["payload"])) for event in run.tables["events"]]
     joined = sum(kind == "client joined" for kind, _ in events)
     digests = events[0][1].get("sample_digests")

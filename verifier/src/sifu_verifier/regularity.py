@@ -11,16 +11,16 @@ from sifu_verifier.tolerances import RELATIVE
 
 
 def momentum_limit(steps: int, rho: float) -> float:
-    """x_max(K, rho): up to this eta beta, heavy ball with K steps from rest does not expand."""
+    """Return x_max(K, rho), the largest eta beta for which heavy ball with K steps from rest does not expand."""
     i = np.arange(steps)
-    c = (1 - rho ** (steps - i)) / (1 - rho)  # falls with i: of two, the one of the later step is the smaller
+    c = (1 - rho ** (steps - i)) / (1 - rho)  # decreasing in i
     gap = (1 - rho ** abs(i[:, None] - i)) / (1 - rho)
     matrix = np.minimum.outer(c, c) * (np.maximum.outer(c, c) - gap)
     return 2 / float(np.linalg.eigvalsh(matrix / np.sqrt(np.outer(c, c)))[-1])
 
 
 def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
-    """P_i and alpha_i. Automatic rates meet the limits with equality, so these are compared with a tolerance."""
+    """Return P_i and alpha_i; limits have a tolerance, because automatic rates meet them with equality."""
     steps, eta, rho = client["local_steps"], facts["local_rate"], facts["momentum"]
     if spec["regularity"]["kind"] == "assumed":
         return spec["regularity"]["factor"] ** steps, 1.0

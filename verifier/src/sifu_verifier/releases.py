@@ -1,4 +1,4 @@
-"""Releases with noise, and what certificates say of an observer of all of them (docs/store.md, section 5d)."""
+"""Releases with noise, and what certificates say about an observer of all of them (docs/store.md, section 5d)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noise_of(run: RunFolder) -> float:
 
 
 def take_release(run: RunFolder, event: Row, payload: Row, tip: str | None) -> None:
-    """Note a release, which is of the current head, and check that a head was released when it had to be."""
+    """Record a release, which must be of the current head, and check that required releases were made."""
     if event["kind"] == "released":
         run.agree(f"event {event['seq']}: released node", str(payload["node"]), tip)
         run.releases.append(payload | {"seq": event["seq"]})
@@ -39,7 +39,7 @@ def take_release(run: RunFolder, event: Row, payload: Row, tip: str | None) -> N
 
 
 def check_releases(run: RunFolder) -> None:
-    """Section 5d: noise, file and distances of releases; the distances of the latest are recomputed."""
+    """Check noise, file and distances of releases; only the distances of the latest are recomputed (section 5d)."""
     folder, nodes = run.folder / "releases", [row["node"] for row in run.releases]
     files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     run.agree("releases/", files, [f"{nodes[-1]}.safetensors"] if nodes else [])
@@ -58,7 +58,7 @@ def check_releases(run: RunFolder) -> None:
 
 
 def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
-    """Section 5d: the file of the latest release; and while its head is the current one, noise and distances."""
+    """Check the file of the latest release and, while its head is current, its noise and distances (section 5d)."""
     run.agree("digest of the latest release", row["digest"], sha256(data))
     if str(row["node"]) != run.entries["tip"]:
         return
@@ -88,7 +88,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
 
 
 def solve(run: RunFolder, words: Any) -> Any:
-    """Return the head of statistics, with lambda from their own trace (section 5a)."""
+    """Return the head solved from statistics, with lambda from their trace (section 5a)."""
     (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
     triangle = (k + 1) * (k + 2) // 2
     gram = np.zeros((k + 1, k + 1))
@@ -101,7 +101,7 @@ def solve(run: RunFolder, words: Any) -> Any:
 
 
 def before_after(run: RunFolder, request: Row) -> Row | None:
-    """Section 7: (epsilon, delta) for an observer of all releases, epsilon not yet rounded; None if nothing holds."""
+    """Return the unrounded (epsilon, delta) for an observer of all releases, or None (section 7)."""
     noise = noise_of(run)
     if not noise or request["method"] != "closed_form":
         return None
@@ -124,7 +124,7 @@ def before_after(run: RunFolder, request: Row) -> Row | None:
 
 
 def check_before_after(run: RunFolder, request: Row, at: str, stated: Row | None) -> None:
-    """Section 7: what a certificate says of an observer of all releases is there, and is rounded up."""
+    """Check that a certificate states the guarantee for an observer of all releases, rounded up (section 7)."""
     wanted = before_after(run, request)
     run.agree(f"{at}: before_after is there", stated is not None, wanted is not None)
     if stated is not None and wanted is not None:

@@ -13,7 +13,7 @@ STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "ro
 
 
 def take_step(run: RunFolder, event: Row, request: str) -> None:
-    """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
+    """Check the order of a request's steps: refusal or withdrawal must precede its execution (section 4)."""
     before, new = run.steps.get(request, 0), STEPS[event["kind"]]
     good = {
         1: before == 0,
@@ -28,7 +28,7 @@ def take_step(run: RunFolder, event: Row, request: str) -> None:
 
 
 def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:
-    """Section 4b: whose records were forgotten joins again, after the rollback and before any round, once."""
+    """Check that a client rejoins once after its records were forgotten, before any round (section 4b)."""
     kind, at = event["kind"], f"event {event['seq']}"
     if kind == "client joined":
         client = int(payload["run"]["client_count"]) - 1
@@ -43,4 +43,5 @@ def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:
 
 
 def person(name: str) -> str:
+    """Return the normalised form of a name, by which people are compared."""
     return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).split())

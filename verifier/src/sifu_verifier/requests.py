@@ -24,6 +24,7 @@ from sifu_verifier.updates import check_updates_of_request
 
 
 def check_requests(run: RunFolder) -> None:
+    """Check all executed requests in order."""
     carried = [row for row in run.requests.values() if row["request_order"] is not None]
     carried.sort(key=lambda row: row["request_order"])
     run.agree("orders of the requests", [r["request_order"] for r in carried], list(range(1, len(carried) + 1)))
@@ -36,6 +37,7 @@ def check_requests(run: RunFolder) -> None:
 
 
 def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None:
+    """Check a request: its budget, rollback, noise, charges and erasures; `spent` sums the charges of each subject."""
     name, order, sigma, source = (request[k] for k in ("request", "request_order", "noise_std", "source_node"))
     at, moment, noise = f"request {name}", run.rolled[name], run.nodes[request["noise_node"]]
     chains = [indices_of(run, client) for client in json.loads(request["clients"])]
@@ -151,7 +153,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
 
 
 def solve_of(run: RunFolder, request: Row) -> Row | None:
-    """What an auditor's copy says of a head in closed form."""
+    """Return the part of an auditor's copy that describes a head in closed form, or None."""
     if request["method"] != "closed_form":
         return None
     return {key: run.solves[request["final_node"]][key] for key in ("sum", "samples")}

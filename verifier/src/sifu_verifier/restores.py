@@ -9,6 +9,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_restored(run: RunFolder) -> None:
+    """Check the events of restores from a backup."""
     hashes = {f"{event['seq']}:{event['hash'].hex()}" for event in run.tables["events"]}
     for moment in run.restored:
         said, at = moment["payload"], f"event {moment['seq']}"
@@ -29,5 +30,5 @@ def check_restored(run: RunFolder) -> None:
 
 
 def restored_before(run: RunFolder, request: Row) -> bool:
-    """Whether the run was restored from a backup before the request was certified."""
+    """Return whether the run was restored from a backup before the request was certified."""
     return any(event["seq"] < run.done[request["request"]]["seq"] for event in run.restored)

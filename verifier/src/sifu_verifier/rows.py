@@ -10,20 +10,20 @@ import numpy as np
 
 @dataclass
 class ClientRows:
-    """What is stored of one client: by part its columns of features and their values, and the targets."""
+    """Stored data of one client: the feature columns of each part with their values, and the targets."""
 
     parts: dict[str, tuple[list[int], np.ndarray]] = field(default_factory=dict)
     targets: np.ndarray | None = None
 
     def add(self, part: str, columns: Sequence[int], numbers: np.ndarray, samples: int) -> None:
-        """Add the numbers of a file; those behind the features are targets."""
+        """Add the numbers of a file: features, followed by targets if there are more numbers."""
         split = samples * len(columns)
         self.parts[part] = (list(columns), numbers[:split].reshape(samples, len(columns)))
         if len(numbers) > split:
             self.targets = numbers[split:].reshape(samples, -1)
 
     def features(self, k: int, unit: int) -> np.ndarray:
-        """Return the features of all parts with the constant; those of other parts are zero."""
+        """Return the features of all parts and the constant; features of missing parts are zero."""
         values = next(iter(self.parts.values()))[1]
         features = np.zeros((len(values), k + 1))
         features[:, k] = unit
@@ -33,9 +33,9 @@ class ClientRows:
 
 
 def words_of_rows(clients: Iterable[ClientRows], k: int, outputs: int, unit: int) -> np.ndarray | None:
-    """Return the lower triangle of G, H, n and Q of all these clients together; None where a sample is too long.
+    """Return the lower triangle of G, H, n and Q of all clients together, or None if a sample is too long.
 
-    A product of float64 numbers is exact while no sum of squares is beyond 2^53, so samples are multiplied in pieces.
+    Products of float64 numbers are exact while sums of squares stay below 2^53, so samples are multiplied in batches.
     """
     gram, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
     count = energy = 0

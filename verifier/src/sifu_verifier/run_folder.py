@@ -1,4 +1,4 @@
-"""A run folder: its tables, and what replaying the ledger finds out about them."""
+"""A run folder: its tables, and the results of replaying its ledger."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from sifu_verifier.regularity import regularity
 
 
 def with_terms(request: Row) -> Row:
-    """A row of `requests` with its terms as further keys, lists as canonical JSON (section 4)."""
+    """Return a row of `requests` with its terms as further keys, lists as canonical JSON (section 4)."""
     terms = json.loads(request["terms"])
     lists = {name: canonical(terms[name]) for name in ("clients", "records")}
     return terms | lists | {"asked_method": terms["method"], "asked_level": terms["level"]} | request
 
 
 class RunFolder:
+    """The tables of a run folder, the results of the replay, and the problems found so far."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[str] = []
@@ -72,34 +74,34 @@ class RunFolder:
             for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
         }
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
-        self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
-        self.done: dict[str, Row] = {}  # of each request: its event 'request done'
-        self.filed: dict[str, str] = {}  # of each request: the digest of its id and terms
-        self.committed: dict[str, list[str]] = {}  # of each request for records: commitments to their identities
-        self.approved: dict[str, list[str]] = {}  # of each request: who filed it, then who approved it
-        self.steps: dict[str, int] = {}  # of each request: how far it got
-        self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
-        self.restored: list[Row] = []  # each event 'restored' with what there was just before
-        self.purges: list[Row] = []  # each event 'purged' with what there was just before
-        self.written: list[Row] = []  # every file of updates that was ever recorded
-        self.solves: dict[int, Row] = {}  # of each node that is the head of a sum: what was recorded of its solve
-        self.solvers: dict[
-            int, tuple[int, set[str]]
-        ] = {}  # of each: how many clients then, the names of those left out
-        self.at_solve: dict[int, tuple[list[int], list[int]]] = {}  # models there were, clients forgotten
+        self.rolled: dict[str, Row] = {}  # by request: event 'rolled back', with tip and models just before
+        self.done: dict[str, Row] = {}  # by request: event 'request done'
+        self.filed: dict[str, str] = {}  # by request: digest of its id and terms
+        self.committed: dict[str, list[str]] = {}  # by request for records: commitments to their identities
+        self.approved: dict[str, list[str]] = {}  # by request: the person who filed it, then its approvers
+        self.steps: dict[str, int] = {}  # by request: number of its last step
+        self.keys: list[tuple[int, str]] = []  # the operator's keys, each with the event that introduced it
+        self.restored: list[Row] = []  # events 'restored', with the state just before
+        self.purges: list[Row] = []  # events 'purged', with the state just before
+        self.written: list[Row] = []  # all files of updates ever recorded
+        self.solves: dict[int, Row] = {}  # by solved node: the record of its solve
+        self.solvers: dict[int, tuple[int, set[str]]] = {}  # by solved node: number of clients, names of excluded ones
+        self.at_solve: dict[int, tuple[list[int], list[int]]] = {}  # by solved node: existing models, forgotten clients
         self.groups = {
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
-        self.merged: list[Row] = []  # each event that may merge groups with what there was just before
-        self.releases: list[Row] = []  # each event 'released', what it sealed included
-        self.rejoins: str | None = None  # the request whose client is to join again next
-        self.rejoined: dict[str, int] = {}  # of each request for records: the client that joined again
-        self.apart: list[Row] = []  # each event 'group rounds' with what there was just before
+        self.merged: list[Row] = []  # events that may merge groups, with the state just before
+        self.releases: list[Row] = []  # events 'released', with their sealed parts
+        self.rejoins: str | None = None  # the request whose client has to rejoin next
+        self.rejoined: dict[str, int] = {}  # by request for records: index of the rejoined client
+        self.apart: list[Row] = []  # events 'group rounds', with the state just before
 
     def check(self, good: Any, message: str) -> bool:
+        """Add a problem with this message unless `good` is true; return whether it is."""
         if not good:
             self.problems.append(message)
         return bool(good)
 
     def agree(self, what: str, recorded: Any, computed: Any) -> None:
+        """Add a problem unless the recorded value equals the computed one."""
         self.check(same(recorded, computed), f"{what}: recorded {recorded!r}, computed {computed!r}")

@@ -12,7 +12,7 @@ SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_
 
 
 def unsealed(run: RunFolder, event: Row, payload: Row) -> Row:
-    """Section 6d: what an event measured, which a purge erases with its salt."""
+    """Return the sealed measurements of an event; empty if a purge erased them with their salt (section 6d)."""
     at, part, gone = f"event {event['seq']}", run.sealed.get(event["seq"]), is_erased(run, event)
     run.check(not SEALED & payload.keys(), f"{at}: what it measured lies in the open")
     run.agree(f"{at}: sealed part", part is not None, "sealed" in payload and not gone)
@@ -27,7 +27,7 @@ def unsealed(run: RunFolder, event: Row, payload: Row) -> Row:
 
 
 def is_erased(run: RunFolder, event: Row) -> bool:
-    """Section 6d: whether a purge erased the sealed part of an event."""
+    """Return whether a purge erased the sealed part of an event (section 6d)."""
     if event["seq"] < run.wish:
         return True
     kinds = [(other["seq"], other["kind"]) for other in run.tables["events"]]
@@ -40,12 +40,12 @@ def is_erased(run: RunFolder, event: Row) -> bool:
 
 
 def figures_gone(run: RunFolder, node: int) -> bool:
-    """Section 6d: whether a purge erased the figures of a round or merge."""
+    """Return whether a purge erased the figures of a round or merge (section 6d)."""
     row, drifts = run.nodes[node], [p["drift"] for p in run.rounds[node].values()]
     return node <= run.erased_up_to and all(map(math.isinf, [row["rounding"], row["mean_shift"], *drifts]))
 
 
 def kept_path(run: RunFolder, active: list[int]) -> list[int]:
-    """Section 6e: the path whose figures stay, if the last request started it afresh."""
+    """Return the path whose figures remain: the active one if the last request began it (section 6e)."""
     orders = [row["request_order"] for node, row in run.nodes.items() if node <= active[-1]]
     return active if run.nodes[active[0]]["request_order"] == max(orders) else []

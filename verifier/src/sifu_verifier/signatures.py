@@ -12,7 +12,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
-    """Section 6a: every event is signed, or vouched for by the first signed event after it."""
+    """Check that an event is signed, or covered by the next signed event (section 6a)."""
     at, events = f"event {event['seq']}", run.tables["events"]
     before = events[event["seq"] - 2] if event["seq"] > 1 else event
     if event["kind"] == "clock set":
@@ -41,7 +41,7 @@ def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
 
 
 def take_key(run: RunFolder, seq: int, payload: Row) -> None:
-    """Section 6: a new key is signed by the old one and by the new one."""
+    """Check that a key change is signed by the old and the new key, and record the new one (section 6)."""
     new = payload["run"]["public_key"]
     if run.keys:
         old = run.keys[-1][1]
@@ -62,7 +62,7 @@ def take_key(run: RunFolder, seq: int, payload: Row) -> None:
 
 
 def check_timestamps(run: RunFolder) -> None:
-    """Section 7: each is of a signed head or a public certificate; only the digest in it is looked at here."""
+    """Check that each timestamp belongs to a signed head or a public certificate, by its digest only (section 7)."""
     key, contents = "", {}
     for event in run.tables["events"]:
         named = json.loads(event["payload"]).get("run", {}).get("public_key", key)

@@ -10,7 +10,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def indices_of(run: RunFolder, name: str) -> list[int]:
-    """Section 4b: the numbers that a client had until it had this name, first one first."""
+    """Return all indices of the client up to the one with this name, oldest first (section 4b)."""
     (client,) = (number for number, row in run.clients.items() if row["name"] == name)
     for request, number in run.rejoined.items():
         if number == client:
@@ -19,17 +19,17 @@ def indices_of(run: RunFolder, name: str) -> list[int]:
 
 
 def names_of(run: RunFolder, request: Row) -> list[str]:
-    """Every name that the clients of a request have had."""
+    """Return every name that the clients of a request have had."""
     return [run.clients[c]["name"] for name in json.loads(request["clients"]) for c in indices_of(run, name)]
 
 
 def first_name_of(run: RunFolder, name: str) -> str:
-    """Section 4b: the name that a client first joined under, which is the one in certificates."""
+    """Return the name under which a client first joined, which certificates use (section 4b)."""
     return str(run.clients[indices_of(run, name)[0]]["name"])
 
 
 def names_gone(run: RunFolder, request: Row) -> list[str]:
-    """The names of everyone gone with the request: from version 3 on also those who left before."""
+    """Return the names of all clients absent after the request; from version 3 on this includes earlier requests."""
     if rules_version(run, request) < 3:
         return names_of(run, request)
     earlier = {c for i, clients in run.subjects.items() for c in clients
@@ -38,13 +38,13 @@ def names_gone(run: RunFolder, request: Row) -> list[str]:
 
 
 def there_since(run: RunFolder, request: Row) -> list[int]:
-    """The clients that there were, and that neither this request nor one before it forgot."""
+    """Return the clients present at the request that neither it nor an earlier one forgot."""
     gone = {c for i, clients in run.subjects.items() for c in clients
             if (run.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
     return [client for client in range(run.rolled[request["request"]]["clients"]) if client not in gone]
 
 
 def rules_version(run: RunFolder, request: Row) -> int:
-    """Section 7: the version of the rules by which a request was certified."""
+    """Return the version of the rules by which a request was certified (section 7)."""
     issued = [row for row in run.tables["certificates"] if row["request"] == request["request"]]
     return json.loads(issued[0]["content"])["body"]["wording"] if issued else 3

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def tensors_of(data: bytes, number: str) -> dict[str, Any]:
-    """The flat tensors of a safetensors file, by name."""
+    """Return the flat tensors of a safetensors file, by name."""
     end = 8 + struct.unpack_from("<Q", data)[0]
     places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items()
               if name not in ("salts", "__metadata__")}  # fmt: skip

@@ -11,7 +11,7 @@ from sifu_verifier.tolerances import FLOOR
 
 
 def training_noise(run: RunFolder, request: Row, subjects: list[list[int]]) -> Row:
-    """Section 4a."""
+    """Return the guarantee that training noise gives the subjects of a request over all rounds (section 4a)."""
     z, delta, ratios, counted = run.facts["noise"], request["delta"], [], 0
     for clients in subjects:
         squares = 0.0

@@ -15,7 +15,7 @@ from sifu_verifier.tensors import tensors_of
 
 
 def replayed_updates(run: RunFolder, node: int, number: str) -> Any:
-    """g times the sum of the weighted means of the updates stored as parts of a heuristic node."""
+    """Return g times the sum of the weighted means of the updates stored as parts of a heuristic node."""
     total: Any = 0.0
     for row in (row for row in run.tables["updates"] if row["node"] == node):
         updates = tensors_of((run.folder / "updates" / row["file"]).read_bytes(), number)
@@ -26,7 +26,7 @@ def replayed_updates(run: RunFolder, node: int, number: str) -> Any:
 
 
 def check_updates(run: RunFolder) -> None:
-    """Section 5: the updates that are kept, and that nothing of a forgotten client is among them."""
+    """Check the stored updates, and that none of them is of a forgotten client (section 5)."""
     active, forgotten = path_to(run, int(run.entries["tip"])), {c for clients in run.subjects.values() for c in clients}
     every, first = run.spec["keep"].get("updates_every", 0), {}
     for row in run.written:
@@ -60,7 +60,7 @@ def check_updates(run: RunFolder) -> None:
 
 
 def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hidden: dict[int, dict]) -> None:
-    """What had to go and what had to stay, when a request was carried out."""
+    """Check which updates a request erased and which it kept."""
     name, source, heuristic = request["request"], request["source_node"], request["method"] in REPLAYING
     moment, at = run.rolled[name], f"request {name}"
     mine = {i for i in hidden if run.owner[i] is request}
@@ -70,7 +70,7 @@ def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hi
     rows = sorted(moment["updates"].values(), key=lambda row: (active.index(row["node"]), row["part"]))
     dropped, stay, replayed = [], {}, []
     promised: dict[int, dict] = {i: hidden[i] for i in hidden.keys() - mine}
-    for i, clients in run.subjects.items():  # noise of training does not cover what is replayed
+    for i, clients in run.subjects.items():  # training noise does not cover replayed updates
         order = run.owner[i]["request_order"]
         if heuristic and run.owner[i]["method"] == "dp" and order < request["request_order"]:
             fresh = run.nodes[active[0]]["request_order"] >= order
@@ -96,7 +96,7 @@ def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hi
         rounds = len(replayed)
     stay |= {(request["noise_node"], part): left for part, left in enumerate(replayed, 1)}
     recorded = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
-    if request["method"] == "fed_eraser":  # its updates are new: only whose they are can be told
+    if request["method"] == "fed_eraser":  # its updates are new: only their clients can be checked
         stay, recorded = ({key: sorted(value) for key, value in updates.items()} for updates in (stay, recorded))
     run.agree(f"{at}: updates erased", sorted(moment["payload"].get("dropped_updates", [])), sorted(dropped))
     run.check(recorded == stay, f"{at}: the updates that stay are not those of the remaining clients")

@@ -48,7 +48,7 @@ def not_recomputed(folder: Path) -> dict[str, str]:
 def verify(folder: Path) -> list[str]:
     """Return the problems of a run folder; an empty list if everything agrees.
 
-    A folder that is damaged never raises an error: what could not be read or checked is a problem of its own.
+    A damaged folder never raises an error: each part that cannot be read or checked is reported as a problem.
     """
     try:
         run = RunFolder(Path(folder))
