@@ -1,1 +1,1 @@
-"""What a request would do and cost, predicted from what is recorded."""
+"""Plans: the effect and cost of a request, predicted from the record of a run."""

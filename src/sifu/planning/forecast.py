@@ -1,38 +1,36 @@
-"""How many rounds a request would take: predicted from recorded scalars alone (docs/noise.md has the measurements).
+"""Forecasts of the rounds a request would take, from recorded scalars alone (docs/noise.md has the measurements).
 
-A rollback to a model that c rounds made, with noise sigma, comes to the target after the k rounds at which
+**Rollback with noise.** Training from a model of c rounds, with noise sigma added, reaches the target after the first k
+rounds for which
 
-    e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T) + gain,
+    e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T) + gain.
 
-the sum over the new noise (a = 0) and the noise edges on the way, a_j rounds old (the page explains every symbol, and
-`planning.measure` defines e and harm). For new noise the equation is solved over quantiles of its luck f and of the
-scatter of accuracy; for earlier noise f is known once a retraining came to its target: it is what makes the equation
-hold at the current model. `gain` comes from the accuracy of each client there (`sifu.store.client_accuracy`).
+The sum runs over the new noise (age a = 0) and the earlier noise on the path, a_j rounds old. docs/noise.md explains
+every symbol; `planning.measure` defines e and harm. f is the luck of a noise: its actual harm relative to the mean. For
+new noise the equation is solved over quantiles of f and of the scatter of accuracy. For earlier noise f is known once
+retraining has reached the target: it is the value that makes the equation hold at the current model. `gain` follows
+from the accuracy of each client at the current model (`sifu.store.client_accuracy`).
 
-How many common rounds a merge of groups needs to come back to the target (docs/theory.md, section 15).
-
-The run has done it once: after the first merge of all S groups, moved on by the same factor as every later one, the
-common phase took r rounds to the target, after R rounds apart. A request merges the share q of the groups that is left.
-What those left out had learned must be learned again, by everyone together:
+**Merging groups** (docs/theory.md, section 15). The first merge of all S groups gives the reference: after R separate
+rounds, the common phase took r rounds to the target. A request merges only the share q of the groups that remains, and
+the common phase must relearn what the other groups had learned:
 
     rounds = r + c (1 - q) R,    c = 0.1,
 
-never more than the R + r that a fresh model is given. A request that was carried out by groups before corrects it: the
-median of what such requests took over what the formula says of them.
+and never more than R + r, the cost of a fresh model. Earlier group requests correct this prediction by the median ratio
+of their actual to their predicted rounds.
 
-Budgets over a sequence of requests: what everyone forgotten has left, and how far the history still goes.
-
-A request that stays past an earlier noise edge costs those whom that edge covers nothing (docs/theory.md, section 8.2).
-One that must go back before it finds them with little or no budget left, and soon falls to the initial model: as slow
-as Scratch. So what matters for later requests is how many of the active clients the noise of the last edge would hide
-there:
+**Budgets over a sequence of requests.** A later request that starts after an earlier noise edge charges nothing to the
+subjects which that edge covers (docs/theory.md, section 8.2). A request that must roll back to before the edge finds
+them with little or no budget left and soon ends at the initial model, which is as slow as Scratch. The outlook
+therefore counts the active clients that the noise of the last edge would hide there:
 
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 
-If clients ask in random order, N of them are active and B would not fit, (N - B) / (B + 1) ask, on average, before the
-first that does not. That is what a *fixed* sigma serves. With `auto` every request takes the noise it needs at the
-current model, so none has to go back; but noise adds up and Psi grows, and requests become slower. How many are worth
-it is found by running the forecast ahead, request after request of the usual size.
+If clients ask in random order, N are active and B do not fit, then on average (N - B) / (B + 1) ask before the first
+that does not fit. This holds for a *fixed* sigma. With `auto`, every request takes the noise it needs at the current
+model, so none has to roll back further. But noise accumulates and Psi grows, so requests become slower. The number of
+worthwhile requests is found by running the forecast ahead, one request of the usual size after another.
 """
 
 from __future__ import annotations
@@ -58,22 +56,22 @@ from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
 
 TAIL = 0.1
-"""The interval of a prediction leaves out this share of its quantiles on either side."""
+"""Share of the quantiles that a prediction interval leaves out on either side."""
 LEAST_WIDTH = 1.2
-"""The interval reaches at least this factor either way: other clients, perhaps another initial model."""
+"""Least factor by which the interval extends either way: other clients, perhaps another initial model."""
 LARGEST = 1e9
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rounds to the target, and an interval around them."""
+    """Rounds to the target, with an interval around them."""
 
     rounds: int
     interval: tuple[int, int]
 
     @staticmethod
     def of(times: Floats) -> Prediction:
-        """From equally likely times; one round more or less is always possible."""
+        """Return the prediction from equally likely times; the interval extends by at least half a round either way."""
         mean, low, high = (
             min(float(value), LARGEST)
             for value in (times.mean(), np.quantile(times, TAIL), np.quantile(times, 1.0 - TAIL))
@@ -90,19 +88,19 @@ class Prediction:
 LUCK = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
 """Equally likely quantiles of f - 1, in standard deviations."""
 SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])
-"""The same of where accuracy lies around its curve."""
+"""Equally likely quantiles of the deviation of accuracy from its curve, in standard deviations."""
 MOST_LUCK = 3.0
-"""f of earlier noise is believed up to this: few rounds tell it only roughly."""
+"""Upper bound on the estimated f of earlier noise: a few rounds determine it only roughly."""
 WORTH_IT = 0.9
-"""Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
+"""Largest worthwhile share of Scratch's rounds; above it, training restarts, which is exact and hardly slower."""
 LARGEST_CHANGE = math.log(2.0)
-"""Rounds from the beginning at most double or halve by who leaves: a flat curve would say anything."""
+"""Largest change of the logarithm of Scratch's rounds due to leaving clients; a flat curve would give any value."""
 LONGEST = 8.0
-"""Rounds are looked for up to this many times those of the first training."""
+"""Search range for rounds, as a multiple of the rounds of the first training."""
 
 
 class Forecast:
-    """What a run's records say about restarting from its models with noise."""
+    """Forecast of training that restarts from one of the run's models with noise."""
 
     def __init__(self, view: RunView, terms: RequestTerms | None = None) -> None:
         self.view = view
@@ -113,24 +111,24 @@ class Forecast:
 
     @property
     def training(self) -> int | None:
-        """Rounds of the first training to the target; None if it was not reached, or there is none."""
+        """Rounds of the first training to the target; None if the target was not reached, or there is none."""
         return self.first.rounds_to_target
 
     @cached_property
     def measure(self) -> Measure | None:
-        """What is followed until it falls to its target; None where nothing falls."""
+        """Quantity that training must bring down to a goal; None if no recorded quantity falls."""
         model, regularity = self.view.spec.model.kind, self.view.spec.regularity.kind
         linear = model in LINEAR_KINDS or (model == "python" and regularity == "measured")
         return measure_of(self.first, self._target, linear)
 
     @cached_property
     def _ahead(self) -> Floats:
-        """Numbers of rounds that are looked at: every one at first, then ever wider apart."""
+        """Candidate numbers of rounds: every integer at first, then with growing gaps."""
         last = max(80.0, LONGEST * self.first.length)
         return np.unique(np.round(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64.0, last, 160)])))
 
     def edges(self, depth: int) -> list[tuple[float, int]]:
-        """(sigma, age in rounds at `depth`) of the noise on the way to `depth`."""
+        """Return (sigma, age in rounds at `depth`) of each noise on the path to `depth`."""
         path = self.view.path
         depths, rounds, sigmas = path.added_noise
         count = int(np.searchsorted(depths, depth, side="right"))
@@ -139,7 +137,7 @@ class Forecast:
 
     @cached_property
     def luck(self) -> float:
-        """f of the noise on the way to the current model: known where it was retrained to the target, else 1."""
+        """Luck f of the noise on the path to the current model; 1 if retraining has not reached the target."""
         tip, measure = self.view.path.tip, self.measure
         edges = self.edges(tip)
         now = self.first.evaluated.get(self.view.path.nodes[tip].node)
@@ -152,7 +150,7 @@ class Forecast:
 
     @cached_property
     def gain(self) -> float:
-        """How much larger the accuracy of the current model is when those who leave are no longer counted."""
+        """Increase of the current model's accuracy when the leaving clients are no longer counted."""
         leaving = {self.view.index_of[name] for name in self._leaving}
         standing = read_standing(self.view.reader.folder) if leaving else None
         if standing is None or standing.node != self.view.rows[-1].node.node:
@@ -161,23 +159,24 @@ class Forecast:
 
     @cached_property
     def _from_the_beginning(self) -> float:
-        """Rounds from a fresh model to the target: T, and what the accuracy of those who leave changes about it."""
+        """Rounds from a fresh model to the target: T, adjusted for the accuracy of the clients that leave."""
         length, errors, goal = float(self.first.length), self.first.errors, 1.0 - self._target
         if self.training is None or errors is None or goal + self.gain <= 0.0:
             return length
-        # e(n) = e(T) (n / T)^-p has to come to another share of errors.
+        # Solve e(n) = e(T) (n / T)^-p for the adjusted share of errors.
         change = math.log(max(goal, 1e-9) / (goal + self.gain)) / errors.exponent
         return length * math.exp(float(np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE)))
 
     def times(self, depth: int, noise_std: float) -> Floats:
-        """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
+        """Return the rounds to the target for each quantile of luck and, within it, of scatter."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
         return self.times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
 
     def _unluckier(self, depth: int) -> float:
-        """How much less lucky an earlier model is than the one whose evaluation was the first to reach the target.
+        """Return the excess of the error curve at T over the recorded error at T, for models before round T.
 
-        Training that continues from that model keeps its luck; from an earlier one it has no more than the curve.
+        The evaluation that first reached the target was lucky. Training that continues from that model keeps this luck;
+        training from an earlier model can only be expected to follow the curve.
         """
         measure, errors = self.measure, self.first.errors
         if measure is None or errors is None or not measure.of_errors or self.training is None:
@@ -185,19 +184,22 @@ class Forecast:
         return max(0.0, errors.at_end - errors.last) if self._rounds_done(depth) < self.first.length else 0.0
 
     def _rounds_done(self, depth: int) -> int:
-        """Rounds behind the model at `depth`; those apart count where groups were merged on the way."""
+        """Return the rounds behind the model at `depth`, including separate rounds if groups were merged on the way."""
         path, groups = self.view.path, self.view.spec.groups
         merged = groups.count > 0 and any(node.kind == "merge" for node in path.nodes[: depth + 1])
         return path.rounds_until(depth) + (groups.rounds if merged else 0)
 
     def expected(self, depth: int, noise_std: float) -> float:
-        """The expectation behind `predict`, also where no target was reached: for comparing noises."""
+        """Return the expected rounds, even if no target was reached; used to compare noises."""
         return float(self.times(depth, noise_std).mean())
 
     def times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
-        """Rounds to the target, for each quantile, from a model of `done` rounds with noise of some (sigma, age) in it.
+        """Return the rounds to the target, for each quantile, from a model with earlier or new noise.
 
-        New noise has age 0.
+        Args:
+            done: Rounds behind the model.
+            disturbed: (sigma, age in rounds) of each noise in the model; new noise has age 0.
+            unluckier: Amount by which the goal is lowered (see `_unluckier`).
         """
         if not disturbed:
             return np.array([max(self._from_the_beginning - done, 0.0)])
@@ -209,7 +211,8 @@ class Forecast:
         fresh = [(noise, age) for noise, age in disturbed if age == 0]
         without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds, done)
         new = _harm_left(measure, fresh, rounds, done)
-        # On an early model the same noise does more harm, but its luck is no larger: it may not make up for the model.
+        # The same noise does more harm to an early model, but its luck must not grow with it: a lucky draw cannot make
+        # up for an early model.
         usual = np.minimum(new, _harm_left(measure, fresh, rounds, self.first.length))
         luck = measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         goals = measure.goal - unluckier + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
@@ -218,30 +221,37 @@ class Forecast:
         return times.ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:
-        """Rounds to the target after noise at `depth`; None where the first training says nothing of it."""
+        """Return the predicted rounds to the target after noise at `depth`; None if they cannot be predicted."""
         times = self.times(depth, noise_std)
         if self.training is None or not np.isfinite(times).all():
             return None
         return Prediction.of(self._as_evaluated(times))
 
     def _as_evaluated(self, times: Floats) -> Floats:
-        """The first round at or after each time at which the stop rule looks."""
+        """Return, for each time, the first round at or after it that the stop rule evaluates."""
         stop = self.view.spec.stop
-        every = evaluation_interval(stop, stop.target)  # by then the accuracy is close to the target
+        every = evaluation_interval(stop, stop.target)  # near the target, the interval of the target applies
         return np.ceil(np.maximum(times, stop.min_rounds) / every) * every
 
     def scratch(self) -> Prediction | None:
-        """Rounds of Scratch: what the first training took, or more or fewer if those who leave did better or worse."""
+        """Return the predicted rounds of Scratch: those of the first training, adjusted for the clients that leave."""
         if self.training is None:
             return None
         return Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
 
 
 def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats, done: float) -> Floats:
-    """The harm of noise of some (sigma, age), summed, after a number of further rounds from a model of `done`."""
+    """Return the summed harm of noise after each number of further rounds.
+
+    Args:
+        measure: Quantity that the harm adds to.
+        disturbed: (sigma, age in rounds) of each noise.
+        rounds: Numbers of further rounds.
+        done: Rounds behind the model.
+    """
     total = np.zeros_like(rounds)
     position = done + rounds
-    # Sizes are on a ladder, so after a thousand requests there are a few of them, and many ages of each.
+    # Noise sizes are powers of a ladder, so after a thousand requests there are few sizes, each with many ages.
     for noise in dict.fromkeys(noise for noise, _ in disturbed):
         ages = np.array([age for size, age in disturbed if size == noise], dtype=np.float64)
         after = measure.harm(noise, (ages[:, None] + rounds).reshape(-1), np.tile(position, ages.size))
@@ -250,13 +260,13 @@ def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], round
 
 
 LEARNED_AGAIN = 0.1
-"""c: a common round is worth about ten of those apart that the left-out groups had done."""
+"""c: one common round makes up for about ten separate rounds of the groups left out."""
 WIDTH = 2.0
-"""The interval reaches this factor either way, and a round: merges scatter (22 and 46 rounds for two seeds)."""
+"""Factor by which the interval extends either way, plus one round: merges vary (22 and 46 rounds for two seeds)."""
 
 
 def healing_rounds(common: float, apart: float, share_left: float) -> float:
-    """Rounds after a merge of a share of the groups.
+    """Return the rounds after a merge of a share of the groups.
 
     >>> healing_rounds(10.0, 100.0, 0.9), healing_rounds(10.0, 100.0, 0.5)
     (11.0, 15.0)
@@ -265,7 +275,11 @@ def healing_rounds(common: float, apart: float, share_left: float) -> float:
 
 
 def predict_healing(view: RunView, forecast: Forecast, merged: int) -> tuple[float, Prediction | None]:
-    """Common rounds after a merge of this many groups: what is expected, and a prediction where there was a target."""
+    """Return the common rounds after a merge of `merged` groups.
+
+    Returns:
+        The expected rounds, and a prediction with an interval; None instead of it if no target was reached.
+    """
     apart, count = view.spec.groups.rounds, view.spec.groups.count
     common = max(0.0, float(forecast.first.length - apart))
     expected = healing_rounds(common, apart, merged / count) * _correction(view.reader, common, apart, count)
@@ -276,7 +290,7 @@ def predict_healing(view: RunView, forecast: Forecast, merged: int) -> tuple[flo
 
 
 def _correction(reader: RunReader, common: float, apart: float, count: int) -> float:
-    """What earlier requests by groups took over what was to be expected; 1 where there were none."""
+    """Return the median ratio of actual to predicted rounds over earlier group requests; 1 if there are none."""
     nodes = reader.nodes_by_number()
     parts: dict[int, int] = {}
     for row in reader.merges():
@@ -291,7 +305,7 @@ def _correction(reader: RunReader, common: float, apart: float, count: int) -> f
 
 
 def rebuild_client_rounds(view: RunView, hit: Sequence[int], leaving: set[int]) -> int:
-    """Client-rounds of building the hit groups again without those who leave; none where the spec wants none back."""
+    """Return the client-rounds of rebuilding the hit groups without `leaving`; 0 if the spec rebuilds none."""
     if not hit or view.spec.groups.rebuild == "never":
         return 0
     members = members_now(view)
@@ -303,10 +317,11 @@ LOOK_AHEAD = 50
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """The budget of someone forgotten earlier: used so far, what a plan would add, and what would be left.
+    """Budget of a subject forgotten earlier: used so far, the cost of a plan, and the remainder.
 
-    Budgets are counted in (Psi/sigma)^2 and `budget` is 1/s^2; `covered` says that noise already hides them
-    at the plan's source, so that it costs them nothing.
+    Budgets are counted in (Psi/sigma)^2; `budget` is 1/s^2. `covered` means that earlier noise already hides the
+    subject at
+    the plan's source, so that the plan costs it nothing.
     """
 
     subject: Subject
@@ -318,23 +333,28 @@ class BudgetLine:
 
     @property
     def left(self) -> float:
-        """What later requests may still charge."""
+        """Budget that later requests may still charge."""
         return max(0.0, self.budget - self.used - self.cost)
 
     @property
     def left_share(self) -> float:
-        """The same as a fraction of the budget."""
+        """Remaining budget as a fraction of the whole."""
         return self.left / self.budget if self.budget > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """How many later requests stay past the last noise edge, where everyone forgotten is covered.
+    """Number of later requests that can start after the last noise edge, where all forgotten clients are covered.
 
-    `fitting` of the `active` clients would; a request of the usual size has `usual_size` clients. `expected_requests`
-    is the mean number of such requests before one with the same sigma has to go back before the edge, if clients ask in
-    random order. `auto_requests` is how many more are predicted to be faster than Scratch when each takes
-    the noise it needs (at most `LOOK_AHEAD`), None where nothing can be predicted.
+    Attributes:
+        noise_std: Noise of the edge.
+        active: Number of active clients.
+        fitting: Number of active clients that the noise of the edge would hide.
+        usual_size: Number of clients in a request of the usual size.
+        expected_requests: Mean number of such requests, in random order and with the same sigma, before one must roll
+            back to before the edge.
+        auto_requests: Predicted number of further requests that are faster than Scratch if each takes the noise it
+            needs, at most `LOOK_AHEAD`; None if nothing can be predicted.
     """
 
     noise_std: float
@@ -346,7 +366,7 @@ class Outlook:
 
 
 def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise_std: float) -> tuple[BudgetLine, ...]:
-    """What noise at `depth` costs everyone forgotten earlier, and what they have left."""
+    """Return the budgets of the subjects forgotten earlier, with the cost of noise at `depth`."""
     return tuple(
         BudgetLine(
             exposure.subject,
@@ -363,9 +383,16 @@ def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise
 def outlook(
     view: RunView, depth: int, noise_std: float, terms: RequestTerms, gone: tuple[int, ...] = ()
 ) -> Outlook | None:
-    """What to expect after an edge of this noise at `depth`; None where there is no noise to stay past.
+    """Return the outlook after an edge of this noise at `depth`; None if there is no noise.
 
-    `gone` are clients that the plan itself forgets. Psi is the recorded one without its last roundings: a forecast.
+    Psi is the recorded value without the latest rounding terms, which is enough for a forecast.
+
+    Args:
+        view: The run.
+        depth: Depth of the model that the noise is added to.
+        noise_std: Standard deviation of the noise.
+        terms: Terms that later requests are assumed to have.
+        gone: Clients that the plan itself forgets.
     """
     if noise_std <= 0.0:
         return None
@@ -385,11 +412,18 @@ def outlook(
 
 
 def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats, size: float) -> int | None:
-    """Requests of the usual size after this one that the forecast finds faster than Scratch.
+    """Return the number of later requests of the usual size that are predicted to be faster than Scratch.
 
-    `needed` is the noise that each active client needs at `depth`, in increasing order; the largest of `size` random
-    ones lies about the share size / (size + 1) up. It grows along the path like a power of the rounds,
-    the one that the kept models show.
+    The largest of `size` randomly chosen values of `needed` lies at about the quantile size / (size + 1). Along the
+    path it
+    grows like a power of the rounds, with the exponent that the kept models show.
+
+    Args:
+        view: The run.
+        depth: Depth of the model that the noise is added to.
+        noise_std: Noise of the current request.
+        needed: Noise that each active client needs at `depth`, in increasing order.
+        size: Number of clients in a request.
     """
     forecast = Forecast(view)
     done = float(view.path.rounds_until(depth))
@@ -410,7 +444,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
 
 
 def _growth_of_psi(view: RunView, depth: int) -> float:
-    """a in Psi(n) ~ n^a, from the largest Psi at the kept models of the second half of the way."""
+    """Return a in Psi(n) ~ n^a, from the largest Psi at the kept models of the second half of the path."""
     here, rounds = view.kept.get(depth), view.path.rounds_until(depth)
     for earlier in sorted(view.kept):
         before = view.path.rounds_until(earlier)
@@ -421,13 +455,13 @@ def _growth_of_psi(view: RunView, depth: int) -> float:
 
 
 def outlook_now(view: RunView, terms: RequestTerms) -> Outlook | None:
-    """The same for the last noise edge of the history as it is."""
+    """Return the outlook for the last noise edge of the current history; None if there is none."""
     edges = view.path.added_noise[0].tolist()
     return outlook(view, edges[-1], view.path.nodes[edges[-1]].noise_std, terms) if edges else None
 
 
 def influence(view: RunView, depth: int) -> Floats:
-    """Psi(depth, c) of every client by its number, for forecasts: summed by the database where L = 1 everywhere."""
+    """Return Psi(depth, c) of every client c, for forecasts; the database sums it if L = 1 everywhere."""
     if view.path.unbounded_from <= depth:
         return np.full(len(view.clients), np.inf)
     node = view.path.nodes[depth].node
@@ -450,6 +484,6 @@ def _influence(view: RunView, depth: int) -> Floats:
 
 
 def most_expensive(view: RunView) -> str:
-    """The name of the active client with the largest Psi at the current model: the most expensive one to forget now."""
+    """Return the name of the active client with the largest Psi at the current model, the most expensive to forget."""
     active = view.active
     return plain_name(view.reader, int(active[np.argmax(influence(view, view.path.tip)[active])]))

@@ -1,45 +1,46 @@
-"""What a forecast follows until it falls to its goal, what noise adds to it, and how that heals.
+"""Quantities that a forecast follows to their goal, the harm that noise does to them, and how training undoes it.
 
-Recorded curves of a training, drawn on past their end, and how fast a disturbance fades.
-
-The loss of the first training is known round by round. Past its end it is continued by a power law with a floor,
+**Learning curves.** The loss of the first training is known round by round. Past its end it is continued by a power law
+with a floor,
 
     f(n) = floor + (f(T) - floor) (n / T)^-p,
 
-fitted to its last three quarters. The same curve says how fast training heals a disturbance: the share of the gain that
-is still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), is how much of theta_0's distance to the
-optimum is left after k rounds, seen through the loss. Noise is another such distance.
+fitted to the last three quarters. The same curve tells how fast training undoes a disturbance. The share of the gain
+still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), measures how much of theta_0's distance to the
+optimum is left after k rounds. Noise is another such distance.
 
-What a target asks for is accuracy, and near it the loss says little of it. The share of wrong predictions is a straight
-line in log rounds and log errors, e(n) = e_T (n / T)^-p: fitted to the last two thirds, it smooths the curve (the round
-that reaches a target first is a lucky one) and continues it.
+A target is about accuracy, and near the target the loss says little about it. The share of wrong predictions is a
+straight line in log rounds and log errors, e(n) = e_T (n / T)^-p. Fitted to the last two thirds, it smooths the curve
+(the round that first reaches a target is a lucky one) and continues it.
 
-How noise heals, from what the rehearsal measured: wrong predictions k rounds after noise of size sigma.
-
-Noise of the rehearsed size s on the last model of the training, of T rounds, adds l_k to the loss after k rounds, k up
-to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds, k rounds later,
+**Harm of noise, from the rehearsal.** Noise of the rehearsed size s on the last model of the training, of T rounds,
+adds
+l_k to the loss after k rounds, k up to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds, k
+rounds later,
 
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
 with q = 2 for linear models, 6 for networks, and f the loss of the training itself, continued past its end
-(`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones heal first.
-What is left matters less the farther training has come, as margins grow: f says how far that is. The exponents are the
-only constants here (docs/noise.md says what they were chosen on). What two rehearsed rounds say of the first is mostly
-the last of the few steepest directions, by which one noise differs from another. Loss becomes errors by the ratio of
-the two, pooled over all measurements up to s, since one alone may be a few predictions; for as large a rise as the
-largest noise makes, by the ratio there. The loss of a network is not quadratic far out, where noise can undo it for
-good: beyond three times the largest noise that was rehearsed every prediction is taken to be wrong.
+(`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones recover
+first. The remaining harm matters less the further training has come, because margins grow; f measures this progress.
+The exponents are the only constants (docs/noise.md says what they were chosen on). Most of the difference between two
+draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
 
-Where the end of training rehearsed rounds with noise, wrong predictions are followed and their harm is what was
-measured (`Healing`). A run without such rounds (a training below 12 rounds, noise in training, clients
-that did not answer alike, regression) is followed by its loss, more roughly:
+Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
+may rest on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far
+out, the loss of a network is not quadratic, and noise can destroy the model. Beyond three times the largest rehearsed
+noise, every prediction counts as wrong.
+
+**Choice of the quantity.** If the end of training rehearsed rounds with noise, the forecast follows wrong predictions
+with the measured harm (`Healing`). A run without such rounds (fewer than 12 rounds of training, noise in training,
+different participants in the rehearsed rounds, regression) is followed by its loss, more roughly:
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),
 
 with F(k) the share of a disturbance that k rounds of the first training leave (`LearningCurve.left`), and rise the
-rehearsed rise of the loss; past T, on a model of c rounds, T / c times that, as margins grow. Where nothing was
-rehearsed there is no prediction.
+rehearsed rise of the loss. Past T, on a model of c rounds, the harm is multiplied by T / c, because margins grow. If
+nothing was rehearsed, there is no prediction.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 
 _FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)
-"""Floors that are tried, as shares of the smallest loss of the fitted part."""
+"""Candidate floors, as shares of the smallest loss of the fitted part."""
 _USUAL_EXPONENT, _LEAST_EXPONENT = 0.3, 0.05
-"""Of the errors, where there are too few points to tell, and where they hardly fall."""
+"""Exponent of the error curve if there are too few points to fit it, and its lower bound."""
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Losses at rounds (both increasing in time, the first at round 0), with the fitted tail."""
+    """Losses by round (rounds increase from 0), with the fitted tail."""
 
     rounds: Floats
     losses: Floats
@@ -74,7 +75,7 @@ class LearningCurve:
 
     @staticmethod
     def fit(rounds: Sequence[int], losses: Sequence[float]) -> LearningCurve | None:
-        """The curve through these points; None where there are too few, or nothing was learned."""
+        """Return the curve through these points; None if there are too few, or the loss did not fall."""
         n, y = np.asarray(rounds, dtype=np.float64), np.asarray(losses, dtype=np.float64)
         if n.size < 2 or n[-1] < 1.0 or not np.isfinite(y).all() or y.min() <= 0.0 or y[-1] >= y[0]:
             return None
@@ -84,31 +85,31 @@ class LearningCurve:
 
     @property
     def end(self) -> float:
-        """T, the last round that was recorded."""
+        """T, the last recorded round."""
         return float(self.rounds[-1])
 
     @property
     def gain(self) -> float:
-        """f(0) - floor: what there was to gain."""
+        """f(0) - floor, the largest possible decrease of the loss."""
         return float(self.losses[0]) - self.floor
 
     def loss(self, rounds: Floats | float) -> Floats:
-        """f(n), recorded or continued."""
+        """Return f(n), recorded or extrapolated."""
         n = np.asarray(rounds, dtype=np.float64)
         inside = np.interp(n, self.rounds, self.losses)
         tail = self.floor + (self.losses[-1] - self.floor) * (np.maximum(n, 1.0) / self.end) ** -self.exponent
         return np.where(n <= self.end, inside, tail)
 
     def left(self, rounds: Floats | float) -> Floats:
-        """F(k): the share of a disturbance that k rounds leave, at most 1."""
+        """Return F(k), the share of a disturbance that is left after k rounds; at most 1."""
         return np.clip((self.loss(rounds) - self.floor) / self.gain, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class ErrorCurve:
-    """The share of wrong predictions after n rounds, smoothed: `at_end` (n / end)^-`exponent`.
+    """Smoothed share of wrong predictions after n rounds: `at_end` (n / end)^-`exponent`.
 
-    `last` is the recorded one at the end, `scatter` the standard deviation of those recorded around the curve.
+    `last` is the recorded share at the end, `scatter` the standard deviation of the recorded shares around the curve.
     """
 
     end: float
@@ -119,7 +120,7 @@ class ErrorCurve:
 
     @staticmethod
     def fit(rounds: Sequence[int], accuracies: Sequence[float], samples: int) -> ErrorCurve | None:
-        """The curve nearest to these points; None where there are none, or nothing is ever right or wrong."""
+        """Return the curve nearest to these points; None if there are too few, or no prediction was ever right."""
         n, wrong = np.asarray(rounds, dtype=np.float64), 1.0 - np.asarray(accuracies, dtype=np.float64)
         if n.size < 2 or n[-1] < 1.0 or not np.isfinite(wrong).all() or wrong.min() >= 1.0 or samples < 1:
             return None
@@ -132,12 +133,12 @@ class ErrorCurve:
         return ErrorCurve(float(n[-1]), at_end, exponent, float(wrong[-1]), max(scatter, 1.0 / samples))
 
     def errors(self, rounds: Floats | float) -> Floats:
-        """e(n)."""
+        """Return e(n)."""
         return self.at_end * (np.maximum(np.asarray(rounds, dtype=np.float64), 1.0) / self.end) ** -self.exponent
 
 
 def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
-    """Floor and exponent of the power law nearest to the points; exponent 1/2 where they are too few to tell."""
+    """Return floor and exponent of the power law nearest to the points; exponent 1/2 if there are too few points."""
     if n.size < 4:
         return 0.0, 0.5
     log_n, floors, losses = np.log(n), _FLOORS * y.min(), y[:, None]
@@ -155,7 +156,7 @@ class FirstTraining:
 
     @cached_property
     def nodes(self) -> list[PathNode]:
-        """Its nodes, in order."""
+        """Nodes of the first training, in order."""
         nodes: list[PathNode] = self._reader.remembered(
             "first training",
             lambda: [
@@ -168,7 +169,7 @@ class FirstTraining:
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
-        """Every evaluation of the run, rehearsals and later branches included."""
+        """All evaluations of the run, including rehearsals and later branches."""
         rows: list[EvaluationRow] = self._reader.remembered("evaluations", self._reader.evaluations)
         return rows
 
@@ -179,7 +180,7 @@ class FirstTraining:
 
     @cached_property
     def rehearsed(self) -> dict[float, tuple[EvaluationRow, EvaluationRow]]:
-        """Evaluations of the same model with noise and without it, by sigma."""
+        """Evaluations of the same model with and without noise, by sigma."""
         return {
             noise_std: (noised, self.evaluated[node])
             for node, noises in rehearsed_noises(self.evaluations).items()
@@ -200,7 +201,7 @@ class FirstTraining:
 
     @cached_property
     def length(self) -> int:
-        """T where the target was reached, else all its rounds: good enough to compare noises."""
+        """T if the target was reached, otherwise all rounds, which is accurate enough to compare noises."""
         return max(1, self.nodes[-1].position if self.rounds_to_target is None else self.rounds_to_target)
 
     @cached_property
@@ -210,27 +211,30 @@ class FirstTraining:
 
     @cached_property
     def losses(self) -> LearningCurve | None:
-        """The curve of the loss; None where it does not fall."""
+        """Curve of the loss; None if the loss does not fall."""
         return LearningCurve.fit([at for at, _ in self.points], [row.loss for _, row in self.points])
 
     @cached_property
     def errors(self) -> ErrorCurve | None:
-        """The curve of wrong predictions; None where accuracy tells nothing."""
+        """Curve of wrong predictions; None if the recorded accuracy does not determine one."""
         samples = self.points[-1][1].samples if self.points else 0
         return ErrorCurve.fit([at for at, _ in self.points], [row.accuracy for _, row in self.points], samples)
 
 
 OF_ROUNDS = 1.0 / 3.0
 OF_LOSS = {"linear": 2.0, "network": 6.0}
-"""q: in a network most of what noise does is undone by what training continues to learn."""
+"""q: in a network, continued training undoes most of the harm of noise."""
 
 FARTHEST = 3.0
-"""Noise on a network is predicted up to this many times the largest that was rehearsed."""
+"""Largest noise on a network that is predicted, as a multiple of the largest rehearsed noise."""
 
 
 @dataclass(frozen=True)
 class Healing:
-    """`losses` are what noise of `noise_std` adds after 0, 1, ... rounds, `training` is f; see above for the rest."""
+    """Harm of noise and its decay, from the rehearsal (see the module's docstring).
+
+    `losses` are the amounts that noise of `noise_std` adds after 0, 1, ... rounds; `training` is f.
+    """
 
     noise_std: float
     losses: tuple[float, ...]
@@ -249,7 +253,15 @@ class Healing:
         training: LearningCurve,
         linear: bool = True,
     ) -> Healing | None:
-        """From the rehearsed rounds, and by sigma the rise of loss and errors before any; None if they do not tell."""
+        """Return the law of decay; None if the rehearsal does not determine it.
+
+        Args:
+            healed: Harm left after the rehearsed rounds.
+            rises: Rise of loss and errors directly after noise, by sigma.
+            samples: Number of samples the evaluations were made on.
+            training: Loss of the first training.
+            linear: Whether the model is linear in its parameters.
+        """
         if healed is None or healed.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
         at_once, _ = rises[healed.noise_std]
@@ -270,7 +282,13 @@ class Healing:
         )
 
     def rise(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
-        """How much the loss is still raised some rounds after noise of a size, now at `position`, c + k."""
+        """Return the rise of the loss that is left some rounds after noise.
+
+        Args:
+            noise_std: Size of the noise.
+            rounds: Rounds since the noise was added, k.
+            position: Rounds behind the model now, c + k.
+        """
         last = float(len(self.losses) - 1)
         rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
         slower = (np.maximum(rounds, last) / last) ** -OF_ROUNDS
@@ -278,7 +296,7 @@ class Healing:
         return (noise_std / self.noise_std) ** 2 * np.exp(rehearsed) * slower * fallen**self.of_loss
 
     def errors(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
-        """The share of predictions that are still wrong by it."""
+        """Return the share of predictions that are still wrong because of the noise; arguments as for `rise`."""
         if noise_std == 0.0:
             return np.zeros_like(rounds)
         if noise_std > self.largest_noise:
@@ -293,21 +311,26 @@ class Healing:
 
 
 HARM_OF_LOSS = 1.8
-"""Noise heals more slowly than the distance of theta_0, by this factor."""
+"""Factor by which the harm of noise exceeds that of an equal share of theta_0's distance."""
 SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
-"""The standard deviation of luck for noise of the rehearsed size; it falls like 1 / sigma, up from the largest."""
+"""Standard deviation of luck at the rehearsed noise size, and its cap; it falls like 1 / sigma."""
 SPREAD_OF_LAW = 0.3
-"""How far the harm of a run's own noise lies off the law, whatever the size: added to that of luck in squares."""
+"""Standard deviation of a run's own harm around the law, at any size; added to that of luck in squares."""
 SPREAD_UNREHEARSED = 0.7
-"""The same, whatever the size, where no rounds were rehearsed."""
+"""Standard deviation of luck, at any size, if no rounds were rehearsed."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What must fall to `goal`: the share of wrong predictions (`of_errors`), or the loss.
+    """Quantity that must fall to `goal`: the share of wrong predictions (`of_errors`), or the loss.
 
-    `harm` is what noise of a size still adds to it after some rounds, at a position on the path; `spread` is the
-    standard deviation of its luck, and `scatter` how far single evaluations lie around the curve.
+    Attributes:
+        of_errors: Whether the quantity is the share of wrong predictions.
+        scatter: Standard deviation of single evaluations around the curve.
+        curve: The quantity after a number of rounds, without noise.
+        goal: Value that the quantity must fall to.
+        harm: Amount that noise of a size still adds after some rounds, at a position on the path.
+        spread: Standard deviation of the luck of noise, by its size.
     """
 
     of_errors: bool
@@ -319,7 +342,7 @@ class Measure:
 
 
 def measure_of(first: FirstTraining, target: float, linear: bool) -> Measure | None:
-    """Wrong predictions where rounds were rehearsed, else the loss; None where neither tells anything."""
+    """Return wrong predictions if rounds were rehearsed, otherwise the loss; None if neither can be followed."""
     return _measure_of_errors(first, target, linear) or _measure_of_loss(first)
 
 
@@ -337,11 +360,11 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         return None
     goal = errors.at_end
     if first.rounds_to_target is not None:
-        # The round that came first to the target was lucky, and so will be the one that comes to it again.
+        # The round that first reached the target was lucky; the round that reaches it again will be equally lucky.
         goal += (1.0 - target) - errors.last
 
     def spread(noise_std: float) -> float:
-        """Luck along the slope grows like sigma, the mean harm like sigma^2."""
+        """Return the standard deviation of luck: its effect grows like sigma, the mean harm like sigma^2."""
         if noise_std == 0.0:
             return 0.0
         return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * healing.noise_std / noise_std, SPREAD_OF_LAW))
@@ -362,13 +385,13 @@ def _measure_of_loss(first: FirstTraining) -> Measure | None:
 
 
 def rises_of_loss(first: FirstTraining) -> dict[float, float]:
-    """How much noise of each rehearsed size raised the loss before anything healed, where it did."""
+    """Return the rise of the loss directly after noise of each rehearsed size, if positive."""
     rises = {size: noised.loss - plain.loss for size, (noised, plain) in first.rehearsed.items()}
     return {size: rise for size, rise in sorted(rises.items()) if rise > 0.0}
 
 
 def rise_of_loss(rises: dict[float, float], noise_std: float) -> float:
-    """The rise of the loss at any size: between the rehearsed ones by its ratio to sigma^2, in logarithms."""
+    """Return the rise of the loss at any size: its ratio to sigma^2 is interpolated in logarithms."""
     if noise_std == 0.0:
         return 0.0
     sizes = [math.log(size) for size in rises]

@@ -1,25 +1,23 @@
-"""What a request would do, before anything is done, and every way to forget, side by side.
+"""Plans of requests, and the comparison of all methods that could execute one.
 
-The rule by which `--method auto` takes one (docs/theory.md, section 9.7) has two steps. Of the ways that are exact one
-is named by what the run is made of, never by a prediction: a head in closed form is solved again, groups that are left
-are merged, and a fresh model comes last. If `exact` was asked for, that one is taken, so nothing of the client's data
-has a say in the choice. Otherwise it is held against the ways that are not exact, by predicted rounds: the fewest win,
-and on a tie the stronger guarantee. What a certificate of those promises holds for
-the plan that was carried out, the method included.
+`--method auto` chooses in two steps (docs/theory.md, section 9.7). First, one exact method is selected by the structure
+of the run, never by a prediction: a closed-form head is solved again, remaining groups are merged, and a fresh model is
+the last resort. If the request demands `exact`, this method is taken, so no client's data influence the choice.
+Otherwise it is compared with the methods that are not exact: the fewest predicted rounds win, and on a tie the stronger
+guarantee. The certificate's promise holds for the plan that was executed, including its method.
 
-Psi of a set taken jointly is exact where the Gram matrix of a round was kept, and bounded by the triangle inequality
-from the same scalars elsewhere (docs/theory.md, section 3.2). A plan shows both units, so that the price of the
-stronger one is seen before it is asked for.
+Psi of a set of clients taken jointly is exact for rounds whose Gram matrix was kept, and bounded by the triangle
+inequality from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows both units, so that the price of
+the stronger one is known in advance.
 
-`--sigma auto`: node and noise chosen together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1).
+`--sigma auto` chooses node and noise together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1). Each
+kept node needs a least noise, which follows from the Psi curves of the subjects to hide and their remaining budgets. A
+forecast predicts the rounds for each pair of node and noise. The pair with the fewest is chosen, or the initial model
+if no pair is clearly better than Scratch.
 
-Each kept node needs a least noise, from the Psi curves of those who must be hidden there and the budgets they have
-left. A forecast says how many rounds each of these pairs would take; the pair with the fewest is chosen, or the initial
-model where none is clearly better than Scratch.
-
-Looking ahead over a sequence: a later request stays past this noise edge, where everyone forgotten so far is covered,
-with its own noise, chosen then. More noise now would cover no one who asks later (edges added before a request
-never do), so a request takes only what it needs; what earlier noise has left behind is part of the forecast.
+A later request starts after this noise edge, where all subjects forgotten so far are covered, with noise chosen at that
+time. More noise now would not cover clients that ask later, because edges added before a request never do. So a request
+takes only the noise it needs. The forecast includes the effect of earlier noise.
 """
 
 from __future__ import annotations
@@ -46,20 +44,35 @@ from sifu.theory.calibration import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise, least_noises
 
 NOT_INSTALLED = 25
-"""What a recorded method of a package that is not installed counts as preserving: less than sifu, more than scratch."""
+"""Rank of a recorded method whose package is not installed: preserves less than sifu, more than scratch."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to forget: what it would promise and cost, or why this run does not allow it (`refused`).
+    """A method as an option for a request: its guarantee and cost, or the reason why this run does not allow it.
 
-    `rounds` is what `auto` compares: the predicted rounds to the target, or, where the first training reached none,
-    those to come back to where it ended. `client_rounds` counts the participants of all rounds, `rebuild_client_rounds`
-    those of building hit groups again; `bytes_sent` is the traffic of both, `seconds` the time of the rounds as fast as
-    those of the run were. `attacker_rate` is what an attacker allowed 1 % false alarms can spot at most (0.01 is a
-    blind guess, None: no bound). `kept` says what stays with the operator, `bytes_kept` how much is kept now for
-    requests to come. `earlier_charged` of those forgotten earlier lose budget, at most `largest_charge` of it.
-    `may_be_chosen` is False for ways that do not honour the request's sigma and for controls of experiments.
+    Attributes:
+        method: Name of the method.
+        level: Level that a certificate would have.
+        rounds: Figure that `auto` compares: predicted rounds to the target or, if the first training reached none, to
+            the accuracy at its end.
+        summary: Description of what the method would do.
+        refused: Reason why this run does not allow the method; empty if it does.
+        predicted_rounds: Predicted rounds to the target; None if unknown.
+        predicted_interval: Interval around the predicted rounds.
+        noise_std: Standard deviation of the noise.
+        client_rounds: Participants summed over all rounds.
+        rebuild_client_rounds: Participants summed over the rounds that rebuild hit groups.
+        bytes_sent: Traffic of all these rounds.
+        seconds: Duration of the rounds at the speed of the run so far.
+        attacker_rate: Upper bound on the true positive rate of an attacker with 1 % false alarms (0.01 is a blind
+            guess); None means no bound.
+        kept: Description of what stays with the operator.
+        bytes_kept: Size of what is kept for later requests.
+        earlier_charged: Number of subjects forgotten earlier that lose budget.
+        largest_charge: Largest share of a budget that one of them loses.
+        may_be_chosen: False for methods that ignore the request's sigma and for controls of experiments.
+        notes: Remarks for the operator.
     """
 
     method: str
@@ -85,7 +98,7 @@ class Way:
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """Which way `auto` took, at which least level, and what it was held against: all that the choice rests on."""
+    """Method that `auto` chose, the least level it had to reach, the options compared, and the reason."""
 
     method: str
     least_level: Level
@@ -93,13 +106,15 @@ class AutoChoice:
     reason: str
 
     def to_mapping(self) -> dict[str, object]:
-        """As the ledger records it."""
+        """Return the choice as the ledger records it."""
         ways = [{"method": way.method, "level": way.level, "rounds": way.rounds} for way in self.compared]
         return {"least_level": self.least_level, "ways": ways}
 
 
 def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
-    """The least level that is accepted: `floor`, or what is usual for the method, and what the request asks for.
+    """Return the least level that is accepted: the higher of the request's own level and `floor`.
+
+    Without either, it is the usual level of the method.
 
     >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
@@ -110,7 +125,7 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
 
 
 def choose_way(compared: Sequence[Way], least: Level) -> str | None:
-    """The method `auto` takes among these, None where none reaches the least level.
+    """Return the method that `auto` chooses among the options; None if none reaches the least level.
 
     >>> ways = [Way("sifu", "proven", 9.0), Way("scratch", "exact", 90.0)]
     >>> choose_way(ways, "conditional"), choose_way(ways, "exact")
@@ -128,7 +143,7 @@ def choose_way(compared: Sequence[Way], least: Level) -> str | None:
 
 
 def strongest_way(compared: Sequence[Way]) -> str:
-    """The way with the strongest guarantee: what is planned, and refused, where none reaches the level asked for."""
+    """Return the method with the strongest guarantee; it is planned, and refused, if none reaches the least level."""
     return min(compared, key=lambda way: (-LEVELS.index(way.level), _cost(way), _place(way.method))).method
 
 
@@ -137,13 +152,13 @@ def _cost(way: Way) -> float:
 
 
 def _place(method: str) -> int:
-    """Return the place of a method among exact ones: first those that preserve most of the training."""
+    """Return the rank of a method among exact ones; methods that preserve more of the training come first."""
     info = find_method_info(method)
     return -NOT_INSTALLED if info is None else -info.preserves
 
 
 def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:
-    """Why a way was taken, in a sentence."""
+    """Return the reason for choosing a method, as a sentence."""
     taken = next(way for way in compared if way.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):
         return f"{method}, the strongest there is: no way reaches level {least}, so a request would be refused"
@@ -161,11 +176,15 @@ def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:
 
 @dataclass(frozen=True)
 class UnitView:
-    """What a unit would mean for the request, with the plan's noise.
+    """Effect of a unit (each client separately, or all jointly) on a request, with the plan's noise.
 
-    `psi_now` and `noise_now` are those of the current model, `rollback_to` the rounds of the latest kept model allowed
-    with the plan's noise. `gram_rounds` of the `shared_rounds` that two or more of the clients took part in
-    have a kept Gram matrix; the others are bounded.
+    Attributes:
+        unit: The unit.
+        psi_now: Largest Psi to hide at the current model.
+        noise_now: Noise needed at the current model.
+        rollback_to: Rounds of the latest kept model that the plan's noise allows.
+        gram_rounds: Number of shared rounds whose Gram matrix was kept; Psi of the others is bounded.
+        shared_rounds: Number of rounds that two or more of the clients took part in.
     """
 
     unit: Unit
@@ -179,7 +198,7 @@ class UnitView:
 def both_units(
     view: RunView, terms: RequestTerms, noise_std: float, earlier: Sequence[Exposure]
 ) -> tuple[UnitView, ...]:
-    """The request in both units; nothing for a single client, for whom they are the same."""
+    """Return the request in both units; empty for a single client, for which they are the same."""
     if len(terms.clients) < 2:
         return ()
     order, tip = view.next_order, view.path.tip
@@ -205,7 +224,7 @@ def both_units(
 
 @dataclass(frozen=True)
 class PlannedCharge:
-    """What the noise of a plan costs one subject."""
+    """Budget that the noise of a plan costs one subject."""
 
     subject: Subject
     psi: float
@@ -214,9 +233,9 @@ class PlannedCharge:
 
 @dataclass(frozen=True)
 class NoiseOption:
-    """One noise that could be used, and what would come of it.
+    """A noise that could be used, and its predicted effect.
 
-    `expected` is the figure options are compared by; it is rounds where the first training reached its target.
+    Options are compared by `expected`, which is in rounds if the first training reached its target.
     """
 
     noise_std: float
@@ -233,14 +252,38 @@ class NoiseOption:
 class Plan:
     """Node, noise, cost and level of a request.
 
-    `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
-    whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
-    `untouched` says that no one who must be hidden ever touched the source, `training_noise` what noise in training
-    promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
-    request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
-    `expected_rounds` is the prediction unrounded, and where no target was reached the rounds to come back to where
-    training ended. Where the method was left to `auto`, `ways` has every way side by side and `auto` says which was
-    taken and why.
+    Attributes:
+        terms: Terms of the request, with `auto` replaced by the chosen method.
+        order: Order of the request among all executed requests.
+        subjects: Subjects that the request forgets.
+        source_node: Node that training restarts from; None for a fresh initial model.
+        source_depth: Depth of the source on the path.
+        source_rounds: Rounds behind the source.
+        wanted_node: Latest node that the budget allows, whether or not its model was kept.
+        tip_rounds: Rounds behind the current model.
+        noise_std: Standard deviation of the noise.
+        multiplier: Noise multiplier s of the budget.
+        psi: Largest Psi to hide at the source.
+        psi_star: Largest Psi that the noise hides.
+        charges: Subjects that the noise is charged to, new ones first.
+        premises: Premises of the certificate.
+        level: Level of the certificate.
+        predicted_rounds: Predicted rounds to the target; None if unknown.
+        scratch_rounds: Predicted rounds of Scratch; None if unknown.
+        options: Noises that were compared.
+        notes: Remarks for the operator.
+        protection: Means by which the method hides subjects.
+        untouched: Whether no subject that must be hidden ever influenced the source.
+        training_noise: Guarantee of noise in training, if the method relies on it.
+        predicted_interval: Interval that holds the rounds to the target in most cases.
+        units: A request of several clients in both units.
+        budgets: Budgets of the subjects forgotten earlier.
+        outlook: Outlook for later requests.
+        expected_rounds: Prediction before rounding; if no target was reached, the rounds to regain the accuracy at the
+            end of training.
+        rebuild_client_rounds: Participants summed over the rounds that rebuild hit groups.
+        ways: All methods side by side, if the choice was left to `auto`.
+        auto: Choice of `auto` and its reason.
     """
 
     terms: RequestTerms
@@ -276,48 +319,59 @@ class Plan:
     before_after: BeforeAfter | None = None
     """The guarantee against an observer of all releases; None means not protected."""
     predicted_accuracy: float | None = None
-    """Of the model when the request is done, on the clients that stay; None where the record does not tell."""
+    """Accuracy of the final model on the clients that stay; None if the record does not determine it."""
     squared_error_now: float | None = None
-    """Mean squared error of the current model on training data, where real numbers are predicted."""
+    """Mean squared error of the current model on training data, for regression."""
 
     @property
     def method(self) -> str:
-        """The method that would carry the request out, also where it was left to `auto`."""
+        """Method that would execute the request; with `auto`, the chosen one."""
         return self.terms.method
 
     @property
     def delta_at_most(self) -> float:
-        """The delta at the request's epsilon once the budget is used up whole."""
+        """Delta at the request's epsilon once the whole budget is used."""
         return delta_of_budget(
             self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise
         )
 
     @property
     def delta_reached(self) -> float:
-        """The delta at the request's epsilon that this release would reach on its own."""
+        """Delta at the request's epsilon that this release alone would reach."""
         own = [charge.charge for charge in self.charges if charge.subject.order == self.order]
         return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)
 
     @property
     def observers(self) -> Observers:
-        """What the plan means for an observer of later releases, and for one who kept earlier ones."""
+        """Guarantee against an observer of later releases, and against one who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
         return observers_of(self.level, rate, self.terms.scope, self.before_after)
 
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-"""Noise up to this share of the distance travelled is worthwhile (docs/theory.md, section 13, for advice)."""
+"""Largest worthwhile ratio of noise to distance travelled (docs/theory.md, section 13, for advice)."""
 SIGMA_LADDER = 1.1
-"""An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
-about the Psi it was chosen from."""
+"""Base of the powers to which an automatic sigma is rounded up.
+
+Sigma is stated in public certificates; rounding hides most of what it would reveal about the Psi it was chosen from.
+"""
 
 
 def noise_options(
     view: RunView, exposures: Sequence[Exposure], order: int, forecast: Forecast, premises: Sequence[Premise]
 ) -> tuple[NoiseOption, ...]:
-    """The least noise of each kept node, rounded up, the node it leads to, and what would come of it; latest first.
+    """Return the least noise of each kept node, rounded up, with its predicted effect; latest node first.
 
-    More noise than a node needs may reach a later one: every option is at the latest node that its noise allows.
+    Rounding up may allow a later node than the one the noise was computed for, so every option uses the latest node
+    that
+    its noise allows.
+
+    Args:
+        view: The run.
+        exposures: Subjects to hide, of this request and earlier ones.
+        order: Order of the request.
+        forecast: Forecast of the rounds.
+        premises: Premises of the method, which determine the level.
     """
     before = _needed_by_earlier(view, [exposure for exposure in exposures if exposure.subject.order < order], order)
     new = [exposure for exposure in exposures if exposure.subject.order >= order]
@@ -345,7 +399,7 @@ def noise_options(
 
 
 def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -> dict[int, float]:
-    """The least noise of each kept node for those forgotten earlier: the same until something is written."""
+    """Return the least noise of each kept node for the subjects forgotten earlier, cached until the run changes."""
     remembered: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
     key = (view.path.nodes[-1].node, order, tuple(exposure.subject for exposure in earlier), tuple(sorted(view.kept)))
     if key not in remembered:
@@ -356,16 +410,18 @@ def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -
 def choose_noise(
     options: Sequence[NoiseOption], forecast: Forecast, least: Level | None = None
 ) -> tuple[float, tuple[str, ...]]:
-    """The noise of the option that promises the fewest rounds, and what should be said about it.
+    """Return the noise of the option with the fewest expected rounds, and notes on the choice.
 
-    Where Scratch is as fast it is less noise than any option has, which leads to theta_0. Options below the `least`
-    level asked for are left aside, unless there are no others.
+    If Scratch is as fast, the result is less noise than any option needs, which leads to theta_0. Options below the
+    level
+    `least` are ignored unless there are no others.
     """
     enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
     best = min(enough or options, key=lambda option: option.expected)
     if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
         return best.noise_std, ()
-    # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
+    # Less noise than any node needs leads to the latest node that needs none: theta_0, or one the subjects never
+    # touched.
     too_little = 0.5 * min((option.noise_std for option in options if option.noise_std > 0.0), default=1.0)
     if best.noise_std == 0.0 and best.depth > 0:
         return too_little, ()
@@ -376,7 +432,7 @@ def choose_noise(
 
 
 def on_ladder(noise_std: float) -> float:
-    """The next power of `SIGMA_LADDER` at or above a noise."""
+    """Return the smallest power of `SIGMA_LADDER` that is at least `noise_std`; 0 for no noise."""
     if noise_std <= 0.0:
         return 0.0
     rung = SIGMA_LADDER ** math.ceil(math.log(noise_std) / math.log(SIGMA_LADDER))
@@ -384,7 +440,7 @@ def on_ladder(noise_std: float) -> float:
 
 
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
-    """sigma sqrt(d) / ||theta - theta_0|| with the energy of earlier noise taken out of the distance."""
+    """Return sigma sqrt(d) / ||theta - theta_0||, with the energy of earlier noise subtracted from the distance."""
     size = view.parameters
     signal = math.sqrt(max(view.rows[depth].distance ** 2 - view.path.noise_energy(depth) * size, 0.0))
     if noise_std == 0.0:
