@@ -1,1 +1,1 @@
-"""The life of a request: taken in, carried out, certified, erased."""
+"""Life cycle of a request: reception, approval, execution, certification and erasure."""

@@ -1,15 +1,17 @@
-"""Approval of requests: how many people must agree before one is carried out, as the run's spec says.
+"""Approvals and deadlines of requests.
+
+The run's spec says how many people must approve a request before it is executed:
 
     requests.approval = "none"    no approval needed
                         "one"     one person who did not file the request
                         "two"     two different people, neither of whom filed it
 
-An approval is a signed event of the ledger with the name of the approver and the digest of the terms that were
-approved (`RequestTerms.digest`). It counts for these terms only: nothing that writes to a run carries a request out
-before its terms have their approvals, and verification finds one that was. Who people are is known by their names:
-on the command line these are what the caller says, in the console those of their tokens.
+An approval is a signed event of the ledger with the name of the approver and the digest of the approved terms
+(`RequestTerms.digest`). It counts for these terms only. No request is executed before its terms have their approvals,
+and verification detects one that was. People are identified by name: on the command line by the name the caller gives,
+in the console by the name of their token.
 
-Until when requests are to be carried out, and which of them are late; a deadline of today is not missed today.
+A request has a deadline; it is overdue from the day after its deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from sifu.store.reader import RunReader, plain_names
 
 
 def check_approvals(reader: RunReader) -> Iterator[str]:
-    """Every request that was carried out had been approved before, under the same terms, by different people."""
+    """Yield a problem for each request executed without enough approvals, and for each approval that cannot count."""
     needed = approvals_needed(reader)
     approvals: dict[str, Approvals] = {}
     for event in reader.events():
@@ -60,7 +62,10 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
 
 
 def check_left_out(reader: RunReader) -> Iterator[str]:
-    """Yield wrong `left_out`: it names the clients of approved requests that wait, and rounds lack these."""
+    """Yield a problem for each event whose `left_out` is wrong, or whose rounds include a client that must be left out.
+
+    `left_out` must name the clients of the approved requests that wait at that time.
+    """
     leaving, everyone = LeavingClients(approvals_needed(reader)), reader.everyone()
     number = {profile.name: client for client, profile in enumerate(reader.clients())}
     for event in reader.events():
@@ -78,16 +83,16 @@ def check_left_out(reader: RunReader) -> Iterator[str]:
 
 
 DEADLINE_DAYS = 30
-"""A month from the request, unless it says otherwise."""
+"""Default deadline of a request, in days from its reception."""
 POSTED = "posted"
-"""The status of a request that waits in the inbox of a run; the ledger does not have it yet."""
+"""Status of a request that waits in the inbox of a run and is not in the ledger yet."""
 
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request that is not done yet: in the ledger, or still in the inbox.
+    """A request that is not settled yet, in the ledger or still in the inbox.
 
-    `days_left` counts whole days of the calendar (UTC): 0 is today, and only a negative number is overdue.
+    `days_left` counts whole calendar days (UTC): 0 means today, and only a negative number is overdue.
     """
 
     run: str
@@ -100,28 +105,31 @@ class PendingRequest:
 
     @property
     def overdue(self) -> bool:
-        """Whether the day of its deadline is over."""
+        """True if the day of the deadline is over."""
         return self.days_left < 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the request as plain values, ready for JSON."""
         return asdict(self) | {"overdue": self.overdue}
 
 
 def deadline_of(row: RequestRow) -> datetime.datetime:
-    """Until when a request is to be carried out; it has the whole of that day."""
+    """Return the deadline of a request, which ends with that day."""
     return time_of(row.received) + datetime.timedelta(days=row.deadline_days)
 
 
 def is_overdue(row: RequestRow, now: datetime.datetime) -> bool:
-    """Whether the day of its deadline is over and a request is not settled, or was carried out after that day."""
+    """Return whether a request missed its deadline.
+
+    A request is overdue if the day of its deadline ended before it was settled.
+    """
     if row.status in ("refused", "withdrawn"):
         return False
     return _left(row, time_of(row.finished) if row.finished else now) < 0
 
 
 def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingRequest]:
-    """The requests that are waited for, those with the earliest deadline first."""
+    """Return the requests that are not settled, earliest deadline first."""
     run = str(reader.folder)
     rows = reader.requests()
     pending = [
@@ -147,7 +155,7 @@ def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingR
 
 
 def _posted(run: str, letter: Letter, now: datetime.datetime) -> PendingRequest:
-    """A letter as far as it can be read; what is wrong with it is found when it is opened."""
+    """Return an inbox message as a pending request, as far as it can be read; it is validated when it is ingested."""
     content = letter.content or {}
     days, clients = content.get("deadline_days", DEADLINE_DAYS), content.get("clients", [])
     posted = datetime.datetime.fromtimestamp(letter.posted, datetime.UTC)
@@ -166,12 +174,12 @@ def _posted(run: str, letter: Letter, now: datetime.datetime) -> PendingRequest:
 
 
 def _left(row: RequestRow, now: datetime.datetime) -> int:
-    """Days left by the clock; a request that is dated ahead of it counts as overdue, since its true date is unknown."""
+    """Return the days left; -1 for a request dated in the future, because its true date is unknown."""
     return -1 if time_of(row.received) - now > BEHIND else _days_left(deadline_of(row), now)
 
 
 def check_deadline(deadline_days: int) -> None:
-    """Refuse a number of days that is no deadline."""
+    """Check that the number of days is a valid deadline."""
     if not 0 <= deadline_days <= 36500:
         raise InputError(f"the deadline must be 0 to 36500 days away, found {deadline_days}")
 

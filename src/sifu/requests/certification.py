@@ -1,8 +1,8 @@
-"""A certificate's statements, recomputed from the recorded scalars, and issuing it as the last event of a request.
+"""Statements of a certificate, recomputed from the recorded scalars, and its issue as the last event of a request.
 
-It has two forms (docs/theory.md, section 12.5). The auditor's copy states everything and is confidential: exact Psi,
-drift, beta, the node, and any plain hash of an un-noised model are functions of the forgotten client's data. The public
-copy leaves them out and has salted commitments instead of hashes.
+A certificate has two forms (docs/theory.md, section 12.5). The auditor's form states everything and is confidential:
+exact Psi, drift, beta, the node, and any plain hash of an un-noised model are functions of the forgotten client's data.
+The public form omits them and has salted commitments instead of hashes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
 
 FORMAT = "sifu-certificate-4"
 LACKING = {FORMAT: frozenset[str](), "sifu-certificate-3": frozenset(("terms",))}
-"""The formats that can be read, each with the fields of today that it lacks."""
+"""Readable formats, each with the fields of the current format that it lacks."""
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
@@ -61,46 +61,53 @@ FIELDS = {
         "earlier_subjects", "models", "erased_nodes", "remaining_nodes", "solve",
     },
 }  # fmt: skip
-"""What each form says, and nothing else."""
+"""Fields of each form."""
 
 OPTIONAL_FIELDS = frozenset(("before_after",))
-"""What both forms say only where there is something to say: the guarantee against an observer of all releases."""
+"""Fields that both forms have only if they apply: the guarantee against an observer of all releases."""
 
 STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
-"""The terms of the request that both forms state as they were filed; clients, and how many records, are fields of
-their own, and which rows they are stays in the ledger."""
+"""Terms of the request that both forms state as filed.
+
+Clients and the number of records have fields of their own; the ledger alone says which rows the records are.
+"""
 SOLVE_FIELDS = ("sum", "samples")
-"""What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
+"""Fields of a closed-form solve in the auditor's form: the digest of (G, H, n, q), n, r and lambda."""
 MODELS = ("source_model", "noised_model", "final_model")
 BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
-"""What is said of noise in training; of the two epsilons only the composed one counts."""
+"""Statements about noise in training; of the two epsilons only the composed one counts."""
 
 
 def public_form(auditor: Mapping[str, Any]) -> dict[str, Any]:
-    """What anyone may see of the auditor's form: no Psi, drift, beta, node or plain hash."""
+    """Return the public form of an auditor's form: without Psi, drift, beta, node or plain hash."""
     premises = [{name: premise[name] for name in premise if name != "confidential"} for premise in auditor["premises"]]
     stated = COMMON_FIELDS | (OPTIONAL_FIELDS & auditor.keys())
     return {name: auditor[name] for name in stated} | {"form": "public", "premises": premises}
 
 
 def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A model as a certificate names it: SHA-256(nonce || digest), both of them 32 bytes."""
+    """Return a model as a certificate names it: by SHA-256(nonce || digest), both of 32 bytes."""
     nonce, digest = str(row["nonce"]), str(row["digest"])
     commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
     return {"node": int(row["node"]), "digest": digest, "nonce": nonce, "commitment": commitment}
 
 
 def committed_model(node: int, digest: str) -> dict[str, Any]:
-    """A model as one certificate names it: with a fresh nonce, so that no two certificates can be linked."""
+    """Return a model for one certificate, with a fresh nonce, so that no two certificates can be linked."""
     return {"node": node, "digest": digest, "nonce": secrets.token_hex(NONCE_BYTES)}
 
 
 def nodes_to_erase(
     view: RunView, available: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
 ) -> set[int]:
-    """Nodes whose models go when a request is carried out on the history of `view`.
+    """Return the nodes whose models a request erases.
 
-    `exposures` are those of the request, `cut_after` the depth of its source (-1 for a fresh initial model).
+    Args:
+        view: The history that the request is executed on.
+        available: Nodes with a stored model.
+        exposures: Subjects of the request.
+        cut_after: Depth of its source; -1 for a fresh initial model.
+        retention: Retention of the request.
     """
     depth_of = view.path.depth_of
     depths = depths_to_erase(
@@ -109,7 +116,7 @@ def nodes_to_erase(
         retention,
         lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
     )
-    # Models of groups lie on no path: those that held a client of the request go, whatever it goes back to.
+    # Models of groups are on no path; those that held a client of the request are erased, whatever the source is.
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
     off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
@@ -118,9 +125,9 @@ def nodes_to_erase(
 
 @dataclass(frozen=True)
 class UpdatesErased:
-    """What a request does to the files of clients' updates: those dropped, and of them those rewritten.
+    """Files of clients' updates that a request drops, and the shorter files that replace some of them.
 
-    `shortened` maps a dropped file to the clients that stay in the one that takes its place.
+    `shortened` maps a dropped file to the clients that remain in its replacement.
     """
 
     dropped: tuple[str, ...]
@@ -130,10 +137,20 @@ class UpdatesErased:
 def updates_to_erase(
     view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
 ) -> UpdatesErased:
-    """The files that go when a request is carried out on the history of `view`.
+    """Return the files of clients' updates that a request drops or shortens.
 
-    Rounds that are cut off go whole. Of the others, the updates of the request's own clients go; under `strict` also
-    every update made from a model that holds an uncovered part of them, since it is a function of that model.
+    Rounds that are cut off are dropped entirely. In the other rounds, the updates of the request's own clients are
+    removed;
+    under `strict` retention, also every update computed from a model that holds an uncovered part of these clients,
+    since
+    it is a function of that model.
+
+    Args:
+        view: The history that the request is executed on.
+        stored: Stored files of updates.
+        exposures: Subjects of the request.
+        cut_after: Depth of its source; -1 for a fresh initial model.
+        retention: Retention of the request.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
     gone = {client for exposure in exposures for client in exposure.subject.clients}
@@ -154,8 +171,10 @@ def updates_to_erase(
 
 @dataclass(frozen=True)
 class SubjectStatement:
-    """One subject of the request: its clients, Psi at the node, its charge (None where nothing is charged) and what
-    its budget allows."""
+    """One subject of the request: its clients, Psi at the node, charge and budget.
+
+    `charge` is None if nothing is charged.
+    """
 
     clients: tuple[str, ...]
     psi: float
@@ -163,14 +182,14 @@ class SubjectStatement:
     budget: float
 
     def to_mapping(self) -> dict[str, Any]:
-        """As a certificate states it."""
+        """Return the subject as a certificate states it."""
         return asdict(self) | {"psi": finite_or_text(self.psi), "charge": finite_or_text(self.charge)}
 
 
 class RecordedRequest:
-    """A request that was carried out, seen through the history as it was when its noise was added.
+    """An executed request, with the history as it was when its noise was added.
 
-    What it states follows the `rules` of its certificate, or today's where it has none yet.
+    Its statements follow the `rules` of its certificate, or the current rules if it has none yet.
     """
 
     def __init__(self, reader: RunReader, request: RequestRow, rules: int | None = None) -> None:
@@ -180,12 +199,12 @@ class RecordedRequest:
         self.rules = rules or rules_of(reader, request.request)
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
-        # Clients that joined after it are no part of what it says.
+        # Clients that joined later are not part of its statements.
         self.rolled_back = reader.steps()["rolled back", request.request] if reader.joined() else None
-        # What it rests on is looked at when it is certified: a restoration after the rollback counts, too.
+        # Premises are evaluated at certification, so a restoration after the rollback counts as well.
         certified = reader.steps().get(("request done", request.request))
         self.view = RunView(reader, tip=request.noise_node, before=self.rolled_back, certified=certified)
-        # The noise node hangs on its source; a fresh initial model has none.
+        # The noise node is a child of its source; a fresh initial model has no source.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
         self.merged = self.view.path.nodes[-1].kind == "merge"
@@ -195,7 +214,7 @@ class RecordedRequest:
 
     @cached_property
     def new_exposures(self) -> list[Exposure]:
-        """The request's own subjects."""
+        """Subjects of the request itself."""
         terms = self.terms
         return self.view.exposures(
             [
@@ -207,17 +226,20 @@ class RecordedRequest:
 
     @cached_property
     def earlier_exposures(self) -> list[Exposure]:
-        """Everyone forgotten before, with what they had used by then."""
+        """Subjects forgotten earlier, with the budget they had used by then."""
         return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
 
     def psi(self, exposure: Exposure) -> float:
-        """Psi the noise had to hide for this subject at the source; what stored updates hold of it is not known."""
+        """Return the Psi that the noise had to hide for this subject at the source.
+
+        It is unbounded for a model made from stored updates.
+        """
         if self.replayed:
             return math.inf
         return 0.0 if self.request.source_node is None else exposure.psi_to_hide(self.source_depth)
 
     def premises(self) -> tuple[Premise, ...]:
-        """What the certificate rests on."""
+        """Return the premises of the certificate."""
         return premises_of(self.method, self._claim)
 
     @property
@@ -228,49 +250,49 @@ class RecordedRequest:
 
     @property
     def starts_fresh(self) -> bool:
-        """Whether training started from a fresh model, or from the initial one as it was drawn."""
+        """True if training started from a fresh model, or from the unchanged initial model."""
         return self.request.source_node is None or is_scratch(self.method.info, self._claim)
 
     @property
     def level(self) -> Level:
-        """The level that the premises allow."""
+        """Level that the premises allow."""
         return level_of(self.premises(), exact=self.untouched, fresh=self.starts_fresh)
 
     @cached_property
     def untouched(self) -> bool:
-        """Whether no client that had to be hidden has a part in the source, or was asked for one and refused."""
+        """True if no client to be hidden influenced the source or had a reply refused on the path to it."""
         hidden = any(self.psi(exposure) > 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
         fresh = self.request.source_node is None
         return not hidden and (fresh or not self.view.were_refused(self.request.clients, self.source_depth))
 
     @cached_property
     def training_noise(self) -> TrainingNoise | None:
-        """What noise in training promises, where the method rests on it."""
+        """Guarantee of noise in training, if the method relies on it."""
         return self.method.training_noise(self.view, [exposure.subject for exposure in self.new_exposures], self.terms)
 
     @property
     def delta_at_most(self) -> float:
-        """The delta at the request's epsilon once the budget is used up whole."""
+        """Delta at the request's epsilon once the whole budget is used."""
         return delta_of_budget(
             self.terms.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
         )
 
     @property
     def delta_reached(self) -> float:
-        """The delta at the request's epsilon that its release alone reached."""
+        """Delta at the request's epsilon that its release alone reached."""
         charges = [self.statement(exposure).charge or 0.0 for exposure in self.new_exposures]
         return delta_of_charges(self.terms.epsilon, charges, self.method.info.protection, self.training_noise)
 
     @property
     def gone(self) -> set[int]:
-        """Everyone forgotten by this request or an earlier one."""
+        """Clients forgotten by this request or an earlier one."""
         order_of = {request.request: request.request_order for request in self.reader.requests()}
         done = [subject for subject in self.reader.subjects() if (order_of[subject.request] or 0) <= self.order]
         return {client for subject in done for client in subject.clients}
 
     @cached_property
     def before_after(self) -> BeforeAfter | None:
-        """What holds against an observer of all releases up to the request; later ones are without its clients."""
+        """Guarantee against an observer of all releases up to the request; later releases lack its clients."""
         if self.method.info.name != CLOSED_FORM:
             return None
         rolled_back = self.reader.steps()["rolled back", self.request.request]
@@ -278,7 +300,7 @@ class RecordedRequest:
         return guarantee_of_all(self.reader, self.view.spec, clients, self.request.terms, rolled_back)
 
     def statement(self, exposure: Exposure) -> SubjectStatement:
-        """Psi, charge and budget of one subject."""
+        """Return Psi, charge and budget of one subject."""
         psi = self.psi(exposure)
         names = plain_names(self.reader, (self.view.clients[index].name for index in exposure.subject.clients))
         cost = charge(psi, self.noise_std) if self.method.info.protection == "noise" else None
@@ -287,17 +309,20 @@ class RecordedRequest:
     def auditor_form(
         self, models: Mapping[str, Mapping[str, Any]], ledger: Event, ledger_signature: str, issued: str
     ) -> dict[str, Any]:
-        """Everything the certificate states, confidential; `public_form` is what anyone may see of it.
+        """Return the auditor's form, which is confidential; `public_form` derives the public one from it.
 
-        `models` holds the rows of source, noised and final model, `ledger` is the event before the certificate and
-        `ledger_signature` that of the certificate's key over it.
+        Args:
+            models: Rows of the source, noised and final model.
+            ledger: The event before the certificate.
+            ledger_signature: Signature of the certificate's key over that event.
+            issued: Time of issue.
         """
         request, view, terms, method = self.request, self.view, self.request.terms, self.method.info
         premises, noise, level = self.premises(), self.training_noise, self.level
         trained: Start = "fresh" if self.starts_fresh else "trained"
         new = [self.statement(exposure) for exposure in self.new_exposures]
-        # A request that adds no noise charges no budget: its starting model existed before it, and stored updates
-        # that would break an earlier promise are not replayed.
+        # A request that adds no noise charges no budget: its starting model existed before it, and stored updates that
+        # would break an earlier promise are not replayed.
         others = self.earlier_exposures if method.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         rolled_back = payload_of_request(self.reader, request.request, "rolled back")
@@ -366,7 +391,7 @@ class RecordedRequest:
 
 
 def rules_of(reader: RunReader, request: str) -> int:
-    """Return the version of the rules by which a request was certified; today's where it has no certificate yet."""
+    """Return the version of the rules a request was certified by; the current version if it has no certificate yet."""
     for text in reader.certificates(request).values():
         stated = json.loads(text)["body"].get("wording")
         return stated if type(stated) is int and 1 <= stated <= WORDING else WORDING
@@ -374,7 +399,7 @@ def rules_of(reader: RunReader, request: str) -> int:
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
-    """What was recorded of each solve of a closed-form head, by the node it made; r is None where it was erased."""
+    """Return the record of each closed-form solve, by the node it made; r is None if it was erased."""
     contents = (event.content for event in reader.events() if {"solve", "rows"} <= event.content.keys())
     return {
         int(content["rows"]["last"]): content["solve"] | {"relative_penalty": content.get("relative_penalty")}
@@ -383,7 +408,11 @@ def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
 
 
 def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled back", "request done"]) -> dict[str, Any]:
-    """The payload of the event of this kind that a request has."""
+    """Return the payload of a request's event of this kind.
+
+    Raises:
+        InputError: If the request has no such event.
+    """
     seq = reader.steps().get((kind, request))
     if seq is not None:
         return reader.payload(seq)
@@ -391,14 +420,20 @@ def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled ba
 
 
 def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> None:
-    """Certify the current model for a request whose rounds are done."""
+    """Certify the current model for a request whose rounds are done.
+
+    Args:
+        writer: The run.
+        engine: Engine that evaluates the model on the request's clients.
+        row: The request.
+    """
     request, final = row.request, writer.tip
     recorded = RecordedRequest(writer, row)
     asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
     rolled_back = payload_of_request(writer, request, "rolled back")
     models = _certified_models(writer, row, rolled_back)
     last, public_key = writer.events()[-1], writer.value("public_key")
-    # That of the event itself, unless the event is a rotation, which the old key has signed.
+    # Sign again: if the last event is a key rotation, its own signature is by the old key.
     signature = (writer.signer().sign(writer.value("run"), last) or b"").hex()
     body = recorded.auditor_form(models, last, signature, writer.now())
     certificates = {
@@ -413,14 +448,14 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         "certified_models": models,
         "bytes_kept": recorded.method.bytes_kept(RunView(writer)),
     }
-    # The final node may have been evaluated for this request already, when it is the noised one itself.
+    # The final node may be the noised one, which was evaluated for this request already.
     subset = f"forgotten:{request}"
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
-    # Where the request is strict, nothing is measured on their data; nor is a head that was not released.
+    # A strict request measures nothing on its clients' data; a head that was not released is not measured either.
     if is_new and row.terms.retention != "strict" and released_node(writer) == final:
         evaluation = evaluate_present(engine, released_model(writer), asking)
-        # Nothing that is measured here may keep a request from being done.
+        # A failed measurement must not keep the request from being done.
         measured = evaluation.samples.any() and math.isfinite(evaluation.loss)
         evaluations = [evaluation_row(final, subset, evaluation)] if measured else []
     with uninterrupted():
@@ -430,7 +465,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
 
 
 def _certified_models(writer: RunWriter, row: RequestRow, rolled_back: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The three models that a certificate names; a fresh start has no source but itself."""
+    """Return the three models that a certificate names; with a fresh start, the source is the start itself."""
     noised = next(model for model in rolled_back["models"] if model["node"] == row.noise_node)
     final = writer.tip
     return {

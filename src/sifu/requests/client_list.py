@@ -1,8 +1,7 @@
-"""The operator's list of clients: whose node holds which key, and who is blocked.
+"""The operator's list of clients: the key of each client's node, and which clients are blocked.
 
-Before a run exists the list is a file in its folder; from then on it stands in the ledger, and every change is an
-event. A new key can take the place of an old one, a client can be blocked, a new one can join, but forgotten
-clients cannot come back.
+Before a run exists, the list is a file in its folder. Afterwards the ledger holds it, and every change is an event. A
+key can be replaced, a client can be blocked, and a new client can join, but a forgotten client cannot return.
 """
 
 from __future__ import annotations
@@ -25,11 +24,15 @@ from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED
 
 ADMITTED = "admitted"
-"""The key of the run table that holds the list."""
+"""Key of the run table that holds the list."""
 
 
 def fingerprint_of_file(path: Path) -> str:
-    """The fingerprint of a public key in a file: an OpenSSH line (ssh-keygen's .pub) or PEM."""
+    """Return the fingerprint of a public key file: an OpenSSH line (ssh-keygen's .pub) or PEM.
+
+    Raises:
+        InputError: If the file cannot be read or holds no public key.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -50,12 +53,12 @@ def fingerprint_of_file(path: Path) -> str:
 
 
 def recorded_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
-    """The list as the ledger has it."""
+    """Return the list in the ledger."""
     return identity.admitted_of(json.loads(reader.value(ADMITTED, "[]")))
 
 
 def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
-    """The list of a run, or of a folder that will become one."""
+    """Return the list of a run, or of a folder that will become one."""
     if (folder / DATABASE).exists():
         with RunReader(folder) as reader:
             return _known_clients(reader)
@@ -63,7 +66,7 @@ def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
 
 
 def _known_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
-    """The list of the ledger; of the file as long as the ledger has none, between a run's first event and its next."""
+    """Return the list in the ledger; that of the file if the ledger has none yet (after a run's first event)."""
     return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
 
 
@@ -78,7 +81,7 @@ def _clients_of_file(folder: Path) -> tuple[identity.Admitted, ...]:
 
 
 def run_id(folder: Path) -> str | None:
-    """The random id of a run, which signed requests name; None before there is one."""
+    """Return the random id of a run, which signed requests name; None if the folder holds no run yet."""
     if not (folder / DATABASE).exists():
         return None
     with RunReader(folder) as reader:
@@ -86,11 +89,19 @@ def run_id(folder: Path) -> str | None:
 
 
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
-    """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
+    """Change the list now, or post the change to the inbox if another process writes to the run.
+
+    Args:
+        folder: Folder of the run, or of a run to be.
+        change: `do` (add, replace or block), `name` and, unless blocking, `key`.
+
+    Returns:
+        Whether the change is done; False if it waits in the inbox.
+    """
     if not (folder / DATABASE).exists():
-        _changed(listed_clients(folder), change)  # what is refused makes no folder
+        _changed(listed_clients(folder), change)  # raises before the folder is created
         private_folder(folder, parents=True)
-        # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
+        # The lock keeps concurrent changes from overwriting each other, and from running while a run is created.
         with WriterLock(folder / LOCK_FILE):
             if not (folder / DATABASE).exists():
                 changed = _changed(listed_clients(folder), change)
@@ -109,7 +120,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
 
 
 def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
-    """Record a change to the list of a run; one that changes nothing is not recorded."""
+    """Record a change to the list of a run, unless it changes nothing."""
     before = _known_clients(writer)
     after = _check(writer, change)
     if after != before:
@@ -117,7 +128,11 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
 
 
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
-    """The list after a change to a run's, or a sentence about why it cannot be."""
+    """Return the list of a run after a change.
+
+    Raises:
+        InputError: If the change is not possible.
+    """
     before = _known_clients(reader)
     view = RunView(reader)
     name = str(change.get("name"))
@@ -139,13 +154,19 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
 
 
 def joining(reader: RunReader) -> tuple[identity.Admitted, ...]:
-    """Who is on the list and not yet a client of the run: each joins when its node is there to say what it has."""
+    """Return the listed clients that are not in the run yet; each joins once its node is online."""
     names = {client.name for client in reader.clients()}
     return tuple(entry for entry in recorded_clients(reader) if entry.status == "allowed" and entry.name not in names)
 
 
 def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
-    """The list after a change; a new client again changes nothing, and a key or name that is taken is refused."""
+    """Return the list after a change.
+
+    Adding a client that is already listed with the same key changes nothing.
+
+    Raises:
+        InputError: If the change is malformed, or the key or name is taken.
+    """
     try:
         do, name = change["do"], str(change["name"])
         if do not in ("add", "replace", "block"):
@@ -172,7 +193,10 @@ def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> 
 
 
 def described_clients(folder: Path) -> list[dict[str, str]]:
-    """The list as plain values, to be shown: allowed, joining, blocked, waiting to be forgotten, or forgotten."""
+    """Return the list as plain values for display.
+
+    The status is allowed, joining, blocked, waiting to be forgotten, or forgotten.
+    """
     listed = [asdict(entry) for entry in listed_clients(folder)]
     if not (folder / DATABASE).exists():
         return listed

@@ -1,4 +1,4 @@
-"""Erasing what still holds a part of the forgotten, and saying what remains and why."""
+"""Erasure of data that still hold an uncovered part of forgotten clients, and a report of what remains and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ from sifu.theory.rollback import Exposure, Subject
 
 @dataclass(frozen=True)
 class SumLeft:
-    """The sum that takes the place of an erased one: of whom, through which networks (nodes), made of which file."""
+    """Sum of statistics that replaces an erased one.
+
+    Attributes:
+        made_of: The sum it is computed from.
+        clients: Clients in the new sum.
+        trunks: Nodes of the networks that its features go through.
+    """
 
     made_of: StatisticsRow
     clients: tuple[int, ...]
@@ -42,7 +48,13 @@ class SumLeft:
 def statistics_to_erase(
     stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """The files that hold something of the clients in `gone`, or went through a network (a node) that is erased."""
+    """Return the files of statistics to erase.
+
+    Args:
+        stored: Stored files of statistics.
+        gone: Clients that are forgotten.
+        networks: Nodes of networks that are erased; statistics computed through them are erased as well.
+    """
     left, erased = set(gone), set(networks)
     return tuple(sorted(row.file for row in stored if left & set(row.clients) or erased & set(row.trunks)))
 
@@ -50,9 +62,18 @@ def statistics_to_erase(
 def sum_left(
     stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int], features: FeaturesSpec
 ) -> SumLeft | None:
-    """What takes the place of the sum if it is erased: the sum without those who left and without struck blocks.
+    """Return the sum that replaces the stored one: without the clients that left and the blocks of erased networks.
 
-    A sum is made without a client by subtraction, so all parts of the client's own statistics must be there.
+    A client is removed by subtraction, so all parts of its own statistics must be stored.
+
+    Args:
+        stored: Stored files of statistics.
+        gone: Clients that are forgotten.
+        networks: Nodes of networks that are erased.
+        features: The features section of the spec.
+
+    Returns:
+        The new sum; None if the stored one can stay, or cannot be reduced.
     """
     rows = list(stored)
     whole = next((row for row in rows if row.is_sum), None)
@@ -78,7 +99,11 @@ def sum_left(
 def write_sum_left(
     writer: RunWriter, view: RunView, gone: Collection[int], networks: Collection[int], node: int
 ) -> list[dict[str, Any]]:
-    """Subtract, strike, and write the sum that is left, to be named by the next event."""
+    """Subtract the clients that left, drop erased blocks, and write the remaining sum.
+
+    Returns:
+        The row of the new file, to be named by the next event; empty if there is no such sum.
+    """
     rows = list(writer.statistics().values())
     left = sum_left(rows, gone, networks, view.spec.features)
     if left is None:
@@ -107,12 +132,12 @@ def write_sum_left(
 
 
 AUDIT = "audit"
-"""Where `sifu audit` writes unless it is told otherwise."""
+"""Default folder of `sifu audit`."""
 
 
 @dataclass(frozen=True)
 class ToPurge:
-    """What the strict rule erases at one instant, for everyone forgotten by then."""
+    """Models and files of updates that the strict rule erases at one instant, for everyone forgotten by then."""
 
     models: tuple[int, ...]
     updates: tuple[str, ...]
@@ -120,10 +145,16 @@ class ToPurge:
 
 @dataclass(frozen=True)
 class Purge:
-    """What a purge erased, and what remains with the reason, as sentences.
+    """Result of a purge: what it erased, and what remains with the reason, as sentences.
 
-    `copies` are unfinished copies of a run that an interrupted backup or restore left, and that were taken away.
-    `figures` are the places that still hold something that follows from the data of the forgotten.
+    Attributes:
+        models: Nodes whose models were erased.
+        updates: Files of updates that were erased.
+        bytes: Size of what was erased.
+        complete: False if another process still reads erased content.
+        remains: What remains, and why.
+        copies: Unfinished copies of the run, left by an interrupted backup or restore, that were deleted.
+        figures: Places that still hold figures derived from the data of forgotten clients.
     """
 
     models: tuple[int, ...]
@@ -136,7 +167,7 @@ class Purge:
 
 
 def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
-    """Every subject of a request that was carried out, whatever its method promised; or those `among` some."""
+    """Return the exposure of every subject of an executed request, whatever its method; or of subjects `among` some."""
     requests = {row.request: row for row in view.requests}
     subjects = []
     for row in view.reader.subjects():
@@ -149,9 +180,15 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
 
 
 def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
-    """Models and files of updates (name to node) at which a forgotten client has Psi > 0 and is not covered.
+    """Return the models and files of updates that hold an uncovered part (Psi > 0) of a forgotten client.
 
-    The current model stays, whatever it holds: it is what is released. `view` must be the history at that instant.
+    The current model is never among them, because it is released.
+
+    Args:
+        view: The history at the instant of the purge.
+        available: Nodes with a stored model.
+        stored: Node of each file of updates.
+        among: Subjects to consider; by default all.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
     forgotten = everyone_forgotten(view, among)
@@ -159,7 +196,7 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
     def held(depth: int) -> bool:
         return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
-    # Models of groups lie on no path; those that held a forgotten client were erased with the request.
+    # Models of groups are on no path; those that held a forgotten client were erased with the request.
     on_path = [node for node in sorted(available) if node in depth_of]
     models = [node for node in on_path if node != nodes[-1].node and held(depth_of[node])]
     updates = []
@@ -171,24 +208,29 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
 
 
 def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]) -> tuple[int, ...]:
-    """Models other than the current one that hold a part of clients whose request is still to be carried out."""
+    """Return the models, except the current one, that hold a part of clients whose request is not yet executed."""
     subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
     exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
 
     def holds(node: int) -> bool:
         if node in groups:
             return is_hit(groups[node], clients)
-        # A fresh model that is kept for the groups lies on no path, and holds no client's data.
+        # The fresh model kept for the groups is on no path and holds no client's data.
         return node in depth_of and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
 
     return tuple(node for node in sorted(available) if node != view.path.nodes[-1].node and holds(node))
 
 
 def purge(writer: RunWriter, verified: str | None = None) -> Purge:
-    """Permanently erase what still holds an uncovered part of anyone forgotten, if there is anything.
+    """Permanently erase what still holds an uncovered part of any forgotten client.
 
-    With `verified`, the head at which the whole run was just verified, all figures that certificates by noise rest on
-    go as well, where a purge would leave them.
+    Args:
+        writer: The run.
+        verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that
+            noise certificates rest on, if a plain purge would keep them.
+
+    Raises:
+        InputError: If the run is not ready, or the figures cannot be erased.
     """
     if writer.phase != "ready":
         raise InputError(f"the run is still {writer.phase}: finish it first, then purge")
@@ -200,7 +242,8 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     if verified is not None and figures_policy.why_figures_stay(writer):
         wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
-        # Earlier events will not say any more which models and files there were: it drops what they still name.
+        # Earlier events will no longer name the models and files of the past, so only those they still name are
+        # dropped.
         named = ReplayedLedger(erased_figures.rest_of(writer.events(), wish["models"])).tables
         named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
         recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
@@ -217,7 +260,11 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
 
 
 def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, Any]:
-    """What the ledger says of an erasure of all figures; refused where it cannot be whole."""
+    """Return the ledger's record of an erasure of all figures.
+
+    Raises:
+        InputError: If not all figures can be erased.
+    """
     why = figures_policy.why_figures_stay(writer, by_choice=True)
     if not why and view.rate_source(sorted(view.forgotten)) == "forgotten":
         why = "the local rate follows from the data of a forgotten client; a request by scratch finds another"
@@ -239,7 +286,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
-    """Whose figures are gone: no one's; all up to the last node, by the operator's choice; those of the forgotten."""
+    """Return whose figures are erased: nobody's, all by the operator's choice, or those of exact requests."""
     if figures_policy.why_figures_stay(reader):
         return "nothing"
     path = reader.path()
@@ -249,7 +296,7 @@ def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """What of the forgotten is still in the folder, and why: (what, why)."""
+    """Yield what of the forgotten clients is still in the folder, and why, as pairs of sentences."""
     view = RunView(reader)
     forgotten = everyone_forgotten(view)
     if not forgotten:
@@ -328,7 +375,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     still = {*reader.models(), *reader.statistics()}
     payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
     backups = [(int(seq), json.loads(payload)) for seq, payload in payloads]
-    # A run made before there were statistics recorded none.
+    # Runs created before statistics existed recorded none.
     erased = erased_figures.erasure_of_all(reader.events())
     old = [
         backup
@@ -351,7 +398,10 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 
 def check_purges(reader: RunReader) -> Iterator[str]:
-    """What every purge had to erase must be what it erased; those before an erasure of all figures do not say it."""
+    """Yield a problem for each purge that did not erase exactly what the rule demands.
+
+    Purges before an erasure of all figures are skipped: the events no longer say what they had to erase.
+    """
     last = erased_figures.erasure_of_all(reader.events())
     for event, before in ReplayedLedger.of(reader).moments():
         if event.kind != sealed.PURGED or (last is not None and event.seq < last.seq):
@@ -387,7 +437,7 @@ def check_purges(reader: RunReader) -> Iterator[str]:
 
 
 def _check_all_figures(reader: RunReader, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """A signed event says what was verified and erased; of requests by noise after it nothing is missing."""
+    """Yield a problem if an erasure of all figures is unsigned, or contradicts the record."""
     said, previous = event.content[sealed.ALL_FIGURES], reader.events()[event.seq - 2]
     carried_out = [row for row in reader.requests() if (row.request,) in before.rows["requests"]]
     carried_out = [row for row in carried_out if before.rows["requests"][row.request,].get("noise_node") is not None]

@@ -1,7 +1,8 @@
-"""Which figures of rounds a purge may erase, by what the run's certificates rest on.
+"""Policy that decides which figures of rounds a purge may erase, given what the run's certificates rest on.
 
-Where every request was exact and started afresh, no certificate is recomputed from the rounds that were cut off, so a
-purge erases their figures. Certificates by noise do rest on them: they go only by the operator's choice.
+If every request was exact and started from a fresh model, no certificate is recomputed from the rounds that were cut
+off, so a purge erases their figures. Certificates by noise do rest on them; these figures are erased only by the
+operator's choice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from sifu.store.reader import RunReader
 
 
 def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
-    """Why no figures of the run can go, as the end of a sentence, whatever its requests were; empty if they can."""
+    """Return why no figures of the run can be erased, whatever its requests were; empty if they can.
+
+    The reason is the end of a sentence.
+    """
     spec = first["run"]["spec"]
     if SEALED not in first:
         return "the run was made when digests of rounds had no salt"
@@ -39,10 +43,13 @@ def keeps_figures(
     *,
     by_choice: bool = False,
 ) -> str:
-    """Why a purge leaves the figures of rounds where they are, as the end of a sentence; empty: it erases them.
+    """Return why a purge keeps the figures of rounds, as the end of a sentence; empty if it erases them.
 
-    `first` is the payload of the first event, `run` the keys of that table, `requests` the rows of those carried out
-    whose figures are there. `by_choice`: the operator gives up that certificates by noise are recomputed.
+    Args:
+        first: Payload of the first event.
+        requests: Rows of the executed requests whose figures still exist.
+        run: Keys of the run table.
+        by_choice: Whether the operator accepts that certificates by noise can no longer be recomputed.
     """
     if why := _tied(first, run):
         return why
@@ -61,7 +68,7 @@ def keeps_figures(
 
 
 def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
-    """`keeps_figures` of a run, now or when its small tables were `tables`."""
+    """Return `keeps_figures` of a run, now or when its small tables were `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
     rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
     run = [str(key) for (key,) in rows["run"]]

@@ -1,4 +1,7 @@
-"""Requests, decisions and changes of the client list: taken into the ledger, or put by while another process writes."""
+"""Intake of requests, decisions and client list changes.
+
+They are recorded in the ledger, or posted to the inbox while another process writes to the run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,13 @@ from sifu.theory.facts import IN_PROCESS
 
 
 def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
-    """The terms of a request: what is given, the spec's defaults for the rest; clients by the names they have now."""
+    """Return the terms of a request: the given ones, and the spec's defaults for the rest.
+
+    Args:
+        view: The run.
+        clients: Names of the clients; earlier names are replaced by current ones.
+        given: Terms that differ from the spec's defaults.
+    """
     spec = view.spec
     chosen = {name: value for name, value in given.items() if value is not None}
     if "records" in chosen:
@@ -46,7 +55,7 @@ def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> Requ
 
 
 def usual_terms(spec: Spec, clients: Sequence[str]) -> RequestTerms:
-    """The terms of a request for these clients that gives none itself."""
+    """Return the terms of a request for these clients with the spec's defaults."""
     return RequestTerms.from_mapping(_usual(spec) | {"clients": list(clients)})
 
 
@@ -55,7 +64,7 @@ def _usual(spec: Spec) -> dict[str, Any]:
 
 
 def _rows(records: Any) -> Any:
-    """Row numbers as a list; naming none is a mistake, since without records a client is forgotten whole."""
+    """Return row numbers as a list; refuse an empty one, which would mean forgetting the whole client."""
     rows = records.tolist() if hasattr(records, "tolist") else records
     if isinstance(rows, Sequence) and not isinstance(rows, str) and not rows:
         raise InputError("no record is named: give the rows to forget, or leave records out to forget the client")
@@ -63,7 +72,11 @@ def _rows(records: Any) -> Any:
 
 
 def check_level(plan: Plan, level: Level | None) -> None:
-    """Refuse a plan below the least level accepted."""
+    """Check that a plan reaches the least level accepted.
+
+    Raises:
+        NotCertifiableError: If it does not.
+    """
     least = least_level(plan.terms, level)
     if LEVELS.index(plan.level) < LEVELS.index(least):
         wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
@@ -76,7 +89,7 @@ def check_level(plan: Plan, level: Level | None) -> None:
 
 
 def check_before_after(plan: Plan) -> None:
-    """Refuse a plan that does not meet what its terms demand against observers of all releases."""
+    """Check that a plan meets the demand of its terms against observers of all releases."""
     demanded, reached = plan.terms.before_after_budget, plan.before_after
     if demanded is None or (reached is not None and reached.epsilon <= demanded[0]):
         return
@@ -88,7 +101,10 @@ def check_before_after(plan: Plan) -> None:
 
 
 def check_retention(spec: Spec, terms: RequestTerms) -> None:
-    """Strict retention would have to erase Gram matrices, which earlier joint certificates are recomputed from."""
+    """Check that the run can honour the retention.
+
+    Strict retention would have to erase Gram matrices, which earlier joint certificates are recomputed from.
+    """
     if terms.retention == "strict" and spec.keep.gram_clients > 0:
         raise InputError(
             f"retention strict is not possible in a run that keeps Gram matrices (keep.gram_clients = "
@@ -106,9 +122,20 @@ def receive(
     nonces: Mapping[str, str] | None = None,
     commitments: Sequence[str] = (),
 ) -> str:
-    """Put a request into the ledger; the same id with the same terms again changes nothing.
+    """Record a request in the ledger; the same id with the same terms again changes nothing.
 
-    `nonces` by identity become the `commitments` to the records of the request, unless these are given.
+    Args:
+        writer: The run.
+        view: The run at this instant.
+        terms: Terms of the request.
+        request: Id of the request; by default the next free `r1`, `r2`, ...
+        deadline_days: Days until the deadline.
+        actor: Name of the person who files it; by default the current user.
+        nonces: Nonce by identity, from which the commitments are computed unless these are given.
+        commitments: Commitments to the records of the request.
+
+    Returns:
+        The id of the request.
     """
     received = {row.request: row for row in view.requests}
     check_new(view, terms, request)
@@ -137,7 +164,7 @@ def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces:
 
 
 def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
-    """Refuse a request that cannot be received; one that already was, with the same terms, may come again."""
+    """Check that a request can be received; one that was received with the same terms may be repeated."""
     received = {row.request: row for row in view.requests}
     if request is not None:
         check_request_id(request)
@@ -161,7 +188,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
                 f"client {', '.join(names)} already waits in request {row.request}; to ask with other terms, "
                 "withdraw that one first (sifu requests decide)"
             )
-    # A client that forgets records stays.
+    # A client that forgets only some records stays.
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
     leaving += [] if terms.records else [terms.clients]
     if len(view.forgotten) + sum(map(len, leaving)) >= len(view.clients):
@@ -172,13 +199,13 @@ FORGET_ME = "forget me"
 
 
 def sign_request(key_file: Path, name: str, run_id: str, request: str) -> dict[str, Any]:
-    """What a client sends to the operator; the terms are those of the run's spec."""
+    """Return the signed statement by which a client asks the operator to be forgotten, under the spec's terms."""
     body = {"do": FORGET_ME, "run": run_id, "client": name, "request": check_request_id(request)}
     return sign_statement(key_file, body)
 
 
 def id_of_signed(statement: dict[str, Any]) -> str:
-    """The request's id, before anything is believed."""
+    """Return the id of a signed request, before its signature is checked."""
     try:
         return check_request_id(statement["body"]["request"])
     except (KeyError, TypeError) as error:
@@ -186,7 +213,11 @@ def id_of_signed(statement: dict[str, Any]) -> str:
 
 
 def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerms:
-    """The terms of a signed request, or a sentence about why it does not count."""
+    """Return the terms of a signed request.
+
+    Raises:
+        InputError: If the signature, run, key or client does not match.
+    """
     id_of_signed(statement)
     body = statement["body"]
     signer = signer_of(statement)
@@ -204,13 +235,28 @@ def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerm
 
 KIND = "decision"
 FIELDS = ("request", "decision", "reason", "actor", "terms")
-"""`terms` is the digest of the terms that an approval is about, and empty for other decisions."""
+"""Fields of a decision; `terms` is the digest of the approved terms, and empty for other decisions."""
 
 
 def post_decision(
     reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None = None
 ) -> bool:
-    """Leave a decision in the inbox; False if it is in the ledger already. What cannot be recorded is refused now."""
+    """Post a decision to the inbox.
+
+    Args:
+        reader: The run.
+        request: Id of the request.
+        decision: One of `Decision`.
+        reason: Reason, which a refusal needs.
+        actor: Name of the person who decides.
+        terms: Digest of the terms that the decision is about; None skips the comparison.
+
+    Returns:
+        False if the ledger has the decision already.
+
+    Raises:
+        InputError: If the decision cannot be recorded.
+    """
     row = next((row for row in reader.requests() if row.request == request), None)
     posted = [
         letter for letter in letters(reader.folder) if letter.kind in ("request", "signed") and letter.id == request
@@ -220,12 +266,12 @@ def post_decision(
             return False
         digest = row.terms.digest(request) if row is not None else ""
     else:
-        check_words(decision, reason)  # the rest is looked at when both are opened, the request first
+        check_words(decision, reason)  # the rest is checked when both messages are ingested, the request first
         digest = _terms_posted(reader, posted[0]).digest(request) if decision == "approved" else ""
         check_digest(request, digest, terms)
     about = digest if decision == "approved" else ""
     content = dict(zip(FIELDS, (request, decision, reason, actor, about), strict=True))
-    # The same decision of the same person is the same letter, so it counts once.
+    # The same decision of the same person has the same message id, so it counts once.
     post(reader.folder, KIND, f"d-{hashlib.sha256(canonical_json(content)).hexdigest()[:32]}", content)
     return True
 
@@ -240,11 +286,15 @@ def _terms_posted(reader: RunReader, letter: Letter) -> RequestTerms:
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks into the inbox where all clients are in this process; rounds may be far shorter."""
+"""Seconds between two polls of the inbox if all clients are in this process; rounds may be much shorter."""
 
 
 def take_in(writer: RunWriter) -> list[str]:
-    """Every waiting letter becomes an event, then its file is deleted; returns a sentence for each that was refused."""
+    """Record every inbox message as an event and delete its file.
+
+    Returns:
+        A sentence for each message that was refused.
+    """
     refused = []
     for letter in letters(writer.folder):
         if letter.trouble:
@@ -252,7 +302,7 @@ def take_in(writer: RunWriter) -> list[str]:
         try:
             _open(writer, letter)
         except (NoSpaceError, DiskError, RunDamagedError):
-            raise  # the letter is not to blame: it stays, to be taken in when the disk is well
+            raise  # the message is not at fault: it stays until the disk works again
         except SifuError as error:
             refused.append(f"{letter.kind} {letter.id}: {error}")
             payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
@@ -273,11 +323,11 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
         view = RunView(writer)
-        needed = set(TERMS) - LATER_TERMS  # the spec's defaults may change before it is opened
+        needed = set(TERMS) - LATER_TERMS  # the spec's defaults may change before it is ingested
         if not needed <= set(content) <= set(TERMS):
             raise InputError(f"a request must give {', '.join(sorted(needed))}; found {', '.join(sorted(content))}")
         terms = RequestTerms.from_mapping(content)
-        terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # who joined again since it was posted
+        terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # a client may have a new name
         check_retention(view.spec, terms)
         if len(commitments) > len(terms.records):
             raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")
@@ -306,15 +356,19 @@ def _open(writer: RunWriter, letter: Letter) -> None:
 
 
 def _days_left(letter: Letter, deadline_days: int) -> int:
-    """A deadline runs from when the letter was posted: the whole days that it waited are gone."""
+    """Return the days left of a deadline, which runs from the time the message was posted."""
     waited = int(max(0.0, time.time() - letter.posted) // 86400)
     return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
 
 
 class WatchedInbox:
-    """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
+    """Inbox of a run that this process writes to.
 
-    `look_every` seconds pass between two looks; 0 looks between any two rounds. `also` says that something else waits.
+    Args:
+        writer: The run.
+        after: Called with the writer after messages were ingested.
+        look_every: Seconds between two polls; 0 polls between any two rounds.
+        also: Tells whether other work is waiting.
     """
 
     def __init__(
@@ -328,7 +382,7 @@ class WatchedInbox:
         self._looked = -1.0
 
     def waiting(self) -> bool:
-        """Whether a letter waits."""
+        """Return whether a message is waiting; False until `look_every` seconds have passed since the last poll."""
         now = time.monotonic()
         if now - self._looked < self._look_every:
             return False
@@ -336,7 +390,7 @@ class WatchedInbox:
         return any_letters(self._writer.folder) or self._also()
 
     def take_in(self) -> None:
-        """Letters become events."""
+        """Ingest all messages and log those that are refused."""
         for refusal in take_in(self._writer):
             log.warning("refused: %s", refusal)
         if self._after:

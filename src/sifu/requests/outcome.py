@@ -1,4 +1,4 @@
-"""The outcome of a request and what it cost, from what is recorded."""
+"""Outcome and cost of a request, from the record."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 
 @dataclass(frozen=True)
 class Cost:
-    """What a request took.
+    """Cost of a request.
 
-    `rounds` it took, `starting_rounds` of them to make the model that retraining started from (by methods that ask
-    clients for it); `local_steps` of gradient descent in them, over all participants; `bytes_sent`: the model to every
-    participant of every round and its update back; `bytes_kept`: what lay on disk afterwards, beyond the current
-    model, for the method to answer the next request.
+    Attributes:
+        rounds: Rounds of communication.
+        starting_rounds: Those of them that made the model retraining started from.
+        local_steps: Steps of gradient descent, summed over all participants.
+        bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
+        bytes_kept: Size on disk afterwards, beyond the current model, of what the method needs for the next request.
     """
 
     rounds: int
@@ -36,7 +38,7 @@ class Cost:
 
 
 def cost_of(reader: RunReader, row: RequestRow) -> Cost:
-    """The cost of a request that is done."""
+    """Return the cost of a request that is done."""
     first, last = row.noise_node or 0, row.final_node or 0
     rounds, replies, steps = reader.remembered("costs", lambda: _sums_until_each_node(reader))[
         :, [first, last]
@@ -54,10 +56,10 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
 
 
 def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
-    """What a closed-form head took: a round only if clients were asked for their statistics, and no descent."""
+    """Return the cost of a closed-form solve: at most one round, if clients were asked for statistics, and no steps."""
     solve = solves(reader)[row.final_node or 0]
     return Cost(
-        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that stays with less sends one message
+        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that keeps some records sends one message
         starting_rounds=0,
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),
@@ -66,7 +68,7 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
 
 
 def _sums_until_each_node(reader: RunReader) -> Integers:
-    """Rounds, replies and local steps in all nodes up to each, one row each."""
+    """Return rounds, replies and local steps up to each node, one row each."""
     nodes, everyone = reader.nodes_by_number(), reader.everyone()
     sums = np.zeros((3, 1 + max(nodes)), dtype=np.int64)
     sums[0, [number for number, row in nodes.items() if row.node.kind == "round"]] = 1
@@ -79,10 +81,11 @@ def _sums_until_each_node(reader: RunReader) -> Integers:
 
 @dataclass(frozen=True)
 class Measured:
-    """How the models before and after a request did on the data of the forgotten, and on those of who remains.
+    """Evaluations of the models before and after a request, on the forgotten clients and on the remaining ones.
 
-    None where that was not measured, or was erased. `scratch` is what training from scratch took and reached, where it
-    was compared.
+    An evaluation is None if it was not made, or was erased. `scratch` is the comparison with training from scratch, if
+    it
+    was made.
     """
 
     forgotten_before: EvaluationRow | None
@@ -93,7 +96,7 @@ class Measured:
 
     @staticmethod
     def of(reader: RunReader, row: RequestRow) -> Measured:
-        """What was measured of a request so far."""
+        """Return the evaluations of a request so far."""
         forgotten, remaining = f"forgotten:{row.request}", f"remaining:{row.request}"
         before: dict[str, EvaluationRow] = {}
         after: dict[str, EvaluationRow] = {}
@@ -109,22 +112,43 @@ class Measured:
 
 
 def accuracy_of(evaluation: EvaluationRow | None) -> float | None:
-    """The accuracy that was measured, if it was."""
+    """Return the measured accuracy, or None."""
     return None if evaluation is None else evaluation.accuracy
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one request. `records` counts those of its one client, None where clients were forgotten whole.
+    """Outcome of one request.
 
-    `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
-    it took (those that made the starting model included), `scratch_rounds` those of training from scratch where it was
-    compared. `accuracy` is on the training data of the active clients (`mean_squared_error` where real numbers are
-    predicted), and `target` what it should have reached (0: no target). `delta_reached` is what this release spent,
-    `delta_at_most` what the budget gives once it is used up. `cost` is what the request took, `training_noise` what
-    noise in training promises. `held_out` are the figures of the released model on the held-out rows of those who stay,
-    as long as it is the current one; `held_out_before` are those of the model before it on the same rows, known only to
-    the command that executed the request. Figures that a purge erased are not numbers (nan), and `rollback_to` is None.
+    Figures that a purge erased are nan, and `rollback_to` is None.
+
+    Attributes:
+        request: Id of the request.
+        clients: Names of its clients.
+        records: Number of forgotten records; None if clients were forgotten entirely.
+        method: Method that executed it.
+        level: Level of its certificate.
+        epsilon: Epsilon of its budget.
+        delta: Delta of its budget.
+        delta_at_most: Delta once the whole budget is used.
+        delta_reached: Delta that this release spent.
+        sigma: Standard deviation of the noise.
+        psi: Largest Psi that the noise had to hide.
+        psi_star: Largest Psi that the noise hides.
+        rollback_to: Rounds behind the model that training restarted from; 0 for the initial model.
+        rounds: Rounds of retraining, including those that made the starting model.
+        scratch_rounds: Rounds of training from scratch, if it was compared.
+        accuracy: Accuracy on the training data of the active clients.
+        target: Accuracy that it should have reached; 0 means no target.
+        accuracy_forgotten_before: Accuracy on the forgotten data before the request.
+        accuracy_forgotten_after: Accuracy on the forgotten data after the request.
+        cost: Cost of the request.
+        training_noise: Guarantee of noise in training.
+        held_out: Figures of the released model on the held-out rows of the clients that stay, while it is the current
+            model.
+        mean_squared_error: Replaces `accuracy` for regression.
+        held_out_before: Figures of the previous model on the same rows; known only to the command that executed the
+            request.
     """
 
     request: str
@@ -154,7 +178,7 @@ class Outcome:
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
-    """The outcome of a finished request, from what is recorded."""
+    """Return the outcome of a finished request."""
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
     final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)

@@ -1,10 +1,10 @@
-"""Requests as an operator has to account for them: what happened when, by whom, until when, and in public.
+"""Requests as an operator must account for them: their steps with time and actor, deadlines, and a public record.
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
 
-`verified` says that the requester's identity was checked; nothing depends on it, since not every operator needs it.
-Approvals (`requests/approvals.py`) leave the status as it is; where the spec demands them, a request waits for them.
+`verified` says that the requester's identity was checked. It is optional, since not every operator needs it. Approvals
+(`requests/approvals.py`) do not change the status; if the spec demands them, a request waits for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATUS_AFTER = {
     "request refused": "refused",
     "request withdrawn": "withdrawn",
 }
-"""The kinds of events in the life of a request, and the status each leads to."""
+"""Kinds of events in the life of a request, and the status each leads to."""
 MAY_FOLLOW = {
     "received": (None,),
     "verified": ("received",),
@@ -47,10 +47,10 @@ MAY_FOLLOW = {
     "refused": ("received", "verified", "planned"),
     "withdrawn": ("received", "verified", "planned"),
 }
-"""From which status each can be reached."""
+"""Statuses from which each status can be reached."""
 MAY_BE_APPROVED = ("received", "verified", "planned")
 STEPS = STATUS_AFTER | {APPROVED: "approved"}
-"""The kinds of events in the life of a request, and the word for each."""
+"""Kinds of events in the life of a request, and the name of each step."""
 
 
 def decide(
@@ -61,9 +61,21 @@ def decide(
     actor: str | None = None,
     terms: str | None = None,
 ) -> bool:
-    """Record a decision on a request that waits; False if it was recorded before.
+    """Record a decision on a request that waits.
 
-    `terms` is the digest of the terms that the decision is about; a request with other terms is refused.
+    Args:
+        writer: The run.
+        request: Id of the request.
+        decision: One of `Decision`.
+        reason: Reason, which a refusal needs.
+        actor: Name of the person who decides; by default the current user.
+        terms: Digest of the terms that the decision is about; None skips the comparison.
+
+    Returns:
+        False if the decision was recorded before.
+
+    Raises:
+        InputError: If the decision cannot be recorded.
     """
     name = actor_name(actor)
     if not check_decision(writer, request, decision, reason, name, terms):
@@ -78,7 +90,14 @@ def decide(
 def check_decision(
     reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None = None
 ) -> bool:
-    """Refuse a decision that cannot be recorded; False if it was recorded before."""
+    """Check that a decision can be recorded; arguments as for `decide`.
+
+    Returns:
+        False if it was recorded before.
+
+    Raises:
+        InputError: If it cannot be recorded.
+    """
     check_words(decision, reason)
     rows = {row.request: row for row in reader.requests()}
     if request not in rows:
@@ -97,7 +116,7 @@ def check_decision(
 
 
 def check_digest(request: str, current: str, given: str | None) -> None:
-    """Refuse a decision on other terms than the request has."""
+    """Check that a decision is about the current terms of the request."""
     if given is not None and given != current:
         raise InputError(
             f"request {request} does not have the terms that were decided on: their digest is {current[:12]}..., the "
@@ -106,7 +125,7 @@ def check_digest(request: str, current: str, given: str | None) -> None:
 
 
 def check_words(decision: str, reason: str) -> None:
-    """Refuse words that are no decision."""
+    """Check that the decision is a known one and its reason not too long."""
     if decision not in get_args(Decision):
         raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
     if len(reason) > LONGEST_REASON:
@@ -114,7 +133,10 @@ def check_words(decision: str, reason: str) -> None:
 
 
 def _check_approval(reader: RunReader, request: str, status: str, actor: str) -> bool:
-    """Only a request that waits is approved, by everybody once, and never by who filed it."""
+    """Check an approval; return False if it is a repetition.
+
+    The request must wait, and the person who filed it may not approve it.
+    """
     approvals = approvals_of(reader)[request]
     if same_person(actor) in map(same_person, approvals.approved_by):
         return False
@@ -127,7 +149,7 @@ def _check_approval(reader: RunReader, request: str, status: str, actor: str) ->
 
 @dataclass(frozen=True)
 class RequestStep:
-    """A step in the life of a request; the reason is empty where none was given."""
+    """A step in the life of a request; the reason is empty if none was given."""
 
     status: str
     time: str
@@ -136,7 +158,7 @@ class RequestStep:
 
 
 def history_of(reader: RunReader, request: str) -> list[RequestStep]:
-    """Every step in the life of a request."""
+    """Return all steps in the life of a request."""
     return [
         RequestStep(
             STEPS[event.kind],
@@ -151,9 +173,9 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 
 @dataclass(frozen=True)
 class PublicRequest:
-    """A request without personal data: no names, no id (an operator may choose telling ones), no actors.
+    """A request without personal data: no names, no actors, and no id, because operators may choose telling ids.
 
-    Counts and dates remain; someone who knows when a request was made may recognise it.
+    Counts and dates remain, so someone who knows when a request was made may recognise it.
     """
 
     number: int
@@ -170,7 +192,7 @@ class PublicRequest:
 
 
 def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicRequest]:
-    """The requests, as they may be published."""
+    """Return the requests as they may be published."""
     return [
         PublicRequest(
             number=number,
@@ -190,7 +212,7 @@ def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicReque
 
 
 def check_lifecycles(reader: RunReader) -> Iterator[str]:
-    """No step may follow another out of order: a request that was refused is not carried out."""
+    """Yield a problem for each step out of order, such as the execution of a refused request."""
     status: dict[str, str] = {}
     for event in reader.events():
         if event.kind == APPROVED and status.get(str(event.content["request"])) not in MAY_BE_APPROVED:
@@ -209,7 +231,7 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
-    """What a client is told, in plain words, from the public certificate."""
+    """Return the answer to a client in plain words, from the public certificate."""
     words, lines = wording.words_of(body), _promise(body)
     if body["level"] == "conditional":
         lines.append("The assumptions, which are not proven:")
@@ -222,7 +244,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
 
 
 def in_short(body: dict[str, Any]) -> list[str]:
-    """The promise of a public certificate, and how much more there is to read."""
+    """Return the promise of a public certificate, and how much more there is to read."""
     words = wording.words_of(body)
     assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
     told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
@@ -234,7 +256,7 @@ def in_short(body: dict[str, Any]) -> list[str]:
 
 
 def _promise(body: dict[str, Any]) -> list[str]:
-    """What was done, and what it is worth."""
+    """Return what was done, and what is guaranteed."""
     many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
     whom = wording.forgotten_words(body["clients"], records)
     lines = [
@@ -258,7 +280,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
 
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:
-    """What the auditor's certificate has beyond the public one, in words."""
+    """Return what the auditor's certificate says beyond the public one, in words."""
     lines = [
         f"For auditors, confidential: level {body['level']}, method {body['method']}, epsilon {body['epsilon']:g}, "
         f"delta {body['delta']:g}."

@@ -1,4 +1,4 @@
-"""What a purged run still holds of the forgotten, place by place, and copies that no request reaches."""
+"""Places where a purged run still holds figures of the forgotten, and copies that no request can erase."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sifu.store.files import append_line, linked_files, read_plain
 from sifu.store.reader import RunReader
 
 EXPORTS_FILE = "exports.jsonl"
-"""Where exported models were written, one per line: `node`, `path`, `time`. No certificate depends on it."""
+"""Log of exported models, one per line: `node`, `path`, `time`. No certificate depends on it."""
 CONSOLE_STATE = ".sifu-console"
-"""The folder of a console's own files, inside a folder of runs that it serves."""
+"""Folder of a console's own files, inside the folder of runs that it serves."""
 _FOLDERS_UP = 3
-"""How far above a run its console may have been started."""
+"""Number of folders above a run that are searched for the state of a console."""
 
 
 def note_export(folder: Path, node: int, path: Path) -> None:
-    """Remember where a model was exported to; nothing is noted in a folder that cannot be written to."""
+    """Log where a model was exported to, unless the folder is not writable."""
     now = utc_now()
     line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
     file = folder / EXPORTS_FILE
@@ -39,7 +39,7 @@ def note_export(folder: Path, node: int, path: Path) -> None:
 
 
 def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """What may still hold something of the forgotten outside the run's own record: (what, why)."""
+    """Yield copies outside the run's own record that may still hold something of the forgotten, and why."""
     for name, links in linked_files(reader.folder):
         yield (
             f"{links} hard {'link' if links == 1 else 'links'} to {name} elsewhere",
@@ -69,12 +69,12 @@ def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 
 def copy_notes(reader: RunReader) -> list[str]:
-    """The same as notes of a verification."""
+    """Return the copies outside the record, as notes of a verification."""
     return [f"outside the record: {what}: {why}" for what, why in copies_elsewhere(reader)]
 
 
 def _exports(folder: Path) -> list[tuple[int, str]]:
-    """Node and path of every export; lines that cannot be read are passed over."""
+    """Return node and path of every export; unreadable lines are skipped."""
     try:
         lines = read_plain(folder / EXPORTS_FILE).splitlines()
     except OSError:
@@ -90,7 +90,7 @@ def _exports(folder: Path) -> list[tuple[int, str]]:
 
 
 def _console_outputs(folder: Path) -> list[Path]:
-    """What jobs of a console printed; a console deletes it when the job has ended."""
+    """Return the output files of console jobs; a console deletes them when the job ends."""
     run = folder.resolve()
     states = [run.with_name(f"{run.name}.console"), *(place / CONSOLE_STATE for place in run.parents[:_FOLDERS_UP])]
     return sorted(path for state in states for path in (state / "jobs").glob("*.out"))
@@ -98,9 +98,9 @@ def _console_outputs(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class KeptFigure:
-    """Figures that a guess of the forgotten data can still be held against.
+    """Figures against which a guess of the forgotten data can still be tested.
 
-    `place` is table.column, or events.KIND and the path of a key in the payload (`*`: of any kind).
+    `place` is table.column, or events.KIND and the path of a key in the payload (`*` stands for any kind).
     """
 
     place: str
@@ -116,8 +116,11 @@ AFTER_ALL = (
     KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
     KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
 )
-"""Of runs that are trained in rounds, where all figures went: what was promised, and what follows from the current
-model and those who stay. Where noise hides the forgotten in that model, it hides them there."""
+"""Figures left in runs trained in rounds after all figures were erased.
+
+They are the level that was promised, and what follows from the current model and the remaining clients. If noise hides
+the forgotten clients in that model, it hides them in these figures as well.
+"""
 KEPT_FIGURES = (
     KeptFigure("participation.drift", "how far each client's model was from the mean, round by round", _PSI),
     KeptFigure("nodes.mean_shift", "how far a round moved the model", _PSI),
@@ -156,7 +159,7 @@ KEPT_FIGURES = (
     KeptFigure("sealed.content.psi_max", "as models", _TIES),
     *AFTER_ALL,
 )
-"""Of runs that are trained in rounds."""
+"""Figures left in runs trained in rounds."""
 COUNTS = (
     KeptFigure("samples", "how many samples each client had, in tables and payloads", "weights follow from it"),
     KeptFigure("rounds", "how many rounds training took", "the history is made of them"),
@@ -167,7 +170,7 @@ COUNTS = (
     ),
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
-"""Of every run: numbers of things, never their content."""
+"""Counts left in every run: numbers of things, never their content."""
 
 
 OF_RELEASES = (
@@ -178,15 +181,18 @@ OF_RELEASES = (
     ),
     KeptFigure("certificates.content.body.before_after", "an epsilon that follows from it, rounded up", "it is signed"),
 )
-"""Of heads in closed form with noise on releases."""
+"""Figures left in runs of closed-form heads with noise on releases."""
 
 
 def kept_figures(
     regime: Regime, erased: Literal["nothing", "all", "exact"], *, noisy_releases: bool = False
 ) -> tuple[KeptFigure, ...]:
-    """What is left after a purge; numbers of things alone of a head in closed form, or where all was exact.
+    """Return the figures left after a purge.
 
-    Where releases carry noise, their distances are left as well.
+    Args:
+        regime: Kind of training of the run.
+        erased: Figures that were erased: none, all by choice, or those of exact requests.
+        noisy_releases: Whether releases carry noise, so that their distances are left as well.
     """
     if noisy_releases:
         return (*OF_RELEASES, *COUNTS)

@@ -1,8 +1,8 @@
-"""The one worker behind `train`, `forget` and the server: it trains, carries requests out, and takes letters in.
+"""The worker behind `train`, `forget` and the server: it trains, executes requests and ingests inbox messages.
 
-Each step of a request is one event of the ledger (received, planned, rolled back, done). Rolling back is
-one event with the new starting model, the charges, the cut, and everything that is erased. After a kill at any time, a
-new worker continues from the last one.
+Each step of a request is one event of the ledger (received, planned, rolled back, done). The event of a rollback holds
+the new starting model, the charges, the cut, and everything that is erased. After a crash at any time, a new worker
+continues from the last event.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from sifu.theory.rounding import norm
 
 @dataclass
 class RollBack:
-    """What one request's roll back writes and erases, worked out from its plan and its starting model.
+    """Content of a request's rollback event and the files it erases, derived from the plan and the starting model.
 
-    Of an automatic `local_rate` that was found anew the ledger says which one it is.
+    `local_rate` is the recomputed automatic rate, recorded in the ledger; None if it was not recomputed.
     """
 
     writer: RunWriter
@@ -76,7 +76,7 @@ class RollBack:
         self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
         self.noise_node = 1 + max(self.writer.nodes_by_number())
         self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
-        # A client of which records are forgotten is active until now.
+        # A client of which only records are forgotten is active until now.
         self.others = np.setdiff1d(self.view.active, self.view.indices(plan.terms.clients))
         self.stored_updates = self.writer.updates()
         erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention
@@ -84,7 +84,7 @@ class RollBack:
         self.erased_updates = updates_to_erase(self.view, self.stored_updates.values(), *erased_by)
 
     def record(self) -> None:
-        """Write the event."""
+        """Record the rollback in the ledger."""
         rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
         gone = {client for subject in self.plan.subjects for client in subject.clients}
         networks = behaviour_of(self.view).networks_among(self.erased_models)
@@ -107,7 +107,7 @@ class RollBack:
         remove_standing(self.writer.folder)
 
     def _rows(self) -> NewRows:
-        """The node of the new starting model, with its distance from the initial one; and who is in a merge."""
+        """Return the node of the new starting model with its distance from the initial one; and members of a merge."""
         plan, model, merged = self.plan, self.start.model, self.start.merged
         root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
         distance = norm(model.astype(np.float64) - root.astype(np.float64))
@@ -129,7 +129,7 @@ class RollBack:
         return NewRows(nodes=[NodeRow(node, distance)])
 
     def _models(self) -> list[NewModel]:
-        """The new starting model; and the current one if the request stays there: later requests may go back to it."""
+        """Return the new starting model, and its source if that was not kept: later requests may roll back to it."""
         unknown = self.replayed or self.start.merged is not None
         psi_max = LARGEST_PSI if unknown else 0.0
         if not self.fresh and not unknown:
@@ -142,7 +142,7 @@ class RollBack:
         return models
 
     def _updates(self) -> list[NewUpdates]:
-        """Files of updates rewritten without the forgotten clients, and the parts of a replayed model."""
+        """Return the files of updates without the forgotten clients, and the parts of a replayed model."""
         order = self.plan.order
         shortened = [
             only_clients(self.writer.folder, self.stored_updates[file], stay)
@@ -155,10 +155,11 @@ class RollBack:
         ]
 
     def _evaluations(self) -> list[EvaluationRow]:
-        """How the current and the new starting model do on those who asked, and the current one on the others.
+        """Return evaluations of the current and the starting model on the request's clients and on the others.
 
-        Nothing where the request is strict, or the current head was not released: such figures reveal something about
-        the data to be forgotten.
+        Empty if the request is strict or the current head was not released, because such figures reveal something about
+        the
+        data to be forgotten.
         """
         tip = self.view.rows[-1].node.node
         if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:
@@ -170,7 +171,7 @@ class RollBack:
             (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),
             (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
         )
-        # Clients on other machines are not asked once they want to be forgotten.
+        # Clients on other machines are not asked once they want to be forgotten, so some evaluations have no samples.
         return [
             evaluation_row(node, subset, evaluation)
             for node, subset, evaluation in measured
@@ -214,12 +215,12 @@ class RollBack:
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
-"""Takes a line for an observer."""
+"""Callback that receives a progress message."""
 
 
 @dataclass(frozen=True)
 class HandedOn:
-    """A plan made before its request was received, and the state of the ledger right after the receipt."""
+    """A plan made before its request was received, and the state of the ledger right after the reception."""
 
     plan: Plan
     terms: RequestTerms
@@ -228,7 +229,19 @@ class HandedOn:
 
 
 class Worker:
-    """Works on a run that this process may write to."""
+    """Worker on a run that this process may write to.
+
+    Args:
+        writer: The run.
+        engine: Engine of the run.
+        progress: Called after each round.
+        inbox: Inbox of the run.
+        tell: Called with messages for an observer.
+        engine_again: Builds the engine with the client that rejoins after some of its records were forgotten.
+        prepare_records: Builds that engine in advance, before the records are forgotten.
+        digest_of: Returns the digest of a client's samples.
+        engine_at: Builds an engine for another local rate, without some clients.
+    """
 
     def __init__(
         self,
@@ -250,14 +263,18 @@ class Worker:
         """Requests this worker finished, in order."""
         self._handed_on: dict[str, HandedOn] = {}
         self._tried: set[int] = set()
-        """Clients that a closed-form head lacks although they were asked."""
+        """Clients that were asked in vain for the statistics a closed-form head lacks."""
         self.refused: dict[str, NotCertifiableError] = {}
-        """Requests that cannot be carried out at the level asked for; they wait, and do not hold up those behind."""
+        """Requests that cannot be executed at the demanded level; they wait and do not block later ones."""
 
     def step(self, level: Level | None = None) -> bool:
-        """Take letters in, then do the next piece of work: a request, or rounds of the first training until a letter.
+        """Ingest inbox messages, then do the next piece of work: a request, or training until a message arrives.
 
-        False if there was nothing to do.
+        Args:
+            level: Least level accepted.
+
+        Returns:
+            False if there was nothing to do.
         """
         if self.inbox.waiting():
             self.inbox.take_in()
@@ -271,8 +288,10 @@ class Worker:
         return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
 
     def _complete_head(self) -> bool:
-        """Solve a closed-form head again with clients it lacks and that are there now; each gets one try until it
-        goes away and comes back."""
+        """Solve a closed-form head again with missing clients that are reachable now; return whether it was solved.
+
+        Each client gets one try until it disconnects and reconnects.
+        """
         view = RunView(self.writer)
         if self.writer.phase != "ready":
             return False
@@ -284,7 +303,10 @@ class Worker:
         return True
 
     def train(self, until_letter: bool = False) -> None:
-        """Continue the first training until its stop rule holds, or until a letter came and was taken in."""
+        """Continue the first training until its stop rule holds.
+
+        With `until_letter`, stop after a message was ingested.
+        """
         if not self._merge_groups(until_letter):
             return
         training = self._run_rounds("training", until_letter=until_letter)
@@ -292,7 +314,7 @@ class Worker:
             training.finish()
 
     def _merge_groups(self, until_letter: bool = False) -> bool:
-        """Let the groups of the first training finish their rounds apart, and merge them; False if a letter came."""
+        """Let the groups finish their separate rounds, and merge them; return False if a message stopped them."""
         while behaviour_of(view := RunView(self.writer)).are_apart():
             if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
                 behaviour_of(view).after_groups(self.writer)
@@ -303,7 +325,10 @@ class Worker:
         return True
 
     def rebuild_groups(self, until_letter: bool = False) -> int:
-        """Build the groups again whose models were erased, until a letter came if wanted; how many there were."""
+        """Rebuild the groups whose models were erased; return how many there were.
+
+        With `until_letter`, stop after a message was ingested.
+        """
         view = RunView(self.writer)
         if self.writer.phase != "ready" or not has_groups(view):
             return 0
@@ -319,7 +344,7 @@ class Worker:
         return count
 
     def heal(self, until_letter: bool = False) -> int:
-        """Rounds to the target after a request whose model was released at once; returns how many there were."""
+        """Train to the target after a request whose model was released at once; return the number of rounds."""
         done = [row for row in self.writer.requests() if row.request_order is not None]
         last = max(done, key=lambda row: row.request_order or 0, default=None)
         if self.writer.phase != "ready" or last is None or last.terms.release != "now":
@@ -335,7 +360,7 @@ class Worker:
         return RunView(self.writer).path.nodes[-1].position - before
 
     def finish_running(self) -> list[str]:
-        """Continue a request that was interrupted half-way; returns what was finished."""
+        """Continue requests that were interrupted; return their ids."""
         running = [row.request for row in self.writer.requests() if row.status == "running"]
         for request in running:
             self._join_again()
@@ -343,9 +368,13 @@ class Worker:
         return running
 
     def carry_out_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
-        """Carry out the first request that waits and was not refused, of `among` if given; False if there is none.
+        """Execute the first approved request that was not refused; return False if there is none.
 
         A request that lacks approvals keeps waiting and does not block later ones.
+
+        Args:
+            level: Least level accepted.
+            among: Requests to consider; by default all.
         """
         waiting = [
             row
@@ -365,10 +394,15 @@ class Worker:
         return True
 
     def execute_records(self, besides: str | None = None) -> list[str]:
-        """Execute the approved requests for records, so that the next release lacks exactly what they name.
+        """Execute the approved requests for records, so that the next release lacks exactly these records.
 
-        One that cannot be executed keeps waiting, its client stays in, and a warning says why. The request `besides`
-        is left to the caller. Returns those that were executed.
+        A request that cannot be executed keeps waiting, its client stays in the model, and a warning gives the reason.
+
+        Args:
+            besides: Request that is left to the caller.
+
+        Returns:
+            The requests that were executed.
         """
         executed = []
         for row in approved_requests(self.writer):
@@ -385,10 +419,11 @@ class Worker:
         return executed
 
     def bring_up_to_date(self) -> int:
-        """Bring the released model up to date with who should be in it.
+        """Bring the released model up to date with the clients that should be in it.
 
-        A head in closed form is solved again unless it is that of exactly the active clients; other models get the
-        rounds that they owe.
+        A closed-form head is solved again unless it is that of exactly the active clients. Other models get the rounds
+        they
+        owe.
 
         Returns:
             The rounds or solves that were recorded; 0 if the model was up to date.
@@ -396,9 +431,12 @@ class Worker:
         return self._run_release(behaviour_of(RunView(self.writer)).release_stop())
 
     def run_owed_rounds(self, until_letter: bool = False) -> int:
-        """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`); return how many.
+        """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`).
 
-        They are as many as the current branch ran without these clients.
+        There are as many as the current branch ran without these clients.
+
+        Returns:
+            The number of rounds.
         """
         return self._run_release(behaviour_of(RunView(self.writer)).owed_stop(), until_letter)
 
@@ -413,7 +451,7 @@ class Worker:
         return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
-        """Where requests are approved, their level is one of the approved terms: no command sets another."""
+        """Check that a command does not change the level: it is one of the approved terms."""
         approved = least_level(row.terms)
         if approvals_needed(self.writer) and least_level(row.terms, level) != approved:
             raise NotCertifiableError(
@@ -422,7 +460,7 @@ class Worker:
             )
 
     def _carry_out(self, row: RequestRow, level: Level | None) -> None:
-        """Roll back, add noise, retrain, certify."""
+        """Roll back, add noise, retrain and certify."""
         if row.records and self._engine_again is None:
             raise NotCertifiableError(
                 f"request {row.request} is about records, which need the client's data: carry it out with sifu forget"
@@ -453,22 +491,22 @@ class Worker:
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
         before, self.engine = self.engine, engine
         self._join_again()
-        # An engine at a new rate has stand-ins for those who left: their accuracy is measured by the one before.
+        # An engine at a new rate has stand-ins for the clients that left; the previous engine measures their accuracy.
         self._retrain(row.request, before if engine is not before and rate is not None else None)
 
     def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
         """Use a plan for a request that was just received, unless the run changes before it is executed.
 
         Args:
-            request: Name of the request; its receipt is the last event of the run.
-            plan: The plan that was made, and checked, before the request was received.
+            request: Id of the request; its reception is the last event of the run.
+            plan: The plan that was made and checked before the reception.
             terms: The terms that were planned.
-            level: The least level accepted.
+            level: Least level accepted.
         """
         self._handed_on[request] = HandedOn(plan, terms, level, self.writer.last_event())
 
     def _plan(self, view: RunView, row: RequestRow, level: Level | None) -> Plan:
-        """Return the plan that was handed on, if nothing happened since; otherwise a new one."""
+        """Return the plan that was handed on if the ledger did not change since; otherwise a new one."""
         given = self._handed_on.pop(row.request, None)
         if given is not None and (given.terms, given.level, given.state) == (
             row.terms,
@@ -479,8 +517,12 @@ class Worker:
         return plan_request(view, row.terms, level)
 
     def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
-        """The automatic rate of those who stay, where training begins afresh, and an engine for it: made before
-        anything is rolled back, so that nothing is lost where none can be made."""
+        """Return the recomputed automatic rate and an engine for it, if training starts from a fresh model.
+
+        The rate is that of the remaining clients. The engine is built before the rollback, so that nothing is lost if
+        it cannot
+        be built. Otherwise, return None and the current engine.
+        """
         if method_info(plan.terms.method).starts_from != "fresh" or not view.finds_rate_anew(plan.terms):
             return None, self.engine
         gone = view.forgotten.union(*(subject.clients for subject in plan.subjects))
@@ -495,7 +537,7 @@ class Worker:
         return rate, self._engine_at(view.reader, rate, gone)
 
     def _join_again(self) -> None:
-        """Where records of a client were forgotten, let it join again with what it has left, before any round."""
+        """Let a client rejoin with its remaining records, if some were forgotten, before any round."""
         remainder = remainder_to_join(self.writer)
         if remainder is None:
             return
@@ -511,7 +553,7 @@ class Worker:
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
     def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
-        """Rounds without the client, then the certificate."""
+        """Retrain without the clients, then issue the certificate."""
         row = self._row(request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
         if row.terms.release == "now":
@@ -519,13 +561,13 @@ class Worker:
         try:
             training = self._run_rounds(f"retraining {request}", stop)
         except RoundRejectedError as error:
-            # Clients in this process would send the same again: the request ends with the last good model.
+            # Clients in this process would send the same reply again, so the request ends with the last good model.
             view = RunView(self.writer)
             if view.facts.identity != IN_PROCESS or view.regime.solves:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
         else:
-            assert training is not None  # it does not end at a letter
+            assert training is not None  # without until_letter, it runs to the end
             training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
@@ -534,7 +576,11 @@ class Worker:
     def _run_rounds(
         self, phase: str, stop: StopSpec | None = None, until_letter: bool = False
     ) -> RecordedTraining | None:
-        """Recorded rounds until the stop rule holds; letters are taken in between two, and end it if wanted (None)."""
+        """Run recorded rounds until the stop rule holds, and ingest messages in between.
+
+        Returns:
+            The training; None if `until_letter` is set and a message ended it.
+        """
         while True:
             view = RunView(self.writer)
             training = behaviour_of(view).training(self.engine, self.writer, stop)
@@ -545,8 +591,7 @@ class Worker:
                 return None
 
     def compare_scratch(self, request: str) -> None:
-        """How many rounds Scratch takes for the same request, measured outside the run."""
-
+        """Measure the rounds that Scratch takes for the same request, outside the run, and record them."""
         if any(row.request == request and row.method == "scratch" for row in self.writer.comparisons()):
             return
         row = self._row(request)
@@ -565,7 +610,7 @@ class Worker:
             "reached": int(reached),
             "accuracy": accuracy,
         }
-        if row.terms.retention != "strict":  # nothing is kept that was measured on the data of those forgotten strictly
+        if row.terms.retention != "strict":  # strict: keep nothing measured on the forgotten data
             evaluation = evaluate_present(self.engine, model, asking)
             if evaluation.samples.any():
                 payload["forgotten_accuracy"] = evaluation.accuracy
