@@ -1,1 +1,1 @@
-"""Unlearning methods: each decides what happens at a request, and speaks only to an engine and the store."""
+"""Unlearning methods: each decides what a request does, and uses only an engine and the store."""

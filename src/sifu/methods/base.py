@@ -1,8 +1,7 @@
-"""What a method is: it plans a request from what was recorded, and makes the model retraining starts from.
+"""Base of all methods: a method plans a request from the record and makes the model that retraining starts from.
 
-docs/new-method.md shows how to write one and how sifu finds it.
-
-What the plans of all methods share: where they start, who is forgotten, what certificates would rest on.
+docs/new-method.md shows how to write one and how sifu finds it. This module also holds what the plans of all methods
+share: the source, the subjects, and the premises of the certificate.
 """
 
 from __future__ import annotations
@@ -40,15 +39,22 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 
 TOLERANCE = 1e-9
-"""The share of a budget by which a charge may exceed it, as in verification: least noises are rounded, too."""
+"""Relative amount by which a charge may exceed its budget, as in verification; least noises are rounded."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That `clients` are hidden under `terms` in the model at `depth`; `exposures` have their Psi along the path.
+    """Claim that `clients` are hidden under `terms` in the model at `depth`.
 
-    `earlier` are the clients forgotten before, `noise_std` is the noise on the model at `depth`, and `rules` the
-    version of the rules that the premises follow (`sifu.core.wording.WORDING`).
+    Attributes:
+        view: The run.
+        clients: Clients that the request forgets, under every index they have had.
+        exposures: Subjects with their Psi along the path.
+        depth: Depth of the model.
+        terms: Terms of the request.
+        earlier: Clients forgotten before.
+        noise_std: Noise on the model.
+        rules: Version of the rules that the premises follow (`sifu.core.wording.WORDING`).
     """
 
     view: RunView
@@ -62,23 +68,23 @@ class Claim:
 
     @property
     def gone(self) -> set[int]:
-        """Everyone who has left so far: what depends on several leavers together depends on each of them."""
+        """All clients that have left so far: a property of several leavers together concerns each of them."""
         return {*self.clients, *(self.earlier if self.rules >= RULES_COUNT_ALL else ())}
 
     @property
     def is_initial(self) -> bool:
-        """Whether the model is the initial one as it was drawn, which makes the claim one of Scratch."""
+        """True if the model is the unchanged initial model, which makes the claim one of Scratch."""
         unchanged = self.depth == 0 and self.noise_std == 0.0 and self.view.path.nodes[0].kind == "initial"
         return unchanged and self.rules >= RULES_COUNT_ALL
 
 
 def is_scratch(info: MethodInfo, claim: Claim) -> bool:
-    """Return whether a method that goes back on the recorded path went back to the initial model, without noise."""
+    """Return whether a method that rolls back on the recorded path reached the initial model, without noise."""
     return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
 
 
 def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
-    """Return the premises of a claim by a method, and how held-out rows were drawn where records are forgotten."""
+    """Return the premises of a claim by a method; for records, including how held-out rows were drawn."""
     premises = method.premises(claim)
     if claim.terms.records and claim.view.draws_rows_by_number and claim.rules >= RULES_COUNT_ALL:
         return (*premises, Premise("held-out rows", "assumed"))
@@ -86,12 +92,12 @@ def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
 
 
 def noised_premises(claim: Claim) -> tuple[Premise, ...]:
-    """Every premise of a noised release (docs/theory.md, section 12.1); of the initial model those of a fresh one."""
+    """Return the premises of a noised release (docs/theory.md, section 12.1); for the initial model, Scratch's."""
     view, terms = claim.view, claim.terms
     if claim.is_initial:
         before = before_training_premises(view.facts, view.rate_source(claim.gone))
         return (*record_premises(view.record_history), *before)
-    # Said only where it matters: the path to the rollback target may contain a merge.
+    # Stated only if it matters: the path to the rollback target may contain a merge.
     grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(claim.gone) else ()
     return grouping + collect_premises(
         view.facts,
@@ -108,7 +114,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
 
 
 def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
-    """The model plus N(0, sigma^2 I) from the run's source of noise."""
+    """Return the model plus N(0, sigma^2 I) from the run's source of noise."""
     if plan.noise_std == 0.0:
         return model
     return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))
@@ -116,7 +122,7 @@ def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """Updates of one round: a row for each of its clients; with their `salts` if they were stored before."""
+    """Updates of one round, one row per client; with their `salts` if they were stored before."""
 
     clients: ClientIndices
     values: NDArray[np.floating]
@@ -125,12 +131,16 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Start:
-    """The model retraining starts from, noise included, and what making it took.
+    """Model that retraining starts from, noise included, and the cost of making it.
 
-    `rounds`, `local_steps` (of all clients together) and `bytes_sent` (both ways) count what clients did for it. A
-    model made from stored updates brings them along in `replayed`, round by round: nothing is known of anyone's
-    influence on it (its node is a heuristic), and they take the place of the stored ones. A merge of groups brings
-    what it was made of in `merged`.
+    Attributes:
+        model: The model.
+        rounds: Rounds that clients ran to make it.
+        local_steps: Local steps of all clients together.
+        bytes_sent: Traffic in both directions.
+        replayed: Stored updates that the model was made from, round by round. They replace the stored ones. Nobody's
+            influence on such a model is known, so its node is of kind `heuristic`.
+        merged: Parts of a merge of groups.
     """
 
     model: Vector
@@ -143,12 +153,12 @@ class Start:
 
 @dataclass(frozen=True)
 class RecordedReplay:
-    """A recorded request that made its model from stored updates, as verification hands it to the method.
+    """A recorded request that made its model from stored updates, as verification passes it to the method.
 
     Attributes:
         view: The run just before the request.
         stored: The stored updates at that time, in the order of the active history.
-        gone: Clients whose requests were filed by then and stand.
+        gone: Clients whose requests had been filed by then and were not refused or withdrawn.
         terms: The terms of the request.
         order: Its place in the order of requests.
         written: The rows of files that it wrote.
@@ -164,7 +174,7 @@ class RecordedReplay:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a model made from stored updates must consist of: the clients of each replayed round, and rounds counted."""
+    """Expected content of a model made from stored updates: the clients of each replayed round, and the rounds."""
 
     parts: tuple[tuple[int, ...], ...] = ()
     rounds: int = 0
@@ -172,22 +182,26 @@ class Replay:
 
 
 class Method(Protocol):
-    """Decides what a request does; handed an engine, it never imports one."""
+    """Unlearning method, which decides what a request does; it receives an engine and never imports one."""
 
     info: ClassVar[MethodInfo]
 
     def check_run(self, view: RunView) -> None:
-        """Refuse a run that this method can do nothing with; asked before a request is taken in."""
+        """Check that the method can work with a run, before a request is received.
+
+        Raises:
+            InputError: If it cannot.
+        """
         return
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """What the request would do; changes nothing."""
+        """Return the plan of a request, without changing anything."""
         ...
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """What a certificate of this claim rests on; the level follows from it.
+        """Return the premises of a certificate of this claim, which determine its level.
 
-        Those of any noised release, unless the method is a heuristic.
+        By default, those of any noised release, or that of a heuristic if the method does not certify.
         """
         if self.info.certifies:
             return noised_premises(claim)
@@ -195,25 +209,25 @@ class Method(Protocol):
         return (heuristic_premise(self.info.name), *before)
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
-        """What noise in training promises the subjects; None for methods that do not rest on it."""
+        """Return the guarantee of noise in training for the subjects; None for methods that do not rely on it."""
         return None
 
     def bytes_kept(self, view: RunView) -> int:
-        """Bytes on disk, beyond the current model, that the next request needs."""
+        """Return the bytes on disk, beyond the current model, that the next request needs."""
         return 0
 
     def expected_replay(self, recorded: RecordedReplay) -> Replay:
-        """Return what a recorded model of `Start.replayed` must consist of; for methods that make such models."""
+        """Return the expected content of a recorded `Start.replayed`; for methods that make such models."""
         return Replay(problems=(f"method {self.info.name} makes no model from stored updates",))
 
     def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
-        """Yield a problem if the model of `node`, made by a replay, is not what its stored `parts` make."""
+        """Yield a problem if the model of `node`, made by a replay, does not follow from its stored `parts`."""
         yield f"updates: method {self.info.name} makes no model from stored updates"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The model retraining starts from, noise included, and what clients did for it.
+        """Return the model that retraining starts from, noise included, and what clients did for it.
 
-        That of the plan's source, or a fresh one of this branch, plus the plan's noise, unless a method makes another.
+        By default, the model of the plan's source, or a fresh one of this branch, plus the plan's noise.
         """
         source = plan.source_node
         model = engine.initial_model(plan.order) if source is None else view.reader.load_model(source)
@@ -221,9 +235,19 @@ class Method(Protocol):
 
 
 def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:
-    """The plan that continues from the model at `depth` (None: a fresh one) with noise of this size.
+    """Return the plan that continues from the model at `depth` with noise of this size.
 
-    A method replaces what it does differently. One that rests on its noise is refused if the noise is not enough.
+    A method replaces the fields in which it differs.
+
+    Args:
+        method: The method.
+        view: The run.
+        terms: Terms of the request.
+        depth: Depth of the source; None for a fresh model.
+        noise_std: Standard deviation of the noise.
+
+    Raises:
+        NotCertifiableError: If the method hides by noise and this noise is not enough.
     """
     order, place, forecast = view.next_order, depth or 0, Forecast(view, terms)
     subjects = view.new_subjects(terms, order)
@@ -231,7 +255,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
     premises = premises_of(method, claim)
     fresh = depth is None or is_scratch(method.info, claim)
-    # No one had a part in the initial model.
+    # Nobody influenced the initial model.
     hidden = {exposure.subject: exposure.psi_to_hide(place) for exposure in exposures if place}
     untouched = not any(hidden.values()) and (depth is None or not view.were_refused(terms.clients, place))
     psi_of = dict.fromkeys(subjects, 0.0) | hidden

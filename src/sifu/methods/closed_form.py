@@ -1,9 +1,8 @@
-"""Closed form: the client's statistics are taken out of the sum, and the head is solved again (docs/theory.md,
-section 14).
+"""Closed form: subtract the client's statistics from the sum and solve the head again (docs/theory.md, section 14).
 
-Whole numbers have no rounding, so the sum is bit for bit that of a federation that never had the client, and the head
-is a function of it: exact, without noise, in no round where every client's statistics are kept and in one otherwise.
-Where groups tune the network under the head, the networks that held the client go, too (section 15.5).
+Integer sums have no rounding, so the sum is bit for bit that of a federation that never had the client, and the head is
+a function of it. The result is exact, without noise. It takes no round if every client's statistics are kept, and one
+otherwise. If groups tune the network under the head, the networks that held the client are erased (section 15.5).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from sifu.run.run_view import RunView
 
 
 class ClosedForm(Scratch):
-    """Subtract, and solve again: Scratch, from a sum that is available."""
+    """Subtraction and a new solve: Scratch, from a sum that is available."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """A fresh head from the sum over those who stay; nothing is charged to anyone."""
+        """Plan a fresh head from the sum over the remaining clients, with no charges."""
         leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
         trunks = current_networks(view)
         hit = [row.grp for row in trunks if is_hit(row, leaving)]
@@ -48,7 +47,7 @@ class ClosedForm(Scratch):
         )
 
     def _rounds(self, view: RunView, networks_hit: int) -> int:
-        """Rounds of communication: none where everyone's statistics are available and can be struck."""
+        """Return the rounds of communication: 0 if all statistics needed are stored, 1 otherwise."""
         if networks_hit and view.spec.features.tune == "merge":
             return 1
         return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1
@@ -76,13 +75,13 @@ class ClosedForm(Scratch):
         return f"the {staying} clients that stay send their statistics again: one round, no training"
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """What came before the sum, and that clients sent what they had."""
+        """Return the premises about what preceded the sum, and about the statistics that clients sent."""
         view = claim.view
         tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if view.regime.tunes else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:
-        """The kept statistics, and the networks that groups tuned."""
+        """Return the size of the kept statistics and of the networks that groups tuned."""
         on_disk = view.reader.models()
         networks = [on_disk[row.node].bytes for row in available_group_models(view.reader).values()]
         return sum(row.bytes for row in view.reader.statistics().values()) + sum(networks)

@@ -1,9 +1,9 @@
-"""Groups: merge the models of the groups that never held the client, go on with everyone who stays. Exact.
+"""Groups: merge the models of the groups that never held the client, and continue with the remaining clients. Exact.
 
-Clients trained apart in groups at first, and the groups' models were kept (docs/theory.md, section 15). The mean of
-those that never held anyone forgotten, moved on by a fixed factor, is a function of the data of those who stay,
-whatever the loss and the optimiser: common rounds from there are exact without any noise. Where every group held
-someone, a fresh model is all there is.
+Clients first trained separately in groups, and the groups' models were kept (docs/theory.md, section 15). The mean of
+the models that never held a forgotten client, stretched by a fixed factor, is a function of the remaining clients'
+data, whatever the loss and the optimiser. Common rounds from there are exact without any noise. If every group held a
+forgotten client, only a fresh model is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sifu.theory.merging import expected_groups_left
 
 
 class Groups(Method):
-    """Leave out the groups that held the client."""
+    """Method that leaves out the groups that held the client."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["groups"]
 
@@ -40,7 +40,7 @@ class Groups(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """The merge of whichever groups are left; a fresh model where none is."""
+        """Plan the merge of the groups that are left; a fresh model if none is."""
         merged, hit = self._split(view, terms)
         forecast = Forecast(view, terms)
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
@@ -57,10 +57,10 @@ class Groups(Method):
         )
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
-        """The groups that are merged, and those that held someone who is leaving now."""
+        """Return the groups that are merged, and those that held a client that leaves now."""
         leaving = set(view.leaving(terms.clients))
         models = group_state.available_group_models(view.reader)
-        if group_state.are_apart(view):  # they are finished before the request is carried out
+        if group_state.are_apart(view):  # the groups finish before the request is executed
             members = {group: set(clients) for group, clients in enumerate(group_state.members_now(view)) if clients}
             for group, row in models.items():
                 members.setdefault(group, set()).update(row.members)
@@ -70,7 +70,10 @@ class Groups(Method):
         return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """No one forgotten touched what was merged, so only what came before training matters, and the grouping."""
+        """Return the premises about the grouping and what preceded training.
+
+        The merged models held no forgotten client.
+        """
         view = claim.view
         return (
             *record_premises(view.record_history, merge=True),
@@ -79,12 +82,12 @@ class Groups(Method):
         )
 
     def bytes_kept(self, view: RunView) -> int:
-        """The size of the groups' models on disk."""
+        """Return the size of the groups' models on disk."""
         on_disk = view.reader.models()
         return sum(on_disk[row.node].bytes for row in group_state.available_group_models(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The merge of the groups that were not hit; a fresh model where every one was."""
+        """Return the merge of the groups that were not hit; a fresh model if all were."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
         parts = parts_without(group_state.available_group_models(view.reader), view.spec.groups.rounds, leaving)
         if not parts:

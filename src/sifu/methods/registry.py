@@ -1,11 +1,10 @@
-"""The methods by name, and the plan of a request: by the method it names, or by every way and the rule of `auto`.
+"""Methods by name, and the plan of a request: by the method it names, or by the one that `auto` chooses.
 
 Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
 
-How accurate the model would be that a request releases: a forecast from recorded evaluations, nothing more.
-Retraining that is expected to come to its target ends there. Retraining that its terms end before that, or a model
-that is released at once, is as accurate as the recorded curve after as many rounds, less what the new noise still
-spoils (`planning.measure`).
+A plan also predicts the accuracy of the released model, from recorded evaluations. Retraining that is expected to reach
+its target ends there. If the terms end retraining earlier, or release the model at once, its accuracy is that of the
+recorded curve after as many rounds, minus the remaining harm of the new noise (`planning.measure`).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 def method_for(view: RunView, name: str) -> Method:
-    """The method of this name, if it can do anything with this run."""
+    """Return the method of this name, after checking that it can work with this run."""
     method = method_named(name)
     view.regime.check_method(name)
     method.check_run(view)
@@ -76,7 +75,7 @@ def register(method: type[Method]) -> None:
 
 
 def released_accuracy(view: RunView, plan: Plan) -> float | None:
-    """The accuracy expected on the clients that stay when the request is done; None where the record does not tell."""
+    """Return the expected accuracy of the final model on the remaining clients; None if the record does not tell."""
     forecast = Forecast(view, plan.terms)
     tip = forecast.first.evaluated.get(view.path.nodes[view.path.tip].node)
     if tip is None or not math.isfinite(tip.accuracy) or not view.spec.regime.has_accuracy:
@@ -89,7 +88,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     if stop.target > 0.0 and plan.predicted_rounds is not None and plan.predicted_rounds <= limit:
         return stop.target
     if method_info(plan.terms.method).starts_from in ("initial", "merge") and plan.source_node is not None:
-        return None  # nothing was recorded of models that are put together from others
+        return None  # nothing was recorded about merged or replayed models
     points = [(at, row.accuracy) for at, row in forecast.first.points if math.isfinite(row.accuracy)]
     if not points:
         return None
@@ -110,10 +109,15 @@ RELEASED_NOW = ("the model it starts from is released at once; it is less accura
 
 
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
-    """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
+    """Return the plan of a request: by its method, or by the one that `auto` chooses.
 
-    Where no way reaches that level the plan is that of the strongest one, and says so. A plan that leaves one client
-    says so in its notes.
+    If no method reaches the least level, the plan is that of the strongest one, and its reason says so. A note warns if
+    only one client is left.
+
+    Args:
+        view: The run.
+        terms: Terms of the request.
+        floor: Least level accepted; by default that of the terms or the method.
     """
     plan = _planned(view, terms, floor)
     staying = set(view.active.tolist()) - set(view.indices(terms.clients))
@@ -131,7 +135,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
 
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:
-    """Return what other approved requests leave out of the release of this one, in a sentence; "" for nothing."""
+    """Return a sentence on what other approved requests leave out of this request's release; "" for nothing."""
     others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
         f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"
@@ -150,7 +154,7 @@ def staying_after(view: RunView, terms: RequestTerms) -> ClientIndices:
 
 
 def left_alone(view: RunView, terms: RequestTerms) -> str:
-    """The warning that a request leaves a single client, whose data alone the next model will show; "" otherwise."""
+    """Return a warning if the request leaves a single client, whose data the next model would reveal; "" otherwise."""
     staying = staying_after(view, terms)
     if staying.size != 1:
         return ""
@@ -172,7 +176,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
             ways.append(Way(name, summary=method_info(name).summary, refused=str(error)))
         else:
             ways.append(_way(view, method, plans[name]))
-    # Ways that are allowed come first, certified ones before them, those of fewer rounds before others.
+    # Allowed methods come first, among them certified ones, among these the ones with fewer rounds.
     ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
     least = least_level(terms, floor)
     allowed = [way for way in ways if not way.refused]
@@ -189,7 +193,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
     staying, drawn = staying_after(view, terms).size, view.facts.participation
-    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # in a round, on average
+    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean per round
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:
         layout = view.reader.layout
@@ -219,7 +223,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
 
 
 def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
-    """What stays with the operator afterwards, as a certificate would say it."""
+    """Return what stays with the operator afterwards, as a certificate would state it."""
     afresh: Start = "fresh" if plan.source_node is None else "merge" if info.starts_from == "merge" else "trained"
     _, remains = what_was_erased(
         plan.terms.retention,
@@ -232,7 +236,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
 
 
 def _seconds_a_round(view: RunView) -> float | None:
-    """The pace of the first training, from the times of its events; None where it took less than a second."""
+    """Return the seconds per round of the first training; None if it took less than a second."""
     rows = view.reader.query("SELECT time FROM events WHERE kind IN ('run created', 'training done') ORDER BY seq")
     times = [datetime.datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ") for (time,) in rows]
     nodes = (row.node for row in view.reader.nodes_by_number().values())

@@ -1,4 +1,4 @@
-"""Scratch: a fresh initial model, trained without the client. Exact, and as slow as training was."""
+"""Scratch: a fresh initial model, trained without the client. Exact, and as slow as the first training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from sifu.theory.calibration import hidden_sensitivity
 
 
 class Scratch(Method):
-    """Start again from a model that no one's data has touched."""
+    """Method that restarts from a model that nobody's data influenced."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["scratch"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """No node, no noise, nothing charged to anyone."""
+        """Plan a fresh model, without noise or charges."""
         psi_star = 0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier)
         return replace(plan_from(self, view, terms, None), psi_star=psi_star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """No one's data touched the fresh model, so only what came before training matters to its level.
+        """Return the premises about what preceded training: nobody's data influenced the fresh model.
 
-        An automatic rate is found anew for those who stay, whichever client leaves, so it tells nothing of who left.
+        An automatic rate is recomputed from the remaining clients, whichever client leaves, so it reveals nothing about
+        the
+        clients that left.
         """
         view = claim.view
         source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.gone)

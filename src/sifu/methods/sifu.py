@@ -1,7 +1,7 @@
-"""SIFU (algorithm 3 of the paper): roll back to where the budget allows, add noise, go on without the client.
+"""SIFU (algorithm 3 of the paper): roll back as far as the budget demands, add noise, continue without the client.
 
-IFU (algorithm 2) is its case of one request. Differences from the paper (docs/theory.md, section 16): budgets are
-charged over all releases by default, the noise is calibrated exactly, and weights are those of the round.
+IFU (algorithm 2) is the special case of one request. Differences from the paper (docs/theory.md, section 16): budgets
+are charged over all releases by default, the noise is calibrated exactly, and weights are those of the round.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sifu.theory.rollback import Choice, choose_node
 
 
 class Sifu(Method):
-    """Rollback and calibrated Gaussian noise."""
+    """Rollback with calibrated Gaussian noise."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["sifu"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """The latest allowed node, with the noise asked for or the one chosen from the recorded scalars."""
+        """Plan the latest allowed node, with the requested noise or one chosen from the recorded scalars."""
         order, clients = view.next_order, view.leaving(terms.clients)
         new = view.exposures(view.new_subjects(terms, order))
         earlier = view.exposures(view.earlier_subjects())
@@ -50,12 +50,12 @@ class Sifu(Method):
         )
 
     def bytes_kept(self, view: RunView) -> int:
-        """The models a later request may go back to."""
+        """Return the size of the models that a later request may roll back to."""
         return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
 
 
 def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
-    """What should be said about the plan."""
+    """Yield notes on the plan."""
     if node.wanted_depth > node.depth:
         yield (
             f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
