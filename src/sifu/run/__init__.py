@@ -1,1 +1,1 @@
-"""A run: from a spec to an engine with its clients, its training as it is recorded, and reading it."""
+"""Runs: an engine and clients from a spec, recorded training, and views of the record."""

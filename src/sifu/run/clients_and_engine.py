@@ -1,6 +1,6 @@
-"""A federation from a spec: load the data, spread it over clients, and put the embedded engine on it.
+"""A federation from a spec: load the data, distribute it over clients, and build the embedded engine.
 
-Where the spec names a public feature map, clients have features in the place of their samples.
+If the spec names a public feature map, clients hold features instead of samples.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
 
 PYTHON = "python"
-"""`data.name` of a run whose clients were handed over from Python."""
+"""`data.name` of a run whose clients were given from Python."""
 FLOWER = "flower"
-"""`data.name` of a run whose clients are nodes of Flower and keep their data."""
+"""`data.name` of a run whose clients are Flower nodes, which keep their data."""
 LOOP = "server loop"
-"""`data.name` of a run whose clients a program of the operator's own speaks with (`sifu.ServerLoop`)."""
+"""`data.name` of a run whose clients communicate with the operator's own program (`sifu.ServerLoop`)."""
 NPZ, TABLE = "npz", "table"
 OWN_FILES = (NPZ, TABLE)
 """`data.name` of runs on a user's own files."""
 REAL_OUTPUTS = ("logistic", "least_squares")
-"""Model kinds without one output a class."""
+"""Model kinds that do not have one output per class."""
 
 
 def way_to_go_on(spec: Spec, phase: str) -> str:
-    """The command that continues with a run that was interrupted in a phase."""
+    """Return the command that continues a run interrupted in a phase."""
     if spec.data.name == FLOWER:
         return "flwr run"
     if spec.data.name == LOOP:
@@ -56,7 +56,7 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
 
 
 def carried_out_elsewhere(spec: Spec) -> str:
-    """What to do instead where `sifu forget` cannot carry a request out on its own; empty where it can."""
+    """Return what to do if `sifu forget` cannot execute a request by itself; empty if it can."""
     if spec.data.name == FLOWER:
         return (
             "The clients of this run are nodes of Flower: its server carries the request out automatically, "
@@ -83,9 +83,14 @@ def clients_from_spec(
     dataset: Any = None,
     device: str = "cpu",
 ) -> tuple[Any, ...]:
-    """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new.
+    """Return the clients' data that a spec describes, as features if it has a feature map.
 
-    `dataset` is the spec's data set where it has been loaded before; features are computed on `device`.
+    Args:
+        spec: Spec of the run.
+        data_folder: Folder of a named data set.
+        fresh_marks: Whether to draw new watermarks.
+        dataset: The spec's data set, if it is already loaded.
+        device: Device that features are computed on.
     """
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
@@ -156,13 +161,13 @@ def _own_dataset(spec: Spec) -> Any:
 
 
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
-    """Which rows of a table are kept for testing, as reading it takes it."""
+    """Return the arguments of `read_table` that say which rows are held out for testing."""
     test_file = Path(data.test_file).expanduser() if data.test_file else None
     return {"held_out": data.held_out, "held_out_by": data.held_out_by, "test_file": test_file, "seed": seed}
 
 
 def framed(spec: Spec, frame: Any) -> dict[str, Any]:
-    """The `spec` as it is for a table in a file, and the `dataset` in a frame that a program handed over.
+    """Return the `spec` as for a table in a file, and the `dataset` in a frame given by a program.
 
     The spec names the columns, as it does for a file.
     """
@@ -176,7 +181,7 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
 
 
 def columns_of_features(data: DataSpec, frame: Any = None) -> str:
-    """The columns that are features, of a table or a frame, as a spec writes them; empty for other data."""
+    """Return the feature columns of a table or a frame, as a spec writes them; empty for other data."""
     from sifu.data.client_data import is_frame
     from sifu.data.table import column_names, frame_names
     from sifu.data.table_coding import TableCoding, join_names
@@ -191,7 +196,7 @@ def columns_of_features(data: DataSpec, frame: Any = None) -> str:
 
 
 def is_table(data: DataSpec) -> bool:
-    """Return whether the data are rows of a table, which says which client each belongs to."""
+    """Return whether the data are rows of a table, which names the client of each row."""
     if data.columns or data.name == TABLE:
         return True
     named = find_data(data.name)
@@ -199,20 +204,20 @@ def is_table(data: DataSpec) -> bool:
 
 
 def takes_rows(spec: Spec) -> bool:
-    """Whether samples are handed over as rows of numbers, not as images."""
+    """Return whether samples are passed as rows of numbers, not as images."""
     return spec.model.kind in ROW_KINDS and spec.features.kind not in IMAGE_FEATURES
 
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Rows to test with as model inputs, and which client each is of (None: rows of no client)."""
+    """Test rows as model inputs, and the client of each; None if they belong to no client."""
 
     x: Any
     y: Any
     clients: Array | None = None
 
     def of(self, names: Collection[str]) -> HeldOutRows:
-        """Those of the named clients, and all that belong to no client."""
+        """Return the rows of the named clients; all rows if they belong to no client."""
         if self.clients is None:
             return self
         chosen = np.isin(self.clients.astype(str), list(names))
@@ -222,9 +227,14 @@ class HeldOutRows:
 def held_out_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> tuple[Any, Any] | None:
-    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none.
+    """Return the test samples (x, y) of a spec's data set as model inputs; None if there are none.
 
-    `dataset` is the spec's data set where it has been loaded before.
+    No client trains on them.
+
+    Args:
+        spec: Spec of the run.
+        data_folder: Folder of a named data set.
+        dataset: The spec's data set, if it is already loaded.
     """
     rows = held_out_rows_from_spec(spec, data_folder, dataset=dataset)
     return None if rows is None else (rows.x, rows.y)
@@ -233,7 +243,7 @@ def held_out_from_spec(
 def held_out_rows_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> HeldOutRows | None:
-    """As `held_out_from_spec`, with the client that each row is of."""
+    """Return the test rows with the client of each; arguments as for `held_out_from_spec`."""
     from sifu.data import ClientData, load
 
     data = spec.data
@@ -252,14 +262,14 @@ def held_out_rows_from_spec(
 
 
 def preprocessing_of(spec: Spec) -> str:
-    """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
+    """Return what is known about the preprocessing: fixed for named data sets, otherwise what the operator declares."""
     if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER, LOOP):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
 
 def known_outputs(spec: Spec) -> int:
-    """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    """Return the number of outputs that the spec or its data set states; 0 if it must be counted from the labels."""
     listed = len(parse_classes(spec.data.classes)) if spec.data.name in (TABLE, PYTHON) and spec.data.classes else 0
     if listed and spec.model.outputs not in (0, listed) and spec.model.kind not in REAL_OUTPUTS:
         raise InputError(
@@ -275,7 +285,7 @@ def known_outputs(spec: Spec) -> int:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a head in closed form is fitted to, and the map that its features come from."""
+    """Targets of a closed-form head, and the map that its features come from."""
 
     features: FeatureMap
     targets: Targets
@@ -283,7 +293,7 @@ class _Head:
 
     @staticmethod
     def of(spec: Spec, clients: Any) -> _Head:
-        """From the clients' labels, where the spec does not say how many outputs there are."""
+        """Return the head; the number of outputs is counted from the clients' labels if the spec does not state it."""
         ridge, outputs = spec.ridge, spec.model.outputs
         columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
         if ridge.task == "classification":
@@ -299,7 +309,7 @@ class _Head:
         return _Head(features, targets_of(ridge, outputs), from_labels)
 
     def numbers(self, spec: Spec, features: FeatureMap) -> tuple[FixedPoint, float | None]:
-        """Return how statistics of features are written, and the relative penalty."""
+        """Return the number format of the statistics, and the relative penalty."""
         from sifu.data.feature_maps import fixed_point
 
         ridge = spec.ridge
@@ -307,7 +317,7 @@ class _Head:
         return fixed, None if ridge.regularisation == "auto" else ridge.regularisation
 
     def facts(self, spec: Spec, features: FeatureMap) -> dict[str, Any]:
-        """Return what is known of the data and of the map."""
+        """Return what is known about the data and the map."""
         return {
             "preprocessing": preprocessing_of(spec),
             "declared": features.is_declared,
@@ -318,7 +328,7 @@ class _Head:
 def closed_form_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of a head in closed form, and the spec with the one round it takes."""
+    """Return the engine of a closed-form head, and the spec with the one round it takes."""
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
     head = _Head.of(spec, clients)
@@ -333,7 +343,11 @@ def tuned_engine(
 ) -> tuple[Engine, Spec]:
     """Return the engine of a head on networks that groups tune, and the spec with the one round of the solve.
 
-    `numbers` are those that mini-batches of clients are drawn for.
+    Args:
+        spec: Spec of the run.
+        clients: Clients with their data.
+        model: Not used.
+        numbers: Indices that key the clients' mini-batches, if some clients of a run are left out.
     """
     from sifu.data.feature_maps.build import tuned_map
     from sifu.engines.sim.tuned_engine import TunedFederation
@@ -347,7 +361,7 @@ def tuned_engine(
 
 
 def local_training(spec: Spec, rate: float) -> Any:
-    """What a client of a spec does in a round, at a rate."""
+    """Return the local training of a client in a round, at a rate."""
     from sifu.engines.sim import LocalTraining
 
     local = spec.local
@@ -358,7 +372,7 @@ def local_training(spec: Spec, rate: float) -> Any:
 def rounds_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of rounds, and the spec with `local.rate = "auto"` replaced by the rate that was found."""
+    """Return the engine of rounds, and the spec with `local.rate = "auto"` replaced by the computed rate."""
     from sifu.engines.sim import SimulatedFederation, make_model
     from sifu.engines.sim.client_updates import Clipping
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
@@ -415,7 +429,7 @@ def rounds_engine(
 
 
 MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None], tuple[Engine, Spec]]
-"""Makes the embedded engine of a regime, see `engine_from_spec`."""
+"""Builder of the embedded engine of a regime, see `engine_from_spec`."""
 ENGINES: dict[type[Regime], MakesEngine] = {
     Regime: rounds_engine,
     ClosedForm: closed_form_engine,
@@ -426,13 +440,13 @@ ENGINES: dict[type[Regime], MakesEngine] = {
 def engine_from_spec(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the embedded engine, and the spec with what the engine settles filled in.
+    """Return the embedded engine, and the spec with automatic values replaced by the engine's.
 
     Args:
         spec: Spec of the run.
         clients: Clients with their data.
         model: A `LinearModel` or `ModuleModel` of a Python user, used instead of the spec's.
-        numbers: Those that clients are drawn for, where some of a run are left out.
+        numbers: Indices that key the clients' random draws, if some clients of a run are left out.
     """
     if spec.server.wait != ALL:
         raise InputError(
@@ -443,7 +457,7 @@ def engine_from_spec(
 
 @dataclass(frozen=True)
 class FeatureData(ClientData):
-    """A client whose `x` are features of the map with this digest, and digests of the samples they were made from."""
+    """A client whose `x` are features of the map with this digest, and the digests of the samples they came from."""
 
     features: str = ""
     features_declared: bool = False
@@ -452,14 +466,14 @@ class FeatureData(ClientData):
 
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
-    """The feature map of a spec for clients with such samples; None where a linear model takes them as they are."""
+    """Return the feature map of a spec for samples like those of `clients`; None if it has none."""
     if not spec.regime.maps_samples:
         return None
     return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))
 
 
 def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """The map of a section `[features]` for samples of a shape, with the cache that it names."""
+    """Return the map of a section `[features]` for samples of a shape, with the cache that it names."""
     from sifu.data.feature_maps import CachedFeatures
     from sifu.data.feature_maps.build import specified_map
 
@@ -468,7 +482,7 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
 
 def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tuple[Any, ...]:
-    """The clients of a run that trains on features, each mapped once; a closed-form head maps them on its own."""
+    """Return the clients of a run that trains on features, each mapped once; a closed-form head maps them itself."""
     if not spec.regime.maps_before_training:
         return tuple(clients)
     if all(isinstance(client, FeatureData) for client in clients):

@@ -1,13 +1,13 @@
-"""The one recorded round of a closed-form head: a sum over the clients that stay, and the head it gives.
+"""The recorded round of a closed-form head: a sum over the remaining clients, and the head solved from it.
 
-Where every client's statistics are kept, only clients without stored statistics are asked; the sum is the kept one plus
-those who joined and minus those who left, in exact integers, so a forget costs the same whatever the number of clients.
-Where only the sum is kept, all clients are asked again after one left; where statistics are masked, also after one
-joined. A client that does not answer is absent from the head, and is in the next one that it answers for.
+If every client's statistics are kept, only clients without stored statistics are asked. The sum is the kept one plus
+the clients that joined minus those that left, in exact integers, so the cost of forgetting does not depend on the
+number of clients. If only the sum is kept, all clients are asked again after one left; if statistics are masked, also
+after one joined. A client that does not answer is absent from the head until it answers for a later one.
 
-Where groups tune the network, statistics are those of features through the current networks (docs/theory.md, section
-15.5). Those of other networks are of no use: a merge with a rebuilt network takes one round of statistics of everyone.
-Of blocks only the parts that went through the rebuilt network are asked for; the others are kept.
+If groups tune the network, statistics are those of features through the current networks (docs/theory.md, section
+15.5). Statistics through other networks are useless: a merge with a rebuilt network takes one round of everyone's
+statistics. With blocks, only the parts that go through the rebuilt network are asked for; the others are kept.
 """
 
 from __future__ import annotations
@@ -44,16 +44,22 @@ from sifu.theory.facts import ClientProfile
 log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
 HELD_BYTES = 1 << 29
-"""Of newcomers' statistics in memory between their check and the solve; those of the rest are asked for again."""
+"""Limit on newcomers' statistics kept in memory between their check and the solve; the rest are asked for again."""
 DigestOf = Callable[[int], str | None]
-"""The digest of a client's samples, None where the engine does not show it."""
+"""Function that returns the digest of a client's samples; None if the engine does not expose it."""
 
 
 @dataclass
 class _Gathered:
-    """What a solve asked for: rows of files written, how many clients sent how much, who was refused or absent.
+    """Result of asking clients for statistics.
 
-    `stored` is the stored sum, where it was read.
+    Attributes:
+        rows: Rows of the files that were written.
+        clients_asked: Number of clients that were asked.
+        bytes_sent: Size of what they sent.
+        rejections: Replies that were refused.
+        absent: Clients that did not answer.
+        stored: The stored sum, if it was read.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -65,16 +71,23 @@ class _Gathered:
 
 
 class RecordedSolve(RecordedTraining):
-    """Solves for the head of the active clients, if the current model is not theirs already."""
+    """Solve for the head of the active clients, unless the current model is already that head."""
 
     _progress: ProgressCallback | None = None
     held: dict[int, Statistics | Rows] | None = None
-    """Statistics of newcomers that `check_newcomers` asked for."""
+    """Statistics of newcomers that `check_newcomers` collected."""
 
     def check_newcomers(self) -> dict[int, Statistics | Rows]:
-        """Refuse clients of the engine that are not recorded yet and whose statistics cannot be used or added.
+        """Check the statistics of clients of the engine that are not recorded yet.
 
-        Once recorded, such a client would be in the way of every later solve. Returns statistics to be `held`.
+        Once recorded, a client whose statistics cannot be used or added would block every later solve.
+
+        Returns:
+            Statistics to be `held`.
+
+        Raises:
+            InputError: If a client's samples cannot be used.
+            RoundRejectedError: If its statistics are refused for another reason.
         """
         engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics | Rows]()
         use_trunks(self.engine, self.writer, self._trunk_rows)
@@ -92,7 +105,7 @@ class RecordedSolve(RecordedTraining):
                 raise _refusal(sent)
             if sent is None:
                 continue
-            result.add(sent)  # refused where there is no room for it
+            result.add(sent)  # raises if the sum would overflow
             size += sent.nbytes
             if size <= HELD_BYTES:
                 held[client] = sent
@@ -101,7 +114,16 @@ class RecordedSolve(RecordedTraining):
     def run(
         self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
     ) -> bool:
-        """Solve if need be, and release the head where the run adds noise to releases and one is due."""
+        """Solve if necessary, and release the head if the run adds noise to releases and a release is due.
+
+        Args:
+            phase: Name of the phase, for `progress`.
+            progress: Called with the progress.
+            pause: Ignored: a solve is not interrupted.
+
+        Returns:
+            True.
+        """
         ended = super().run(phase, progress, pause)
         if self._noise_std > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
             released = publish(self.writer, self.engine, self.view.spec, self._tip.node, progress)
@@ -111,7 +133,7 @@ class RecordedSolve(RecordedTraining):
         return ended
 
     def note_standing(self) -> None:
-        """Record how well the current model does; with noise on releases only figures of a released head are kept."""
+        """Record the accuracy of the current model; with noise on releases, only that of a released head."""
         if self._noise_std == 0.0 or (self._evaluation is not None and self._evaluation[0] == self._tip.node):
             super().note_standing()
 
@@ -128,15 +150,15 @@ class RecordedSolve(RecordedTraining):
         return True
 
     def finish(self) -> None:
-        """Record that the first training is done; there is no noise to be rehearsed."""
+        """Record the end of the first training; no noise is rehearsed."""
         self.note_standing()
         self.writer.record(NewEvent("training done", {"run": {"phase": "ready"}, "node": self.writer.tip}))
 
     def _keep(self, psi_max: float) -> None:
-        """No request ever goes back to an earlier head."""
+        """Do nothing: no request rolls back to an earlier head."""
 
     def missing(self) -> set[int]:
-        """The active clients that the current head has nothing of and that were not refused."""
+        """Return the active clients that the current head lacks and that were not refused."""
         tip = self._tip
         refused = {
             self.view.index_of[row.client]
@@ -146,40 +168,40 @@ class RecordedSolve(RecordedTraining):
         return set(self.active.tolist()) - self._taken() - refused
 
     def _taken(self) -> set[int]:
-        """The clients of the current head; empty if the current model is not a head."""
+        """Return the clients of the current head; empty if the current model is not a head."""
         tip = self._tip
         if tip.kind != "round":
             return set()
         return set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
 
     def _is_theirs(self) -> bool:
-        """Whether the current model is the head of exactly the active clients, less those refused."""
+        """Return whether the current model is the head of exactly the active clients, except refused ones."""
         theirs = self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
         return theirs and not self.lacks_networks()
 
     @cached_property
     def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
-        """The networks of groups that features go through now."""
+        """Networks of groups that features go through now."""
         return current_networks(self.view)
 
     def _is_through(self, row: StatisticsRow) -> bool:
-        """Whether statistics are of features through exactly the current networks."""
+        """Return whether statistics are of features through exactly the current networks."""
         return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
-        """Whether a file is part of the next sum: a sum of blocks may grow by those of networks that came back."""
+        """Return whether a file is part of the next sum; a sum of blocks may grow by those of rebuilt networks."""
         nodes = [trunk.node for trunk in self._trunk_rows]
         grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
         return grows or can_be_used(row, nodes)
 
     @cached_property
     def _blocks(self) -> Blocks | None:
-        """Where the blocks of groups lie, if features have some."""
+        """Positions of the groups' blocks; None if features have no blocks."""
         spec = self.view.spec
         return recorded_blocks(spec, self.writer.layout) if spec.features.tune == "blocks" else None
 
     def lacks_networks(self) -> bool:
-        """Whether the current head was solved on other networks than the current ones."""
+        """Return whether the current head was solved on other networks than the current ones."""
         rows = self.writer.statistics().values()
         return self.view.regime.tunes and not any(row.is_sum and self._is_through(row) for row in rows)
 
@@ -230,7 +252,7 @@ class RecordedSolve(RecordedTraining):
             self._pending.solve["trunks"] = list(trunks)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
-        # With noise on releases only a released head is measured: figures of the solved one would leave the folder.
+        # With noise on releases, only a released head is measured: figures of the solved one would leave the folder.
         evaluation = evaluate_present(self.engine, vector, taken) if self._noise_std == 0.0 else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
@@ -250,7 +272,7 @@ class RecordedSolve(RecordedTraining):
             )
 
     def _sum(self, own: OwnStatistics, whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
-        """The statistics of the active clients together."""
+        """Return the sum of the active clients' statistics."""
         engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
         if isinstance(engine, MaskedStatisticsEngine):
             return self._masked_sum(engine, whole, wanted, gathered)
@@ -266,7 +288,7 @@ class RecordedSolve(RecordedTraining):
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         leaving = there - wanted | there & (gathered.absent | refused)
         if any(own.lacking(client, kept) for client in leaving):
-            # Without the leaving client's statistics the sum cannot be corrected: ask everyone again.
+            # Without the leaving client's statistics the sum cannot be corrected, so everyone is asked again.
             gathered.rows.clear()
             gathered.rejections.clear()
             gathered.absent.clear()
@@ -283,7 +305,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """The sum over all who answer; the kept one where no client left it and no new one could be asked."""
+        """Return the sum over all clients that answer; the kept one if no client left it and none can join."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
             new = sorted(wanted - set(whole.clients))
@@ -305,7 +327,7 @@ class RecordedSolve(RecordedTraining):
         return Position(self._tip.branch, self._tip.position)
 
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
-        """Leave a client out whose statistics cannot be used, or stop if the spec wants that."""
+        """Leave out a client whose statistics cannot be used, or raise an error if the spec demands it."""
         client, founders = self.view.index_of[rejection.client], len(self.view.clients) - len(self.writer.joined())
         joined = client >= founders and not self.writer.participation([client]).clients.size  # and was in no head yet
         if rejection.reason == UNUSABLE and joined:
@@ -321,7 +343,7 @@ class RecordedSolve(RecordedTraining):
     def _parts(
         self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
     ) -> Iterator[Statistics | Rows]:
-        """Parts of clients' statistics one by one, from disk where they are kept, or asked for and written."""
+        """Yield the clients' statistics one by one, read from disk if kept, otherwise asked for and written."""
         engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
         keeps = self.view.spec.keep.statistics == "clients"
         lacking = {client: own.lacking(client, parts) if keeps else tuple(parts) for client in clients}
@@ -361,9 +383,17 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
 def let_join(
     writer: RunWriter, engine: Engine, digest_of: DigestOf, source: dict[str, str], progress: ProgressCallback | None
 ) -> list[str]:
-    """Record the clients that an engine has and the run does not know yet, and solve with them; returns their names.
+    """Record the clients of an engine that the run does not know yet, and solve with them.
 
-    `digest_of` gives the digest of a client's samples, by number; `source` is recorded with each.
+    Args:
+        writer: The run.
+        engine: Engine with the new clients after the known ones.
+        digest_of: Returns the digest of a client's samples, by index.
+        source: Recorded with each new client.
+        progress: Called with the progress of the solve.
+
+    Returns:
+        The names of the new clients.
     """
     count = len(writer.clients())
     new = engine.clients[count:]
@@ -375,17 +405,20 @@ def let_join(
         writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest_of(client)))
     solve = RecordedSolve(engine, writer, RunView(writer))
     solve.held = held
-    if solve.missing():  # not for those who asked to be forgotten: their request solves without them
+    if solve.missing():  # not for clients waiting to be forgotten: their request solves without them
         solve.run("joining", progress)
         solve.note_standing()
     return [profile.name for profile in new]
 
 
 def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[ClientProfile]) -> None:
-    """Refuse newcomers that bring the samples of a client that was forgotten.
+    """Check that no newcomer brings exactly the samples of a forgotten client.
 
-    Of the forgotten the run keeps nothing to compare with. Where the source of the data still has what they had, it
-    is compared whole: some of their samples among others are not recognised, and certificates say so.
+    The run keeps nothing of forgotten clients to compare with. If the source still has their data, the whole sets are
+    compared. Some of their samples among others are not recognised, and certificates say so.
+
+    Raises:
+        InputError: If one does.
     """
     names = {digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
     names.pop(None, None)

@@ -1,4 +1,4 @@
-"""A recorded run replayed, together with the worlds in which some clients were never there."""
+"""Replay of a recorded run together with counterfactual runs in which some clients never took part."""
 
 from __future__ import annotations
 
@@ -35,26 +35,32 @@ class SolvedAgain(NamedTuple):
 
 
 class EngineWithout:
-    """An `engine` that has the data of the clients `there` only; all others are left out of a round."""
+    """An `engine` that has the data of the clients `there` only; other clients are left out of each round."""
 
     def __init__(self, engine: Engine, there: ClientIndices) -> None:
         self._engine, self._there = engine, there
         self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
 
     def initial_model(self, branch: int) -> Vector:
-        """A fresh model of that world."""
+        """Return a fresh model of the counterfactual run."""
         return self._engine.initial_model(branch)
 
     def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
-        """One round among those of the `active` clients that are there."""
+        """Run one round among the `active` clients that are there."""
         result = self._engine.run_round(model, position, self._places(active))
         return replace(result, participants=self._there[result.participants])
 
     def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
-        """The solve of a head on networks that groups tune, all of it made again; None if its networks are gone.
+        """Return a repeated solve of a head on networks that groups tune; None if its networks were erased.
 
-        Each group's rounds apart are run by those of its members that are there, and the head is solved on the features
-        of the networks that this gives (docs/theory.md, section 15.5).
+        The members of each group that are there repeat the group's separate rounds, and the head is solved on the
+        features of
+        the resulting networks (docs/theory.md, section 15.5).
+
+        Args:
+            reader: The run.
+            solve: Record of the solve.
+            clients: Clients of the head.
         """
         rows, tuned = reader.group_models(), cast("TunedEngine", self._engine)
         if not set(solve["trunks"]) <= rows.keys():
@@ -74,11 +80,11 @@ class EngineWithout:
 
     @property
     def fixed(self) -> FixedPoint:
-        """What statistics of a head in closed form are counted in."""
+        """Number format of the statistics of a closed-form head."""
         return cast("StatisticsEngine", self._engine).fixed
 
     def sum_of(self, clients: ClientIndices) -> Statistics:
-        """The sum of the statistics of those of `clients` that are there."""
+        """Return the sum of the statistics of those `clients` that are there."""
 
         def parts() -> Iterator[Statistics | Rows]:
             for _, sent in cast("StatisticsEngine", self._engine).collect(
@@ -101,9 +107,18 @@ def retrain_unrecorded(
     progress: ProgressCallback | None = None,
     start: Vector | None = None,
 ) -> tuple[Vector, int, float, bool]:
-    """Training among `active`, recorded nowhere, from `start` or a fresh model: what Scratch would take.
+    """Train among `active` without recording anything, as Scratch would.
 
-    Returns the model, the rounds, the accuracy, and whether the target was reached.
+    Args:
+        engine: Engine of the run.
+        active: Clients that take part.
+        stop: Stop rule.
+        branch: Branch that keys the random draws.
+        progress: Called after each round.
+        start: Starting model; by default a fresh one.
+
+    Returns:
+        The model, the rounds, the accuracy, and whether the target was reached.
     """
     first = engine.initial_model(branch) if start is None else start
 
@@ -127,12 +142,12 @@ def retrain_unrecorded(
 
 RunsRounds = Engine | EngineWithout
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
-"""The model that a noise edge made of its source in the real world; None where that cannot be known any more."""
+"""Function that returns the noised model of a node in the actual run; None if it cannot be known any more."""
 
 
 @dataclass(frozen=True)
 class ReplayedNode:
-    """A node's model with everyone, and its model in each of the other worlds, by the key of the world."""
+    """A node's model with everyone, and its model in each counterfactual run, by the run's key."""
 
     node: PathNode
     model: Vector
@@ -140,16 +155,17 @@ class ReplayedNode:
 
 
 def recorded_noise(reader: RunReader) -> NoisedModel:
-    """Noise as it was: from the noised model where it is still on disk, drawn again where it was seeded.
+    """Return the recorded noise: from the noised model if it is on disk, redrawn if it was seeded.
 
-    Certified noise is drawn once from the operating system and kept nowhere but in the model it made. When a later
-    request cut that model off and erased it, what came after it cannot be replayed.
+    Certified noise is drawn once from the operating system and exists only in the model it made. If a later request cut
+    off
+    and erased that model, its descendants cannot be replayed.
     """
     on_disk = reader.models()
     spec = Spec.from_mapping(reader.spec)
 
     def noised(node: PathNode, source: Vector) -> Vector | None:
-        if math.isinf(node.noise_std):  # a purge erased what it was added to
+        if math.isinf(node.noise_std):  # a purge erased its source
             return None
         if node.node in on_disk:
             return reader.load_model(node.node)
@@ -167,16 +183,21 @@ def replay_worlds(
     noised: NoisedModel,
     only: Collection[int] | None = None,
 ) -> Iterator[ReplayedNode]:
-    """Every node in the order of the record, the cut ones too: with everyone, and without the clients of each world.
+    """Yield every node in the order of the record, including cut ones, with its model in each counterfactual run.
 
-    Where a local rate was found anew, these are the nodes since then: the engine is one for the current rate.
+    If a local rate was recomputed, only the nodes since then are replayed, because the engine has the current rate.
+    Groups
+    that train separately are replayed with their members in each counterfactual run and merged with that run's samples.
+    Models made by a heuristic, models after noise that is no longer known, and all their descendants are skipped. A
+    noise
+    edge adds the same noise in every run, so a counterfactual model phi becomes phi + (noised - theta).
 
-    With `only`, these nodes alone, among them all that they are made of.
-
-    Groups that train apart are replayed with their members of each world, and merged with the samples that each world
-    has. Left out are what a heuristic made, what follows noise that is not known any more, and whatever comes after
-    them. A noise edge adds the same noise in every world, so there the other models move as the real one does:
-    phi + (noised - theta).
+    Args:
+        engine: Engine with the data.
+        reader: The run.
+        worlds: Clients that each counterfactual run lacks, by key.
+        noised: Returns the recorded noised models.
+        only: Nodes to replay, including all their ancestors; by default all nodes.
     """
     took_part = reader.participation()
     begins = max(reader.local_rates, default=0)
@@ -205,7 +226,7 @@ def replay_worlds(
 
 
 class ReplayedGroups:
-    """The models of groups as they are replayed, in every world, and what merges make of them."""
+    """Replayed models of groups in every counterfactual run, and their merges."""
 
     def __init__(self, engine: RunsRounds, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
         self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
@@ -215,7 +236,7 @@ class ReplayedGroups:
         self._replayed: dict[int, ReplayedNode] = {}
 
     def replay(self, node: PathNode) -> ReplayedNode:
-        """The rounds apart that led from a group's earlier model, or from the fresh one, to this one."""
+        """Replay the separate rounds from a group's earlier model, or from the fresh one, to this node."""
         row, before = self._rows[node.node], self._replayed.get(node.parent or 0)
         begun = 0 if before is None else self._rows[before.node.node].rounds
         fresh = self._fresh
@@ -237,7 +258,7 @@ class ReplayedGroups:
         return self._replayed[node.node]
 
     def merge(self, node: PathNode) -> ReplayedNode | None:
-        """The merge of the groups' models in each world, weighted by the samples that the world has."""
+        """Return the merge of the groups' models in each counterfactual run, weighted by that run's samples."""
         sources = [row.source_node for row in self._merges if row.node == node.node]
         parts = [(self._replayed[source], self._rows[source].members) for source in sources]
 
@@ -294,7 +315,7 @@ def _replay_node(
     position = Position(node.branch, node.position - 1)
 
     def round_from(model: Vector, gone: Collection[int]) -> Vector:
-        """The recorded participants except those gone: a draw among exactly them takes them all."""
+        """Run a round of the recorded participants except `gone`; a draw among exactly these selects all of them."""
         left = there[~np.isin(there, list(gone))]
         result = engine.run_round(model, position, left)
         if not np.array_equal(result.participants, left):
@@ -308,14 +329,14 @@ def _replay_node(
     without = {}
     for key, gone in worlds.items():
         theirs = before.without[key]
-        # Until its clients first take part a world is the real one, to the last bit.
+        # Until its clients first take part, a counterfactual run equals the actual one bit for bit.
         same = theirs is before.model and not np.isin(there, list(gone)).any()
         without[key] = model if same else round_from(theirs, gone)
     return ReplayedNode(node, model, without)
 
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
-    """Psi by (subject, node), for everyone whom noise of a request promised to hide, at every node, cut or not."""
+    """Return Psi by (subject, node) at every node, cut or not, for all subjects that noise promised to hide."""
     nodes = [row.node for row in reader.node_rows() if row.node.kind != "group"]
     result = {}
     for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):

@@ -1,10 +1,11 @@
-"""Where rounds are computed: on the CPU by the embedded engine, or on a GPU as a lane on its own (`engines.sim.lanes`).
+"""Devices that compute rounds: the CPU with the embedded engine, or a GPU as a single lane (`engines.sim.lanes`).
 
-Both draw the same participants and batches and agree to rounding. A run begun on a GPU may be continued on the CPU; the
-other way round its certificates would claim bits that a GPU does not keep (docs/theory.md, section 6.6).
+Both draw the same participants and batches, and agree up to rounding. A run begun on a GPU may be continued on the CPU.
+The reverse is refused, because its certificates would claim bits that a GPU does not reproduce (docs/theory.md, section
+6.6).
 
-An engine says what it trains, but not what it keeps from round to round: that is known of sifu's own engines alone, by
-their very class. A subclass or a copy may do anything, so nothing is known of it.
+An engine states what it trains, but not what it keeps from round to round. That is known only for sifu's own engines,
+identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
     from sifu.engines.sim.tuned_engine import TunedFederation
 
 WORTH_A_GPU = 2**20
-"""Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
+"""Values in the samples of a round's participants from which on `auto` uses the GPU for a linear model.
 
-Measured (`benchmarks/gpu_rounds.py worth`): rounds are faster on a GPU from far fewer on, but a command starts a second
-later. Networks always go there (in float32, the only type lanes have for them): rounds of small ones are 12 to 40 times
-as fast, though the first use of a network on a machine compiles its kernels for some ten seconds.
+Measured (`benchmarks/gpu_rounds.py worth`): rounds are faster on a GPU with far fewer values, but a command starts a
+second later. Networks always use the GPU (in float32, the only type lanes support for them): rounds of small networks
+are 12 to 40 times as fast, though the first use of a network on a machine compiles kernels for about ten seconds.
 """
 GPU = "cuda"
 
 
 def check_choice(device: str, precision: str) -> None:
-    """Refuse names of devices and precisions that do not exist."""
+    """Check that the device and the precision exist."""
     for name, value, options in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
         if value not in options:
             raise InputError(f"{name} must be one of {', '.join(options)}, found {value!r}")
 
 
 def why_no_gpu() -> str | None:
-    """Why a GPU cannot be used here, or None if it can."""
+    """Return why a GPU cannot be used here; None if it can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -59,16 +60,27 @@ def why_no_gpu() -> str | None:
 
 
 def features_device(spec: Spec, device: str) -> str:
-    """Where a trained head's features are computed: on a GPU if they go through a network and there is one."""
+    """Return the device for a trained head's features: a GPU if they go through a network and a GPU is available."""
     through_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training and device != "cpu"
     return GPU if through_network and why_no_gpu() is None else "cpu"
 
 
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """The embedded engine itself, or a lane on the GPU with its model and clients.
+    """Return the embedded engine itself, or a lane on the GPU with its model and clients.
 
-    `auto` takes the GPU where there is one, the lane can do what the run asks for, and it is worthwhile: for networks,
-    also for those that features go through, and for linear models with many samples.
+    `auto` uses the GPU if there is one, the lane supports the run, and it is worthwhile: for networks, including those
+    that
+    features go through, and for linear models with many samples.
+
+    Args:
+        engine: The embedded engine.
+        clients: Clients with their data.
+        spec: Spec of the run.
+        device: auto, cpu or cuda.
+        precision: Precision of networks on the GPU.
+
+    Raises:
+        InputError: If `device` is cuda and the GPU cannot be used.
     """
     check_choice(device, precision)
     if device == "cpu":
@@ -80,7 +92,7 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
 
 
 def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return a lane with the engine's model and clients, where it is worthwhile."""
+    """Return a lane with the engine's model and clients, if it is worthwhile."""
     if device == "auto" and not _worth_a_gpu(engine, clients):
         return engine
     from sifu.engines.sim.lanes import lane_engines
@@ -96,7 +108,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precis
 
 
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Compute features on the GPU: a solve takes a second wherever it runs; networks gain."""
+    """Compute features on the GPU, which pays off for networks; a solve takes a second on any device."""
     if device != "auto" or spec.features.kind in NETWORK_FEATURES:
         cast("ClosedFormFederation", engine).compute_features_on(GPU)
     return engine
@@ -119,7 +131,7 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
 
     model = cast("SimulatedFederation", engine).model
     if not isinstance(model, LinearModel):
-        return model.conv_net is not None  # other modules run there kernel by kernel, where they are asked to
+        return model.conv_net is not None  # other modules run on the GPU kernel by kernel, only on demand
     rule = engine.facts.participation
     share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
     return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)
@@ -139,33 +151,37 @@ OWN_ENGINES = {
     "sifu.engines.flower.statistics_engine.TunedFlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedTunedFlowerStatistics": ON_NODES,
 }
-"""By class: what the bits of a round follow from (docs/theory.md, section 6.6)."""
+"""Basis of the bits of a round, by engine class (docs/theory.md, section 6.6)."""
 METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")
 
 
 def engine_kind(engine: Engine) -> str:
-    """What the rounds of an engine follow from; not known of an engine that is not sifu's own."""
+    """Return what determines the rounds of an engine; unknown unless the engine is sifu's own."""
     kind, changed = type(engine), not vars(engine).keys().isdisjoint(METHODS) if hasattr(engine, "__dict__") else False
     return UNKNOWN if changed else OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
 
 
 def facts_of(engine: Engine) -> TrainingFacts:
-    """The facts of an engine; what kind it is does not come from what it says."""
+    """Return the facts of an engine; its kind is determined here, not by the engine."""
     return replace(engine.facts, engine=engine_kind(engine))
 
 
 def check_module(engine: Engine) -> None:
-    """Refuse a user's module that carries something from client to client, before a run is made of it."""
+    """Check that a user's module carries no state from client to client, before a run is created with it."""
     if isinstance(engine, ChecksModule) and engine_kind(engine) != UNKNOWN:
         engine.check_module()
 
 
 def check_repeats(engine: Engine) -> None:
-    """Refuse an engine that is not sifu's own and gives another result when a round is repeated.
+    """Check that an engine which is not sifu's own gives the same result when a round is repeated.
 
-    It would keep something from round to round, a server's momentum for example, and what it keeps of a client would
-    stay when the client is forgotten. Rounds with noise of the operating system cannot be compared. Optional methods
-    that it does not declare are refused, too.
+    Otherwise it keeps state from round to round, such as a server's momentum, and the state would retain the influence
+    of
+    a forgotten client. Rounds with noise from the operating system cannot be compared. Optional methods must be
+    declared.
+
+    Raises:
+        InputError: If results differ, or an optional method is not declared.
     """
     check_capabilities(engine)
     if engine_kind(engine) != UNKNOWN or engine.facts.noise > 0.0:

@@ -1,7 +1,7 @@
-"""Comparison of an engine with the one that a run was begun with: certificates speak of the recorded training.
+"""Comparison of an engine with the one that a run was begun with: certificates are about the recorded training.
 
-Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than what was recorded,
-since certificates then claim less than they could; it may never do worse, or something else.
+Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than the recorded one,
+since certificates then claim less than they could. It may never do worse, or something different.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEANING = {
     "local_clip": "local.clip",
     "engine": "an engine whose rounds follow from",
 }
-"""What a fact is called in a spec, where it has another name."""
+"""Spec key or phrase for a fact, if it differs from the fact's name."""
 
 
 def check_continues(
@@ -57,13 +57,21 @@ def check_continues(
     absent: Collection[int] = (),
     local_rate: float | None = None,
 ) -> dict[int, str]:
-    """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest.
+    """Check that an engine continues a run as it was begun.
 
-    Its local rate is the recorded one, or `local_rate` where that is about to change.
+    Args:
+        reader: The run.
+        engine: The engine.
+        newcomers: Whether new clients may follow the recorded ones.
+        sample_digests: Digests of its clients' samples; None if the engine does not expose them.
+        absent: Clients with stand-ins, which are not compared.
+        local_rate: Expected local rate, if it is about to change; by default the recorded one.
 
-    `sample_digests` are those of its clients' samples; None where the engine does not show them. Returns the clients
-    whose data are not those that they had, and what is wrong: only what needs their data has to be refused. Nothing is
-    said of those who are `absent`.
+    Returns:
+        The clients whose data changed, with the reason; only work that needs their data must be refused.
+
+    Raises:
+        InputError: If the training, the model or the list of clients differs.
     """
     others = ("outside", "rounding_bounded", "module", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
@@ -96,12 +104,13 @@ def check_continues(
         unusable |= _other_samples(reader, sample_digests, {*without, *unusable, *absent})
     if unusable:
         return unusable
-    # A CPU does better than the GPU that a run was begun on, and a GPU that is compared better than one that is not.
+    # The CPU is better than the GPU that a run was begun on, and a GPU that repeats its rounds better than one that
+    # does not.
     better = {BY_PARTICIPANTS, ON_A_REPEATING_GPU} if recorded_facts.get("engine") == ON_A_GPU else {BY_PARTICIPANTS}
     on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
     if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
-    # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
+    # Other data may have no bound on rounding; report other data first, so this check comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(reader.folder, reader.facts, facts, ["rounding_bounded"])
     return unusable
@@ -114,9 +123,19 @@ def check_remainder(
     sample_digests: Sequence[str] | None = None,
     absent: Collection[int] = (),
 ) -> dict[int, str]:
-    """Refuse records whose client could not join again with what it has left, as the run was begun.
+    """Check that a client could rejoin with its remaining records, and that the run continues as it was begun.
 
-    A client with fewer samples can have a steeper loss: beyond rate * smoothness = 2 rounding is no longer bounded.
+    With fewer samples, a client can have a steeper loss: beyond rate * smoothness = 2, rounding is no longer bounded.
+
+    Args:
+        reader: The run.
+        engine: The engine, with the client's remaining records.
+        remainder: The client that would rejoin.
+        sample_digests: Digests of the clients' samples; None if the engine does not expose them.
+        absent: Clients with stand-ins, which are not compared.
+
+    Returns:
+        The clients whose data changed, with the reason.
     """
     there, before = remainder.client < len(engine.clients), reader.clients()[remainder.before]
     if not there or engine.clients[remainder.client].name != remainder.name:
@@ -135,12 +154,12 @@ def check_remainder(
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
     unusable = check_continues(reader, engine, newcomers=True, sample_digests=sample_digests, absent=absent)
-    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
+    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # raises if Psi can never be tracked
     return unusable
 
 
 def _check_nothing_is_recorded(reader: RunReader) -> None:
-    """Refuse an engine that does not show its clients' samples where the run knows whose they are."""
+    """Check that no digests of samples are recorded, because the engine exposes none to compare."""
     gone = outlived(reader)
     recorded = [client for client in recorded_digests(reader) if client not in gone]
     if recorded:
@@ -152,7 +171,7 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
 
 
 def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
-    """Who has other samples than the run was made with, or the same ones in another order; not of who is forgotten."""
+    """Return the remaining clients whose samples, or their order, changed since the run was created."""
     clients, salts, gone = reader.clients(), read_salts(reader.folder), outlived(reader) | without
     unusable = {}
     for client, recorded in recorded_digests(reader).items():
@@ -198,7 +217,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
 
 
 def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
-    """Refuse an engine that does something else than the spec it is handed over with says."""
+    """Check that a given engine does what its spec says."""
     said = {
         "momentum": spec.local.momentum,
         "nesterov": spec.local.nesterov,
@@ -225,12 +244,12 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A fact as it is recorded."""
+    """Return a fact as it is recorded."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _same_client(recorded: ClientProfile, present: ClientProfile) -> bool:
-    """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
+    """Return whether two profiles are of the same client with the same data, up to rounding of the smoothness."""
     plain = all(getattr(recorded, name) == getattr(present, name) for name in ("name", "samples", "local_steps"))
     pairs = ((recorded.smoothness, present.smoothness), (recorded.curvature, present.curvature))
     return plain and all(

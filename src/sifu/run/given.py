@@ -1,4 +1,4 @@
-"""What a program hands over: clients and models, checked before anything is made of them."""
+"""Clients and models given by a program, and their checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from sifu.engines.sim.models import Model
 
 ModelGiven: TypeAlias = "Callable[[], nn.Module] | Model"
-"""A function without arguments that makes a torch module (a class is one), or a model of `sifu.engines.sim`."""
+"""A function without arguments that makes a torch module (such as a class), or a model of `sifu.engines.sim`."""
 ClientsGiven: TypeAlias = "Mapping[str, Sequence[ArrayLike] | Dataset[Any]] | Sequence[ClientData] | Frame"
-"""Pairs (x, y) of arrays, or torch data sets, by the clients' names; the clients themselves; or a frame of all rows."""
+"""Pairs (x, y) of arrays, or torch data sets, by client name; `ClientData` objects; or a frame of all rows."""
 
 
 class Frame(Protocol):
-    """A frame of pandas or polars, a table of pyarrow, a data set of Hugging Face: columns that can be looked up.
+    """Frame of pandas or polars, table of pyarrow, or data set of Hugging Face, with columns accessible by name.
 
-    The spec says which column is the label (`data.label`) and which the client (`data.client`), and how the others
-    are coded, as for a table in a file.
+    As for a table in a file, the spec names the columns of the label (`data.label`) and the client (`data.client`), and
+    says how the others are coded.
     """
 
     def __getitem__(self, column: Any, /) -> Any: ...
@@ -38,7 +38,16 @@ class Frame(Protocol):
 
 
 def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
-    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets; features on a device."""
+    """Return clients as the engine takes them.
+
+    Args:
+        data: Clients as a program gives them.
+        spec: Spec of the run.
+        device: Device that features are computed on.
+
+    Raises:
+        InputError: If `data` has another form, or fewer than two clients.
+    """
     from sifu.data import from_arrays, from_torch
 
     if is_frame(data):
@@ -82,7 +91,7 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
 
 
 def _with_tokens(data: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
-    """Pairs (x, y) with token ids in the place of texts, where features come from a model that reads them."""
+    """Return pairs (x, y) with token ids instead of texts, if features come from a language model."""
     if spec.features.kind != "transformers":
         return data
     return {
@@ -92,7 +101,7 @@ def _with_tokens(data: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 
 def check_names_differ(clients: Any) -> None:
-    """Refuse two clients of one name: requests go by names."""
+    """Check that all clients have different names, since requests refer to them by name."""
     names = (
         ()
         if isinstance(clients, Mapping) or is_frame(clients)
@@ -104,7 +113,7 @@ def check_names_differ(clients: Any) -> None:
 
 
 def as_model(model: ModelGiven | None) -> Model | None:
-    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
+    """Return a model as the engine takes it: a function that makes a module becomes a `ModuleModel`."""
     from torch import nn
 
     from sifu.engines.sim import LinearModel, ModuleModel
@@ -123,7 +132,7 @@ def as_model(model: ModelGiven | None) -> Model | None:
 
 
 def is_linear(model: Model | None) -> bool:
-    """Whether the smoothness of a model can be measured."""
+    """Return whether the smoothness of a model can be measured."""
     from sifu.engines.sim import LinearModel
 
     return isinstance(model, LinearModel)

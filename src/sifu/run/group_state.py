@@ -1,6 +1,6 @@
-"""The state of a run's groups: who is in which, which of their models are stored, and what a merge is made of.
+"""State of a run's groups: their members, their stored models, and the parts of a merge.
 
-Everything here follows from the record and from clients' names; nothing trains or writes (docs/theory.md, section 15).
+Everything here follows from the record and the clients' names; nothing trains or writes (docs/theory.md, section 15).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REBUILT = {
     "later": "built again when sifu rebuild is called, if anybody stays in it",
     "never": "not built again",
 }
-"""What becomes of a group whose model was erased, by `groups.rebuild`."""
+"""Sentence ending on a group whose model was erased, by `groups.rebuild`."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Merged:
 
     @property
     def members(self) -> list[int]:
-        """Everyone in any of these groups while its model was trained."""
+        """All clients that were in one of these groups while its model was trained."""
         return sorted({client for part in self.parts for client in part.members})
 
     def rows(self, node: int) -> list[dict[str, int]]:
-        """As the event of the merge records them."""
+        """Return the parts as the event of the merge records them."""
         return [
             {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
         ]
 
 
 def has_groups(view: RunView) -> bool:
-    """Whether clients of this run train in groups at first."""
+    """Return whether the clients of this run train in groups at first."""
     return view.spec.groups.count > 0
 
 
@@ -62,17 +62,17 @@ def are_apart(view: RunView) -> bool:
 
 
 def available_trunks(reader: RunReader) -> tuple[GroupModelRow, ...]:
-    """The networks that groups have finished tuning and that are on disk, in the order of the groups."""
+    """Return the networks that groups have finished tuning and that are stored, in the order of the groups."""
     return parts_without(available_group_models(reader), int(reader.spec["groups"]["rounds"]), ())
 
 
 def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
-    """Return the networks that features go through now; none where groups tune none."""
+    """Return the networks that features go through now; empty if groups tune none."""
     return available_trunks(view.reader) if view.regime.tunes else ()
 
 
 def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
-    """Let features go through these networks of groups, where the engine is one of heads on tuned networks."""
+    """Make features go through these networks of groups, if the engine is one of heads on tuned networks."""
     if isinstance(engine, TunedEngine):
         engine.use_trunks([Trunk(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
 
@@ -86,7 +86,7 @@ def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
 
 
 def own_statistics(view: RunView) -> OwnStatistics:
-    """The clients' own statistics of features through the networks that are there."""
+    """Return the clients' own statistics of features through the current networks."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
     networks = {row.grp: row.node for row in current_networks(view)}
@@ -95,43 +95,49 @@ def own_statistics(view: RunView) -> OwnStatistics:
 
 
 def members_now(view: RunView) -> list[list[int]]:
-    """Of each group the clients that may take part now."""
+    """Return the clients of each group that may take part now."""
     names = [client.name for client in view.clients]
     key = bytes.fromhex(view.reader.value(GROUP_KEY))
     return members_by_group(key, names, view.active.tolist(), view.spec.groups.count)
 
 
 def latest_models(rows: Iterable[GroupModelRow], available: Collection[int]) -> dict[int, GroupModelRow]:
-    """Each group's latest stored model, by group."""
+    """Return each group's latest stored model, by group."""
     return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in available}
 
 
 def available_group_models(reader: RunReader) -> dict[int, GroupModelRow]:
-    """Of each group its latest model on disk, finished or not, by group."""
+    """Return each group's latest model on disk, finished or not, by group."""
     return latest_models(reader.group_models().values(), reader.models())
 
 
 def is_hit(row: GroupModelRow, clients: Collection[int]) -> bool:
-    """Whether one of `clients` was in the group while its model was trained."""
+    """Return whether one of `clients` was in the group while its model was trained."""
     return not set(clients).isdisjoint(row.members)
 
 
 def parts_without(
     models: Mapping[int, GroupModelRow], rounds: int, clients: Collection[int]
 ) -> tuple[GroupModelRow, ...]:
-    """The finished models (of `rounds` rounds) of the groups that never held any of `clients`, in order."""
+    """Return the finished models of the groups that never held any of `clients`, in order.
+
+    Args:
+        models: Latest model of each group.
+        rounds: Rounds of a finished model.
+        clients: Clients to avoid.
+    """
     rows = (models[group] for group in sorted(models))
     return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
 
 
 def least_members(view: RunView) -> int:
-    """Members that a group needs to train: masks are made within a group, and need three."""
+    """Return the number of members that a group needs to train; masking within a group needs three."""
     masked = any(what.startswith(DROPPED_MASKED_ROUND) for what in view.facts.outside)
     return LEAST_MASKED if masked else 1
 
 
 def groups_to_build(view: RunView) -> list[int]:
-    """Groups without a finished model that have members to train it."""
+    """Return the groups without a finished model that have enough members to train one."""
     models, rounds, least = available_group_models(view.reader), view.spec.groups.rounds, least_members(view)
     return [
         group
@@ -141,7 +147,7 @@ def groups_to_build(view: RunView) -> list[int]:
 
 
 def refuse_small_groups(view: RunView) -> None:
-    """Before the first round apart: every group that has members has enough of them."""
+    """Check, before the first separate round, that every group with members has enough of them."""
     least, members = least_members(view), members_now(view)
     small = [group for group, own in enumerate(members) if 0 < len(own) < least]
     if small and not view.reader.group_models():
@@ -153,17 +159,17 @@ def refuse_small_groups(view: RunView) -> None:
 
 
 FRESH_NODE = 0
-"""The node whose model every group begins with. It holds no client's data and is kept as long as merges need it."""
+"""Node of the model that every group starts from. It holds no client's data and is kept while merges need it."""
 
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
-    """Models that no request erases: the fresh one, where merges are moved on from it."""
+    """Return the models that no request erases: the fresh one, if merges are stretched from it."""
     groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
     return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
 
 
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
-    """The weighted mean of stored group models, moved on, in float64, then cast to the run's number format."""
+    """Return the weighted mean of stored group models, stretched in float64, then cast to the run's number format."""
     models = [reader.load_model(part.node).astype(np.float64) for part in parts]
     mean, stretch = merge(models, [part.samples for part in parts]), float(reader.spec["groups"]["stretch"])
     if stretch != 1.0:
@@ -174,9 +180,18 @@ def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
 def merge_rows(
     view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
 ) -> tuple[NodeRow, ParticipationRows]:
-    """The node of a merge and its members' rows: a round of all of them with unknown drifts.
+    """Return the node of a merge and its members' rows: a round of all of them with unknown drifts.
 
     Psi of every member of a merged group is infinite from here on; that of all other clients stays zero.
+
+    Args:
+        view: The run.
+        merged: The merge.
+        node: Number of its node.
+        branch: Branch of its node.
+        position: Position of its node.
+        order: Order of the request; 0 for the first training.
+        distance: Distance of the merged model from the initial one.
     """
     who = np.array(merged.members, dtype=np.int64)
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Groups that train apart: rounds of each group's members from the fresh model, recorded by their models.
+"""Separate training of groups: rounds of each group's members from the fresh model, recorded by their models.
 
-What is recorded of a group's rounds is its model, how many rounds it had, and everyone who was in the group in any of
-them. Nothing else is needed: a group's model is used whole, or erased whole. Rounds are keyed by their place, so those
-that a kill takes with it are run again bit for bit.
+The record of a group's rounds is its model, the number of rounds, and everyone who was a member in any of them. Nothing
+else is needed, because a group's model is used or erased as a whole. Rounds are keyed by their position, so rounds lost
+in a crash are repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from sifu.theory.rounding import norm
 
 COMMIT_SECONDS = 5.0
 LARGEST_PSI = 1e300
-"""Stands for an infinite Psi in a number that goes into JSON."""
+"""Stand-in for an infinite Psi in JSON."""
 
 
 @dataclass
 class _Group:
-    """One group at work: how to get its model, the node that has it, and what went into it."""
+    """A group in training: its model, the node that holds it, and what went into it."""
 
     group: int
     active: ClientIndices
@@ -62,7 +62,7 @@ class _Group:
 
 
 class GroupTraining:
-    """Trains every group that has no finished model, until it has one."""
+    """Training of every group that has no finished model."""
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         refuse_small_groups(view)
@@ -75,7 +75,7 @@ class GroupTraining:
         self._committed = time.monotonic()
         members, models = members_now(view), available_group_models(writer)
         nodes = writer.nodes_by_number()
-        # Places of the first training are those of branch 0; a group built again has its places below it.
+        # Rounds of the first training are keyed by branch 0; those of rebuilt groups by negative branches.
         branch = 1 - view.next_order
         self._groups = []
         for group in groups_to_build(view):
@@ -90,7 +90,16 @@ class GroupTraining:
     def run(
         self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
     ) -> bool:
-        """Rounds until every group is done (True), or until `pause` asks for a stop between two (False)."""
+        """Run rounds until every group is done.
+
+        Args:
+            phase: Name of the phase, for `progress`.
+            progress: Called after each round.
+            pause: Asked between two rounds whether to stop.
+
+        Returns:
+            False if `pause` stopped it.
+        """
         nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
         try:
             while self._groups:
@@ -116,7 +125,7 @@ class GroupTraining:
         return True
 
     def _take(self, together: Sequence[_Group], results: Sequence[StreamedRound]) -> None:
-        """One round of each of these groups."""
+        """Add one round of each of these groups."""
         for work, result in zip(together, results, strict=True):
             if not np.all(np.isin(result.participants, work.active)):
                 raise RoundRejectedError(
@@ -133,7 +142,7 @@ class GroupTraining:
                     self._changed.append(work)
 
     def commit(self) -> None:
-        """Make the groups' models durable, each in the place of its earlier one."""
+        """Make the groups' models durable, each replacing its earlier one."""
         changed, self._changed = self._changed, []
         refusals, self._refusals = self._refusals, []
         if not changed:
@@ -166,7 +175,7 @@ class GroupTraining:
 
 
 def record_first_merge(writer: RunWriter, view: RunView) -> None:
-    """Merge all groups of the first training; everyone trains on together from there."""
+    """Merge all groups of the first training; common rounds follow."""
     rounds = view.spec.groups.rounds
     merged = merged_model(writer, parts_without(available_group_models(writer), rounds, ()))
     node = 1 + max(writer.nodes_by_number())

@@ -1,4 +1,4 @@
-"""An engine of clients whose statistics are kept and whose data are not there; it needs no training library."""
+"""Engine of clients whose statistics are kept and whose data are missing; it needs no training library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class KeptStatistics(LacksData):
-    """An `Engine`, and a `StatisticsEngine`, of clients as they are recorded: there is nothing to ask them."""
+    """`Engine` and `StatisticsEngine` of recorded clients that cannot be asked for anything."""
 
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
         self.clients, self.facts, self.layout = tuple(clients), facts, layout
@@ -29,29 +29,29 @@ class KeptStatistics(LacksData):
         self.absent = frozenset(range(len(self.clients)))
 
     def initial_model(self, branch: int) -> Vector:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(self.layout.size)
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """None of them."""
+        """Return an empty list: no client can be reached."""
         return []
 
     def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics]]:
-        """Refuse to ask for statistics: those that are kept are never asked for."""
+        """Raise an error, because no client's statistics can be asked for."""
         for client in clients:
             raise self._gone(client)
         return iter(())
 
     def run_round(self, model: Vector, position: Position, active: ClientIndices, **wanted: Any) -> RoundResult:
-        """A round needs data."""
+        """Raise an error, because a round needs data."""
         raise self._gone(int(active[0]))
 
     def local_updates(self, model: Vector, position: Position, clients: ClientIndices, steps: int) -> Floats:
-        """There are none."""
+        """Raise an error, because updates need data."""
         raise self._gone(int(clients[0]))
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """No one's samples are there."""
+        """Return an evaluation without samples."""
         count = len(clients)
         return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
 

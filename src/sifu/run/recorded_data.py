@@ -1,13 +1,12 @@
-"""The data of a run's clients in the order of the record, and how its models do on held-out rows.
+"""Data of a run's clients in the order of the record, and figures of models on held-out rows.
 
-The data of a run's clients in the order of the record: founders, those that joined later, and those with less.
+The order is: founders, clients that joined later, and clients that rejoined with fewer records. Every command that
+computes reads a run's data again. Clients that joined from a file are read from it. A client that rejoined after some
+of its records were forgotten has the same source. If the source still holds the forgotten rows, they are dropped here;
+if its owner removed them, the source is used as it is.
 
-A run's data are read again by every command that computes. Clients that joined from a file are read from it. A client
-that joined again after some of its records were forgotten has the same source, which may still hold the forgotten rows,
-and then they are dropped here; or its owner took them out, and then what is there is used as it is.
-
-Data of clients that left may be gone. An engine counts clients as the record does, so in their place it gets stand-ins:
-as many samples, all of them zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).
+Data of clients that left may be missing. An engine numbers clients as the record does, so it gets a stand-in for each:
+as many samples, all zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).
 """
 
 from __future__ import annotations
@@ -44,17 +43,25 @@ from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 
 BINS = 10
-"""Of equal width, for the calibration error."""
+"""Number of equally wide bins for the calibration error."""
 
 
 def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
-    """The held-out rows of a spec's data, or of the frame that `clients` are; None where there are none, or the data
-    cannot be read any more."""
+    """Return the held-out rows of a spec's data, or of the frame in `clients`.
+
+    Args:
+        spec: Spec of the run.
+        data_folder: Folder of a named data set.
+        clients: Clients that the run was opened with, if any.
+
+    Returns:
+        The rows; None if there are none, or the data can no longer be read.
+    """
     if clients is not None and not is_frame(clients):
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SifuWarning)  # training has said it
+            warnings.simplefilter("ignore", SifuWarning)  # training has already warned
             if clients is not None:
                 return held_out_rows_from_spec(**framed(spec, clients))
             return held_out_rows_from_spec(spec, data_folder)
@@ -63,7 +70,7 @@ def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: A
 
 
 def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRows) -> HeldOutFigures | None:
-    """Figures of a model on rows; None where there is no row, or the engine does not show its model."""
+    """Return figures of a model on rows; None if there are no rows, or the engine does not expose its model."""
     from sifu.engines.sim.models import Samples, scorer_of
 
     samples, scorer = Samples(np.asarray(rows.x), np.asarray(rows.y)), scorer_of(engine)
@@ -102,7 +109,9 @@ def _positive_class(spec: Spec) -> str:
 
 
 def area_under_curve(labels: Array, scores: Floats) -> float | None:
-    """Area under the ROC curve; of several classes the mean of each against the rest. None where a class has no row.
+    """Return the area under the ROC curve; None if a class has no row.
+
+    With several classes, it is the mean over each class against the rest.
 
     >>> area_under_curve(np.array([0, 1, 1]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 2.0]]))
     0.75
@@ -123,7 +132,13 @@ def _pairs_in_order(positive: Array, scores: Floats) -> float:
 
 
 def f1_score(labels: Array, predicted: Array, outputs: int) -> float:
-    """F1 of class 1 of two classes, of several the mean over the classes that are among the rows or predicted."""
+    """Return F1 of class 1 if there are two classes, otherwise the mean over all classes that occur.
+
+    Args:
+        labels: True classes.
+        predicted: Predicted classes.
+        outputs: Number of classes of the model.
+    """
     classes = [1] if outputs == 2 else np.union1d(labels, predicted).tolist()
     right = [int(((labels == each) & (predicted == each)).sum()) for each in classes]
     both = [int((labels == each).sum() + (predicted == each).sum()) for each in classes]
@@ -131,7 +146,7 @@ def f1_score(labels: Array, predicted: Array, outputs: int) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Floats) -> float:
-    """How far confidence and accuracy are apart: the mean over rows, in bins of the predicted class's probability.
+    """Return the mean difference between confidence and accuracy, over bins of the predicted class's probability.
 
     The expected calibration error of Guo et al. 2017, equation 3.
 
@@ -146,21 +161,21 @@ def calibration_error(labels: Array, probabilities: Floats) -> float:
 
 
 class MissingDataError(InputError):
-    """A client's data are not there, or are not to be used."""
+    """A client's data are missing or must not be used."""
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """Clients in the order of the record, and after them those who are not in it yet.
+    """Clients in the order of the record, followed by clients that are not in it yet.
 
-    `absent` says of each client whose data are not there, by its number, why not: its data are a stand-in's.
+    `absent` maps the index of each client with a stand-in to the reason why its data are missing.
     """
 
     clients: tuple[Any, ...]
     absent: dict[int, str]
 
     def complete(self) -> tuple[Any, ...]:
-        """The clients, if everyone's data are there."""
+        """Return the clients, after checking that no data are missing."""
         for reason in self.absent.values():
             raise InputError(reason)
         return self.clients
@@ -173,10 +188,14 @@ def arranged_clients(
     expected: Remainder | None = None,
     changed: Mapping[int, str] | None = None,
 ) -> Arranged:
-    """The clients in the order of the record, and after them those who are not in it yet.
+    """Return the clients in the order of the record, followed by clients that are not in it yet.
 
-    `clients` are as they were given; what the record knows of others is added: `newcomers` may join, and `expected` is
-    who would join again after a request that is not carried out yet. Data that were `changed` are not used.
+    Args:
+        reader: The run.
+        clients: Clients as they were given; the record supplies the files of others.
+        newcomers: Clients that may join.
+        expected: Client that would rejoin after a request that is not executed yet.
+        changed: Clients whose data changed and are not used, with the reason.
     """
     joined, waiting = joined_remainders(reader), expected or remainder_to_join(reader)
     remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
@@ -206,18 +225,18 @@ def arranged_clients(
 
 
 def missing(name: str) -> str:
-    """The message where a client's data are needed and missing."""
+    """Return the message for a client whose data are needed and missing."""
     return f"the data of client {name!r} are missing: clients that stay are needed, so hand over theirs"
 
 
 def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like: Any) -> Any:
-    """As many samples as the client had, all of them zeros, of the shape that another client's have."""
+    """Return a stand-in: as many zero samples as the client had, of the shape of another client's samples."""
     recorded = reader.clients()
     name = recorded[client].name if remainder is None else remainder.name
     samples = recorded[client].samples if client < len(recorded) else 1
     x, y = np.asarray(like.x), np.asarray(like.y)
     label = y[:1]
-    if y.ndim == 1 and y.dtype.kind in "iu":  # outputs may be counted from labels: the largest class is among them
+    if y.ndim == 1 and y.dtype.kind in "iu":  # outputs may be counted from labels, so include the largest class
         label = np.maximum(label, min(reader.layout.shapes[-1][-1] - 1, np.iinfo(y.dtype).max))
     rows = np.broadcast_to(np.zeros_like(x[:1]), (samples, *x.shape[1:]))
     labels = np.broadcast_to(label, (samples, *y.shape[1:]))
@@ -227,13 +246,19 @@ def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like:
 
 
 def files_of_joined(reader: RunReader) -> dict[str, str]:
-    """Of every client that joined from a file, the file."""
+    """Return the file of every client that joined from one."""
     payloads = (reader.payload(seq) for seq in reader.joined())
     return {payload["client"]: payload["file"] for payload in payloads if "file" in payload}
 
 
 def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]:
-    """The clients in a file of the kind that the run was trained from: one of this name, or those that it names."""
+    """Return the clients in a file of the format that the run was trained from.
+
+    Args:
+        spec: Spec of the run.
+        file: The file.
+        name: Name of its only client; None if the file names its clients.
+    """
     from sifu.data import from_dataset, given_names, partition
 
     dataset = _joining_data(spec, file)
@@ -256,7 +281,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]
 
 
 def _joining_data(spec: Spec, file: Path) -> Any:
-    """The data set in a file of newcomers, coded as the run's own."""
+    """Return the data set in a file of newcomers, coded like the run's own."""
     from sifu.data import load
     from sifu.data.table import ENDINGS, column_names, read_table
     from sifu.data.table_coding import TableCoding, split_names
@@ -279,7 +304,7 @@ def _joining_data(spec: Spec, file: Path) -> Any:
 
 
 def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str = "cpu") -> tuple[Any, ...]:
-    """The clients of a run that was trained before: what looks like a mistake in their data was said then."""
+    """Return the clients of a run, without repeating warnings about their data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SifuWarning)
         return clients_from_spec(spec, data_folder, device=device)
@@ -288,9 +313,14 @@ def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str
 def rows_of_identities(
     reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any] = ()
 ) -> list[int]:
-    """The rows of a client, counted from 0 in what it first joined with, that these identities name.
+    """Return the rows that these identities name, counted from 0 in the data that the client first joined with.
 
-    Its data are read for it, or are among those `given`, and may lack rows that were forgotten already.
+    Args:
+        reader: The run.
+        client: Name of the client.
+        identities: Identities of the records.
+        given: Clients that the run was opened with; otherwise the client's data are read. They may lack rows that were
+            forgotten already.
     """
     spec, (first, rows, ids) = Spec.from_mapping(reader.spec), _identified(reader, client, given)
     chosen = []
@@ -307,7 +337,14 @@ def rows_of_identities(
 
 
 def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], given: Sequence[Any] = ()) -> list[str]:
-    """Return the identities of a client's rows, each once, in the order of the rows; `given` as above."""
+    """Return the identities of a client's rows, each once, in the order of the rows.
+
+    Args:
+        reader: The run.
+        client: Name of the client.
+        chosen: Row numbers.
+        given: Clients that the run was opened with; otherwise the client's data are read.
+    """
     _, rows, ids = _identified(reader, client, given)
     identity_of = {int(row): str(name) for row, name in zip(rows, ids, strict=True)}
     return list(dict.fromkeys(identity_of[row] for row in chosen if row in identity_of))
@@ -337,14 +374,14 @@ def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[C
 def _clients_of_files(
     reader: RunReader, files: dict[str, str], given: dict[str, Any], unread: dict[str, str]
 ) -> dict[str, Any]:
-    """The clients that joined from files and were not handed over, by name; `unread` gets why some cannot be read."""
+    """Return the clients that joined from files and were not given, by name; add reasons of failures to `unread`."""
     spec = Spec.from_mapping(reader.spec)
     clients: dict[str, Any] = {}
     for file in sorted({file for client, file in files.items() if client not in given}):
         names = [client for client, of in files.items() if of == file]
         try:
             read = clients_of_file(spec, Path(file), None)
-        except InputError:  # it has no names: all of it belongs to the client that joined from it
+        except InputError:  # without names, all rows belong to the client that joined from it
             try:
                 read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
             except InputError as error:
@@ -357,7 +394,7 @@ def _clients_of_files(
 def _reduced(
     remainder: Remainder, everyone: list[Remainder], recorded: Sequence[ClientProfile], given: dict[str, Any]
 ) -> Any:
-    """What the first client's data are without the rows that are gone by now, under the name it has now."""
+    """Return the client's first data without the rows forgotten by now, under its current name."""
     if remainder.name in given:
         return given[remainder.name]
     first = recorded[remainder.first]
@@ -377,8 +414,8 @@ def _reduced(
 
 
 def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:
-    """Which of a client's first rows a source with this many samples still has: requests may be carried out there."""
-    # Each request left another number of rows, so the number tells which of them the source has followed.
+    """Return which of a client's first rows a source with this many samples still has."""
+    # Each request left a different number of rows, so the number tells which requests the source reflects.
     turns = [(), *(item.removed for item in remainders)]
     gone = next((turn for turn in turns if first.samples - len(turn) == samples), None)
     if gone is None:
@@ -391,7 +428,11 @@ def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remaind
 
 
 def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
-    """Those of a file's clients that have not joined from it yet; forgotten clients cannot rejoin."""
+    """Return the clients of a file that have not joined from it yet.
+
+    Raises:
+        InputError: If a client was forgotten, or joined from elsewhere.
+    """
     view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
     newcomers = []
     for client in clients:
@@ -403,7 +444,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
             )
         if index is None:
             newcomers.append(client)
-        elif files.get(client.name) != file:  # the same command again after an interruption
+        elif files.get(client.name) != file:  # otherwise the same command is repeated after an interruption
             raise InputError(
                 f"{client.name} sent its statistics already: records that it gained join under another name, and "
                 "records that it lost go with sifu forget --client NAME --records FILE"

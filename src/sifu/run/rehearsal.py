@@ -1,17 +1,18 @@
-"""A rehearsal at the end of training: what noise does to the model just trained, and how fast rounds heal it.
+"""A rehearsal at the end of training: the harm noise does to the trained model, and how fast rounds undo it.
 
-Noise of a few sizes is added to copies of the model, which are evaluated on the active clients and thrown away. Two
-more copies, and the model itself, go through two rounds first: what is left of the noise after each. Nothing is
-released; what is recorded is loss and accuracy, as of every other evaluation. A plan reads from it how much loss and
-errors rise with sigma and how they fall again (`sifu.planning.forecast`) long after the data are gone.
+Noise of a few sizes is added to copies of the model, which are evaluated on the active clients and discarded. Two
+further copies, and the model itself, go through up to two rounds, to measure the harm left after each. Nothing is
+released; only loss and accuracy are recorded, as for every other evaluation. From them a plan later reads how loss and
+errors rise with sigma and fall again (`sifu.planning.forecast`), long after the data are gone.
 
-Each noise is used with both signs and all of one size are averaged: so the slope of the loss along it cancels, and what
-is left is sigma^2 tr(H)/2 and the higher even orders. A few of them, since one noise does up to twice the harm of
-another of its size: most where requests that pay lie. Of the rounds one pair is enough. What differs from noise to
-noise are the few directions of large curvature, and a round heals those; what it leaves is a sum over very many.
+Each noise is used with both signs, and all of one size are averaged. So the slope of the loss along the noise cancels,
+and sigma^2 tr(H)/2 and higher even orders remain. Several noises are drawn, since one does up to twice the harm of
+another of its size; most are of the size that worthwhile requests use. For the rounds, one pair is enough: noises
+differ mainly in a few directions of large curvature, and one round recovers those. The remainder is a sum over very
+many directions.
 
-The rounds cost at most a quarter of the training. They are left out where rounds are paid for (noise in training), and
-where clients do not take part in all of them alike.
+The rounds cost at most a quarter of the training. They are skipped if rounds have a privacy cost (noise in training),
+or if different clients take part in them.
 """
 
 from __future__ import annotations
@@ -31,21 +32,31 @@ from sifu.store.projection import EvaluationRow
 from sifu.theory.participation import ClientIndices
 
 REHEARSED = "noise:"
-"""Evaluations of noised copies have this subset, followed by sigma."""
+"""Prefix of the subset of evaluations of noised copies; sigma follows."""
 HEALED = "healing:"
-"""Those after rounds have this one, followed by the rounds, a colon, and sigma: 0.0 for the model without noise."""
+"""Prefix of the subset of evaluations after rounds; the rounds, a colon and sigma (0.0: without noise) follow."""
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
-"""Noise against the distance travelled, sigma sqrt(d) / ||theta - theta_0||, and how many of that size are drawn."""
+"""Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0||, and the number of draws of each."""
 HEALED_RATIO = 0.75
-"""The size of the noise that goes through rounds."""
+"""Ratio of the noise that goes through rounds."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
-"""At most two rounds are rehearsed, one per twelve rounds of training: a rehearsed round costs three."""
+"""Largest number of rehearsed rounds, and rounds of training needed for each: a rehearsed round costs three."""
 
 
 def rehearse(
     engine: Engine, model: Vector, distance: float, node: int, active: ClientIndices, seed: int, position: Position
 ) -> list[EvaluationRow]:
-    """Evaluations of noised copies of `model`, which has gone `distance` from the initial one and is at `position`."""
+    """Return evaluations of noised copies of a model.
+
+    Args:
+        engine: Engine of the run.
+        model: The trained model.
+        distance: Its distance from the initial model.
+        node: Its node.
+        active: Clients to evaluate on.
+        seed: Seed of the run.
+        position: Position of the next round.
+    """
     if distance <= 0.0 or active.size == 0 or (isinstance(engine, MayNotEvaluate) and not engine.evaluates):
         return []
     sizes = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
@@ -60,12 +71,12 @@ def rehearse(
     ]
     after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in healed.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
-        after = []  # a share that healed is told by all of them together
+        after = []  # the share that is left needs all of them
     return [row for row in rows + after if row is not None]
 
 
 def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> EvaluationRow | None:
-    """The mean of evaluations on the same samples, else None: on others the slope would not cancel."""
+    """Return the mean of evaluations on the same samples; None if they differ, since the slope would not cancel."""
     samples = evaluations[0].samples
     if not samples.any() or any(not np.array_equal(evaluation.samples, samples) for evaluation in evaluations):
         return None
@@ -75,7 +86,7 @@ def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> Eval
 
 
 def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
-    """The given number of draws of each size, each with both signs."""
+    """Yield copies with the given number of draws of each noise size, each with both signs."""
     for noise_std, draws in sizes.items():
         for _ in range(draws):
             noise = noise_std * generator.standard_normal(model.size)
@@ -86,7 +97,7 @@ def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.rand
 def _healed_copies(
     engine: Engine, model: Vector, noise_std: float, position: Position, active: ClientIndices, seed: int
 ) -> dict[str, list[Vector]]:
-    """The model, and copies with a noise and with its opposite, after each of a few rounds; by the subset they get."""
+    """Return the model, and copies with a noise and its opposite, after each rehearsed round, by their subset."""
     wanted = min(MOST_ROUNDS, position.round // LEAST_TRAINING)
     if wanted == 0 or engine.facts.noise > 0.0:
         return {}
@@ -108,7 +119,7 @@ def _healed_copies(
 
 
 def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, EvaluationRow]]]:
-    """(sigma, evaluation) of every rehearsal, by node."""
+    """Return (sigma, evaluation) of every rehearsal, by node."""
     by_node: dict[int, list[tuple[float, EvaluationRow]]] = {}
     for row in rows:
         if row.subset.startswith(REHEARSED):
@@ -118,7 +129,7 @@ def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, E
 
 @dataclass(frozen=True)
 class HealedNoise:
-    """What noise of `noise_std` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
+    """Amounts that noise of `noise_std` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
 
     noise_std: float
     losses: tuple[float, ...]
@@ -126,7 +137,7 @@ class HealedNoise:
 
 
 def healed_noise(rows: list[EvaluationRow]) -> HealedNoise | None:
-    """What the rehearsed rounds of a run say; None where there are none, or where noise did no harm that lasted."""
+    """Return the result of the rehearsed rounds; None if there are none, or if noise did no lasting harm."""
     by_round: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
     for row in rows:
         if row.subset.startswith(HEALED):

@@ -1,4 +1,4 @@
-"""Publishing a head with noise: the solved head plus N(0, sigma^2 I), and the distances that account for it."""
+"""Release of a head with noise: the solved head plus N(0, sigma^2 I), and the distances that account for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sifu.theory.history import PathNode
 from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
 AT_ONCE = ("training", "release")
-"""Phases after which a head is released whatever `release.when` says: the first one, and `sifu release`."""
+"""Phases after which a head is released whatever `release.when` says: the first training, and `sifu release`."""
 
 
 def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
@@ -45,7 +45,7 @@ def publish(
 
     Args:
         writer: The run, whose current model is that of `node`.
-        engine: The engine; where it has the records of clients, their distances are recorded, too.
+        engine: The engine; if it has the clients' records, the distances of records are recorded as well.
         spec: The spec of the run.
         node: The node of the solved head.
         progress: Called after each client whose distances were computed.
@@ -82,7 +82,7 @@ def publish(
 
 
 def accountant_of(reader: RunReader, spec: Spec, clients: Sequence[int]) -> tuple[Release, Iterator[tuple[int, float]]]:
-    """Return the current release as the accountant sees it, and the distance of each of `clients`, one at a time."""
+    """Return the current release for the accountant, and an iterator over the distance of each of `clients`."""
     fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
     own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
     if whole is None or spec.ridge.regularisation == "auto":
@@ -106,20 +106,20 @@ def _largest_of_records(engine: Engine, release: Release, client: int) -> float 
 def guarantee_of_all(
     reader: RunReader, spec: Spec, clients: Iterable[int], terms: RequestTerms, before: int | None = None
 ) -> BeforeAfter | None:
-    """Return what holds against an observer of all releases, for each of `clients` or each of their records.
+    """Return the guarantee against an observer of all releases, for each of `clients` or each of their records.
 
-    A demand of the terms that is met is stated as it is; anything else is rounded up to two digits, as the exact figure
-    is a function of the client's data.
+    A demand of the terms that is met is stated as it is. Anything else is rounded up to two digits, because the exact
+    figure is a function of the client's data.
 
     Args:
         reader: The run.
         spec: The spec of the run.
-        clients: Clients by number. Each stands for all numbers it has had.
+        clients: Client indices; each stands for all indices the client has had.
         terms: The terms of the request: its records, and the (epsilon, delta) it demands.
         before: Only releases before this event count; by default all.
 
     Returns:
-        The guarantee; None if there is no noise on releases, or if a distance is not known.
+        The guarantee; None if there is no noise on releases, or if a distance is unknown.
     """
     if spec.release.noise == 0.0:
         return None
@@ -136,7 +136,7 @@ def guarantee_of_all(
 
 
 def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool) -> Iterator[float]:
-    """Yield the distance of a client in each release that it took part in; infinite where it is not known."""
+    """Yield the distance of a client in each release that it took part in; infinite if it is unknown."""
     for row in rows:
         known = row.record_distances if records else row.distances
         for number in set(numbers) & set(row.clients):
@@ -144,7 +144,7 @@ def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool
 
 
 def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
-    """Return what further releases cost the clients that stay, in a sentence; "" without noise on releases."""
+    """Return a sentence on what further releases cost the remaining clients; "" without noise on releases."""
     rows = [] if spec.release.noise == 0.0 else releases(reader)
     known = [list(_distances(rows, chain_of(reader, client), records=False)) for client in clients]
     known = [distances for distances in known if distances and math.isfinite(sum(distances))]

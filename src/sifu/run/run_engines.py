@@ -1,4 +1,4 @@
-"""The engines of a run: its own, and those that a request needs, built from the data that the run was opened with."""
+"""Engines of a run: its own, and those that a request needs, built from the data that the run was opened with."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from sifu.store.release_files import released_model, released_node
 from sifu.store.writer import RunWriter
 
 Arrange = Callable[[Any], Any]
-"""Puts the clients' data in the order of the record, without the records that were forgotten."""
+"""Function that puts the clients' data in the order of the record, without forgotten records."""
 Numbers = Sequence[int] | None
-"""Of the clients among all of a run, where some are left out."""
+"""Indices of the clients in the run, if some are left out."""
 MakeEngine = Callable[[Spec, Arrange, Numbers], Engine | None]
-"""Makes the engine of a run; None where an engine was handed over and another one is asked for."""
+"""Builder of a run's engine; None if an engine was given and a different one is needed."""
 Digests = tuple[str, ...] | None
-"""Of the samples of each client; None where an engine was handed over that does not show them."""
+"""Digests of the samples of each client; None if a given engine does not expose them."""
 Built = tuple[Engine, Digests, Mapping[int, str]]
-"""An engine, the digests of its clients' samples, and whose data are not there, by number, and why."""
+"""An engine, the digests of its clients' samples, and the reason for each client whose data are missing."""
 Check = Callable[..., dict[int, str]]
-"""Says which clients of an engine have other data than they had; takes `sample_digests` and who is `absent`."""
+"""Function that returns the clients of an engine whose data changed; takes `sample_digests` and `absent`."""
 
 
 class RunEngines:
-    """Builds the engine of a run when it is first needed, and keeps it."""
+    """Holder of a run's engine, which is built when it is first needed."""
 
     def __init__(
         self, open_reader: Callable[[], RunReader], make_engine: MakeEngine | None, data_folder: str | Path | None
@@ -57,22 +57,22 @@ class RunEngines:
         self.model: ModelGiven | None = None
         self.clients: Callable[[], Sequence[Any]] | None = None
         self.frame: Any = None
-        """What the run was opened with: its own model, clients, or their table."""
+        """Arguments that the run was opened with: a model, clients, or a table of all rows."""
         self.newcomers: tuple[Any, ...] = ()
         self.engine: Engine | None = None
-        """The one that is used until another is asked for."""
+        """Engine in use, until another is needed."""
         self._sample_digests: Digests = None
         self._unusable: Mapping[int, str] = {}
-        """Clients whose data are not there or not those that they had, by number, and what is wrong."""
+        """Clients whose data are missing or changed, by index, and the reason."""
         self._prepared: tuple[Remainder, Engine, Digests, Mapping[int, str]] | None = None
-        """An engine with the client that is to join again, made before its records are forgotten."""
+        """Engine with the client that will rejoin, built before its records are forgotten."""
 
     def expect(self, newcomers: tuple[Any, ...]) -> None:
-        """Build the engine again when it is next needed, with these clients behind those that the run knows."""
+        """Rebuild the engine when it is next needed, with these clients after those that the run knows."""
         self.engine, self.newcomers = None, newcomers
 
     def current(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
-        """The run's engine, see `Run.engine`."""
+        """Return the run's engine, see `Run.engine`."""
         with self._open_reader() as reader:
             if self.engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
@@ -80,13 +80,13 @@ class RunEngines:
                 built = self._usable(reader, check, leaving, newcomers=self.newcomers)
                 use_trunks_of_head(built[0], reader)
                 check_repeats(built[0])
-                self._take(*built)  # never one that was refused
+                self._take(*built)  # never keep an engine that was refused
             assert self.engine is not None
             refuse_missing(RunView(reader), self._unusable, leaving)
         return self.engine
 
     def _usable(self, reader: RunReader, check: Check, leaving: Collection[str], **others: Any) -> Built:
-        """An engine that passes the check: in the place of other data than the client had, it has a stand-in."""
+        """Return an engine that passes the check, with stand-ins for leaving clients whose data changed."""
         view = RunView(reader)
         engine, digests, absent = self._build(reader, **others)
         refuse_missing(view, absent, leaving)
@@ -98,18 +98,18 @@ class RunEngines:
                 raise InputError(reason)
         engine, digests, absent = self._build(reader, changed=changed, **others)
         for reason in check(engine, sample_digests=digests, absent=absent).values():
-            raise InputError(reason)  # an engine that was handed over, with its own data
+            raise InputError(reason)  # a given engine brings its own data
         return engine, digests, absent
 
     def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
-        """Note how well the current model does on held-out rows, see `Run.measure_held_out`.
+        """Record how well the current model does on held-out rows, see `Run.measure_held_out`.
 
         Args:
             writer: The run.
-            earlier: A model from before, compared on the same rows and noted nowhere.
+            earlier: An earlier model to evaluate on the same rows, which is not recorded.
 
         Returns:
-            The figures of `earlier`; None without one, or where the current model was measured already.
+            The figures of `earlier`; None without one, or if the current model was measured already.
         """
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         rows = available_rows(spec, self._data_folder, self.frame)
@@ -119,14 +119,14 @@ class RunEngines:
         figures = before = None
         with suppress(SifuError, ValueError):
             figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
-            if earlier is not None and not spec.regime.tunes:  # an earlier head is one of other networks
+            if earlier is not None and not spec.regime.tunes:  # an earlier head belongs to other networks
                 before = held_out_figures(spec, self.current(), earlier, rows.of(stay))
         if figures is not None:
             write_held_out(writer.folder, tip, figures)
         return before
 
     def complete(self) -> Engine:
-        """The engine with everyone's data, see `Run.complete_engine`."""
+        """Return the engine with everyone's data, see `Run.complete_engine`."""
         engine = self.current()
         with self._open_reader() as reader:
             too_steep = _too_steep(reader, engine.facts.local_rate)
@@ -141,10 +141,13 @@ class RunEngines:
             engine.absent = frozenset(unusable)
 
     def _build(self, reader: RunReader, rate: float | None = None, gone: Collection[int] = (), **others: Any) -> Built:
-        """A new engine, the digests of the samples that were read for it, and whose data are not there, and why.
+        """Return a new engine, the digests of the samples read for it, and the reason for each client without data.
 
-        It has the recorded local rate or the given one, for which those who are `gone` need not be fit. `others` are as
-        `arranged_clients` has them.
+        Args:
+            reader: The run.
+            rate: Local rate; by default the recorded one.
+            gone: Clients that the rate need not be small enough for.
+            others: Further arguments of `arranged_clients`.
         """
         spec, arranged, was_read = Spec.from_mapping(reader.spec), Arranged((), {}), False
         if rate is not None:
@@ -177,7 +180,7 @@ class RunEngines:
         return engine, digests, dict(arranged.absent)
 
     def without(self, clients: Collection[int]) -> EngineWithout | None:
-        """An engine that never had the data of `clients`, see `Run.engine_without`."""
+        """Return an engine that never had the data of `clients`, see `Run.engine_without`."""
         with self._open_reader() as reader:
             spec = Spec.from_mapping(reader.spec)
             there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
@@ -195,7 +198,7 @@ class RunEngines:
         return None if engine is None else EngineWithout(engine, there)
 
     def digest_of(self, client: int) -> str | None:
-        """The digest of a client's samples as they were read for the engine; None where the engine shows none."""
+        """Return the digest of a client's samples as read for the engine; None if the engine exposes none."""
         return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
@@ -208,7 +211,16 @@ class RunEngines:
         self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
 
     def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
-        """An engine that continues at another local rate without those who are `gone`; refused if none can be built."""
+        """Return an engine for another local rate.
+
+        Args:
+            reader: The run.
+            rate: The local rate.
+            gone: Clients that have left.
+
+        Raises:
+            NotCertifiableError: If the engine was given and keeps its own rate.
+        """
 
         def check(engine: Engine, **others: Any) -> dict[int, str]:
             if engine.facts.local_rate != rate:
@@ -224,7 +236,7 @@ class RunEngines:
         return built[0]
 
     def again(self) -> Engine:
-        """The engine with the client that is to join again, see `Run.engine_again`."""
+        """Return the engine with the client that rejoins, see `Run.engine_again`."""
         prepared, self._prepared, self.engine = self._prepared, None, None
         with self._open_reader() as reader:
             waiting = remainder_to_join(reader)
@@ -234,10 +246,12 @@ class RunEngines:
 
 
 def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ()) -> dict[int, str]:
-    """Those who left and whose loss is steeper than the local rate is for, by number: they would end the bound on
-    rounding of an engine that has their data. Said only where the rate was found anew without them."""
+    """Return the clients that left and whose loss is too steep for a recomputed local rate, with the reason.
+
+    An engine with their data would have no bound on rounding. Empty if the rate was not recomputed.
+    """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if Spec.from_mapping(reader.spec).regime.solves:  # its rate, if any, is the one at which groups tune a network
+    if Spec.from_mapping(reader.spec).regime.solves:  # its rate, if any, is that of tuning
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -250,14 +264,17 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
 
 
 def solved_from_files(spec: Spec) -> bool:
-    """Whether the run's models are heads that kept statistics give, so that the clients' data are not needed."""
+    """Return whether the run's models are heads that follow from kept statistics, so that no data are needed."""
     return spec.data.name != FLOWER and not spec.regime.needs_data
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
-    """Refuse to go on without the data of a client that stays, unless its statistics are kept.
+    """Check that the data of every remaining client are there, unless its statistics are kept.
 
-    A client that is to join again with fewer records is not in the record yet: its data are needed.
+    A client that will rejoin with fewer records is not in the record yet: its data are needed.
+
+    Raises:
+        InputError: If needed data are missing.
     """
     own = [row for row in view.reader.statistics().values() if not row.is_sum]
     kept = set() if view.regime.needs_data else {row.clients[0] for row in own}  # networks may be tuned again
@@ -269,7 +286,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
 
 
 def shown_digests(engine: Engine) -> Digests:
-    """Return the digests of its clients' samples that an engine shows."""
+    """Return the digests of its clients' samples that an engine exposes; None if it exposes none."""
     digests = engine.sample_digests if isinstance(engine, ShowsSamples) else None
     if digests is not None and len(digests) != len(engine.clients):
         raise InputError(f"the engine has {len(engine.clients)} clients and digests of the samples of {len(digests)}")

@@ -1,6 +1,6 @@
-"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes.
+"""Read-only view of a run, in the form that the rollback rule needs.
 
-Also how regular the clients' losses are, and whether the local rate was found from their data.
+It includes the regularity of the clients' losses, and whether the local rate was derived from their data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from sifu.theory.tracking import RoundScalars, summarise_round
 
 @dataclass(frozen=True)
 class Regularities:
-    """P_i and alpha_i of every client, and the class the run falls into."""
+    """P_i and alpha_i of every client, and the regularity class of the run."""
 
     factors: Floats
     averagedness: Floats
@@ -62,10 +62,14 @@ class Regularities:
     def of(
         clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec, erased: Collection[int] = ()
     ) -> Regularities:
-        """From what the clients reported, or from what the spec assumes.
+        """Return the regularities that the clients reported, or that the spec assumes.
 
-        `erased` are forgotten clients of whom it is not known any more (`store.erased_figures`). Nothing rests on them:
-        Psi is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
+        Args:
+            clients: Profiles of the clients.
+            facts: Facts of the training.
+            spec: Spec of the run.
+            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on them: Psi
+                is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
         """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
         betas = [client.smoothness for client in clients if client.smoothness is not None]
@@ -96,17 +100,23 @@ class Regularities:
         given: bool,
         leaving: Iterable[int],
     ) -> RateSource:
-        """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
+        """Return whether the local rate was given and, if not, whether it would be the same without `leaving`.
 
-        Of the `clients` only those who were `setting_it` had a say in it, and not those who joined later.
+        Args:
+            clients: Profiles of the clients.
+            setting_it: Clients that the rate was derived from; clients that joined later are not among them.
+            facts: Facts of the training.
+            model: Kind of the model.
+            given: Whether the spec states a rate.
+            leaving: Clients that leave.
         """
-        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
+        # Reuse the known rates: recomputing them for a hundred thousand clients takes longer than the rest of a plan.
         rates = self.certified_rates
         rates = (
             certified_rates([clients[k] for k in setting_it], facts.momentum) if rates is None else rates[setting_it]
         )
         largest = largest_rate_within(rates)
-        # A rate copied by hand from what a plan printed tells as much as an automatic one.
+        # A rate copied by hand from a plan's output reveals as much as an automatic one.
         copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
         if given and not copied:
             return "given"
@@ -117,11 +127,15 @@ class Regularities:
 
 
 ACTIVE = "active"
-"""The subset of clients that evaluations for the stop rule are made on."""
+"""Subset name of evaluations for the stop rule, on all active clients."""
 
 
 def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
-    """An evaluation as it is recorded; one that is not finite is refused."""
+    """Return an evaluation as it is recorded.
+
+    Raises:
+        RoundRejectedError: If the loss is not finite.
+    """
     if not math.isfinite(evaluation.loss):
         raise RoundRejectedError(
             f"the loss on {subset} clients is {evaluation.loss}: training diverged, lower local.rate; "
@@ -131,7 +145,7 @@ def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> Evaluation
 
 
 MOST_EXPOSURES = 20_000
-"""Subjects whose Psi is kept in memory: everyone forgotten so far, and everyone that plans were made for."""
+"""Largest number of subjects whose Psi is kept in memory."""
 
 
 def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
@@ -140,10 +154,13 @@ def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
 
 
 class RunView:
-    """A run at one instant: its path, its clients, everyone forgotten, and the stored models.
+    """A run at one instant: its path, its clients, the forgotten clients, and the stored models.
 
-    With `tip` the history is that of another node, with `before` the clients are those known before an event, and
-    with `certified` the history of the record is that before an event.
+    Args:
+        reader: The run.
+        tip: Node whose history is viewed; by default the current one.
+        before: Event before which the clients must have joined; by default all clients count.
+        certified: Event before which restorations and checkpoints count; by default all count.
     """
 
     def __init__(
@@ -169,7 +186,7 @@ class RunView:
             self.facts = replace(self.facts, rounding_bounded=self._is_rounding_bounded())
 
     def _is_rounding_bounded(self) -> bool:
-        """Return whether eta beta <= 2 for every client that was there when this path began, or joined later."""
+        """Return whether eta beta <= 2 for every client that was present when this path began, or joined later."""
         steep = [
             index
             for index, client in enumerate(self.clients)
@@ -188,7 +205,7 @@ class RunView:
         return self._regularities_at(self.facts.local_rate)
 
     def regularities_at(self, node: int) -> Regularities:
-        """P_i and alpha_i of every client at the local rate of a node's training, on the path or not."""
+        """Return P_i and alpha_i of every client at the local rate of a node's training, on the path or not."""
         rate = self.reader.local_rate_at(node)
         return self._regularities_at(self._first_rate if rate is None else rate)
 
@@ -202,28 +219,28 @@ class RunView:
 
     @cached_property
     def _finds_rate(self) -> bool:
-        """Whether training that begins afresh finds its local rate anew from the clients that are left.
+        """True if training from a fresh model recomputes its local rate from the remaining clients.
 
-        Only the embedded engine can be built again at another rate, and models of groups were trained at the first.
+        Only the embedded engine can be rebuilt at another rate, and models of groups were trained at the first rate.
         """
         built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT) and self.regime.finds_rate
         if not built_here or self.reader.asked["local"]["rate"] != "auto":
             return False
         rates = self.regularities.certified_rates
-        if rates is None or self.facts.local_rate == 0.0:  # a purge erased it: an exact request had found another
+        if rates is None or self.facts.local_rate == 0.0:  # a purge erased the rate
             return rates is not None
         automatic = automatic_rate(rates[self._set_the_rate], self.spec.model.kind) or 1.0
         return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
 
     def rate_without(self, gone: Collection[int]) -> float:
-        """The local rate that `auto` takes without those who are `gone`; where no loss has a slope, any will do."""
+        """Return the rate that `auto` chooses without the clients in `gone`; 1 if no loss has a slope."""
         rates = self.regularities.certified_rates
-        assert rates is not None  # or it is not found anew
+        assert rates is not None  # otherwise the rate is not recomputed
         return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
 
     @cached_property
     def _set_the_rate(self) -> ClientIndices:
-        """Those whose data an automatic local rate of this path was found from."""
+        """Clients whose data determined the automatic local rate of this path."""
         begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=0)
         if begins == 0:
             return np.arange(self.founders)
@@ -240,33 +257,35 @@ class RunView:
         return np.setdiff1d(np.arange(joined), sorted(gone))
 
     def rate_source(self, gone: Collection[int]) -> RateSource:
-        """Return whether the local rate was given, and if not, whether it would be the same without those `gone`."""
+        """Return whether the local rate was given and, if not, whether it would be the same without `gone`."""
         given, kind = self.reader.asked["local"]["rate"] != "auto", self.spec.model.kind
         source = self.regularities.rate_source(self.clients, self._set_the_rate, self.facts, kind, given, gone)
         if source != "others" or not last_erased(self.reader)[1].intersection(gone):
             return source
-        # What a purge erased cannot be compared any more; that the rate is still theirs shows in the rate itself.
+        # Erased regularities cannot be compared; but if the rate still follows from the others, it is theirs.
         rates = self.regularities.certified_rates
         automatic = automatic_rate(None if rates is None else rates[self._set_the_rate], kind) or 1.0
         return "others" if math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9) else "forgotten"
 
     def finds_rate_anew(self, terms: RequestTerms) -> bool:
-        """Whether a request that begins afresh finds the rate anew; not where a client is to join again with less.
+        """Return whether a request that starts from a fresh model recomputes the rate.
 
-        How steep the loss of what it has left is, the record does not know before it has joined.
+        It does not if a client rejoins with fewer records, because the record does not know the smoothness of its
+        remaining
+        data before it has rejoined.
         """
         return not terms.records and self._finds_rate
 
     @property
     def draws_rows_by_number(self) -> bool:
-        """Whether rows were held out by their number, so that a record less would change which others train."""
+        """True if held-out rows were drawn by row number, so that removing a record changes which other rows train."""
         data = self.spec.data
         if data.held_out_by != "number" or data.id:
             return False
         return data.name == "hospitals" or data.held_out > 0.0
 
     def groups_depend_on(self, gone: Iterable[int]) -> bool:
-        """Return whether the number of groups was left to the rule, and would be another one without those `gone`."""
+        """Return whether the number of groups was automatic and would differ without `gone`."""
         count = self.spec.groups.count
         if count == 0 or self.reader.asked.get("groups", {}).get("count", count) != 0:
             return False
@@ -285,7 +304,7 @@ class RunView:
 
     @cached_property
     def training_rounds(self) -> int | None:
-        """How many rounds the first training took to its target; None if it never reached it."""
+        """Rounds of the first training to its target; None if it never reached it."""
         target = self.spec.stop.target
         evaluated = {
             row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
@@ -312,7 +331,7 @@ class RunView:
 
     @cached_property
     def path(self) -> ActivePath:
-        """The active history."""
+        """Active history."""
         on_path = {row.node.node for row in self.rows}
         grams = {}
         kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
@@ -330,7 +349,7 @@ class RunView:
         )
 
     def replies_left_out(self, depth: int) -> int:
-        """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        """Return the number of replies that were refused and left out on the path to the model at `depth`."""
         left_out = [rejection for rejection in self.reader.rejections() if rejection.left_out]
         if not left_out:
             return 0
@@ -338,21 +357,21 @@ class RunView:
         return sum(1 for rejection in left_out if (rejection.branch, rejection.round) in rounds)
 
     def were_refused(self, clients: Sequence[str], depth: int) -> bool:
-        """Whether one of `clients`, under any name, was asked on the way to the model at `depth`, and refused.
+        """Return whether a reply of one of `clients`, under any name, was refused on the path to the model at `depth`.
 
-        It has no part in the model, but may have kept a round from counting.
+        Such a client has no part in the model, but it may have kept a round from counting.
         """
         names = {self.clients[client].name for client in self.leaving(clients)}
         refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}
         return bool(refused) and not refused.isdisjoint(self._rounds_until(depth))
 
     def _rounds_until(self, depth: int) -> set[tuple[int, int]]:
-        """Branch and number of every round on the way to the model at `depth`."""
+        """Return branch and number of every round on the path to the model at `depth`."""
         return {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
 
     @cached_property
     def record_history(self) -> RecordHistory:
-        """How often the run was restored and vouched for so far, or before the event this view is of."""
+        """Number of restorations and checkpoints so far, or before the event of this view."""
         last = 2**62 if self._certified is None else self._certified
         rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
         complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
@@ -361,7 +380,7 @@ class RunView:
 
     @property
     def erased_note(self) -> str:
-        """What a plan says where all figures of its history were erased; nothing where they were not."""
+        """Note for plans if all figures of the history were erased; otherwise empty."""
         if not any(math.isinf(self.path.nodes[depth].noise_std) for depth, _ in self.path.noise_depths):
             return ""
         return (
@@ -371,7 +390,7 @@ class RunView:
 
     @cached_property
     def kept(self) -> dict[int, ModelRow]:
-        """Models that can be rolled back to, by depth; the current model is always among them."""
+        """Models that can be rolled back to, by depth; always includes the current model."""
         depth_of = self.path.depth_of
         return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
 
@@ -384,19 +403,20 @@ class RunView:
 
     @cached_property
     def forgotten(self) -> set[int]:
-        """Clients whose request was carried out, or is being carried out."""
+        """Clients whose request was executed, or is being executed."""
         return {client for subject in self.reader.subjects() for client in subject.clients}
 
     @cached_property
     def asking(self) -> set[int]:
-        """Clients that a waiting request wants to be forgotten whole, approved or not."""
+        """Clients that a waiting request wants to forget entirely, approved or not."""
         return self._named(request for request in self.requests if request.waits)
 
     @cached_property
     def left_out(self) -> set[int]:
-        """Clients that take part in no round because an approved request to forget them whole waits.
+        """Clients that take part in no round because an approved request to forget them entirely waits.
 
-        A request that lacks approvals leaves no client out. One for records leaves its client in; it is executed before
+        A request that lacks approvals leaves no client out. A request for records leaves its client in; it is executed
+        before
         the next release (`Worker.execute_records`).
         """
         return self._named(leaving_requests(self.reader))
@@ -413,16 +433,20 @@ class RunView:
 
     @property
     def next_order(self) -> int:
-        """The number of the next request to be carried out; the first is 1."""
+        """Order of the next request to be executed; the first is 1."""
         return 1 + sum(1 for request in self.requests if request.request_order is not None)
 
     def names_now(self, names: Sequence[str]) -> list[str]:
-        """The names of clients as they are now: one whose records were forgotten joined again under another."""
+        """Return the current names of clients; a client whose records were forgotten rejoined under a new one."""
         now = names_now(self.reader)
         return [now.get(name, name) if isinstance(name, str) else name for name in names]
 
     def indices(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Client indices of `names`; unknown and already forgotten ones are refused."""
+        """Return the client indices of `names`.
+
+        Raises:
+            InputError: If a name is unknown, or its client already forgotten.
+        """
         self._refuse_unknown(names)
         indices = tuple(self.index_of[name] for name in names)
         gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
@@ -441,20 +465,20 @@ class RunView:
             raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
 
     def chains(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Of each client its index and those it had before some of its records were forgotten, first one first."""
+        """Return each client's indices, oldest first; a client gets a new one when records of it are forgotten."""
         self._refuse_unknown(names)
         return [chain_of(self.reader, self.index_of[name]) for name in names]
 
     def leaving(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Everyone that a request for `names` is about: these clients, under every name that they have had."""
+        """Return all indices that a request for `names` concerns: every index that these clients have had."""
         return tuple(client for chain in self.chains(names) for client in chain)
 
     def hidden_together(self, names: Sequence[str], unit: Unit) -> list[tuple[int, ...]]:
-        """The sets that a request for `names` hides: each client under all of its names, or everyone jointly."""
+        """Return the sets of indices that a request for `names` hides: one per client, or one for all jointly."""
         return [self.leaving(names)] if unit == "joint" else self.chains(names)
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
-        """The subjects a request makes: one per client, or one for all of them jointly."""
+        """Return the subjects of a request: one per client, or one for all of them jointly."""
         indices = self.indices(terms.clients)
         if terms.records:
             check_rows(self.reader, indices[0], terms.records)
@@ -469,10 +493,11 @@ class RunView:
     def earlier_subjects(
         self, before_order: int | None = None, protection: Protection = "noise"
     ) -> tuple[Subject, ...]:
-        """Everyone that requests before this order promised to hide by their noise, with what they have used so far.
+        """Return the subjects that earlier requests promised to hide, with the budget they have used so far.
 
-        Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
-        budget to be kept.
+        Args:
+            before_order: Only requests before this order count; by default all.
+            protection: Means by which their methods hide; only noise on releases has a budget.
         """
         key = f"subjects of {protection} before {before_order}"
         subjects: tuple[Subject, ...] = self.reader.remembered(
@@ -501,7 +526,7 @@ class RunView:
         return tuple(result)
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
-        """The subjects with their Psi along the path, computed when it is first looked at."""
+        """Return the subjects with their Psi along the path, which is computed on first use."""
         exposures = self._exposures
         if len(exposures) > MOST_EXPOSURES:
             exposures.clear()
@@ -511,14 +536,14 @@ class RunView:
         return [exposures[subject] for subject in subjects]
 
     def curve(self, subject: Subject) -> PsiCurve:
-        """Psi(., subject) along the path."""
+        """Return Psi(., subject) along the path."""
         parts = self._taken_part(subject.clients)
         if len(parts) == 1:
             return client_curve(self.path, next(iter(parts.values())))
         return joint_curve(self.path, parts)
 
     def shared_depths(self, clients: Sequence[int]) -> list[int]:
-        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        """Return the depths of the rounds on the path that two or more of `clients` took part in."""
         depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
         unique, counts = np.unique(depths, return_counts=True)
         return [int(depth) for depth in unique[counts > 1]]
@@ -541,7 +566,7 @@ class RunView:
 
     @cached_property
     def round_sums(self) -> dict[int, tuple[int, int, int]]:
-        """Of each recorded round, on the path or not: N, the sum of n_i^2, and how many took part."""
+        """N, the sum of n_i^2, and the number of participants of each recorded round, on the path or not."""
         rows = self.reader.query(
             "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
         )
@@ -550,7 +575,7 @@ class RunView:
     def summarise_round(
         self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float
     ) -> tuple[RoundRegularity, RoundScalars]:
-        """What a round adds to Psi (`theory.tracking`), with the regularity of this run's clients."""
+        """Return what a round adds to Psi (`theory.tracking`), with the regularity of this run's clients."""
         return summarise_round(
             participants,
             samples,

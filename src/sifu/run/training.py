@@ -1,9 +1,8 @@
-"""Rounds until a stop rule holds, each recorded: scalars always, models where a client crosses a level.
+"""Recorded rounds until a stop rule holds: scalars always, models if a client crosses a level of Psi.
 
-Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds that a
-kill takes with it are run again bit for bit, and the ledger ends up the same.
-
-Psi of every client at the tip of a run follows from its recorded rounds, replayed.
+Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds lost in a crash are
+repeated bit for bit, and the ledger ends up the same. Psi of every client at the tip of a run follows from replaying
+its recorded rounds.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ from sifu.theory.rounding import norm
 from sifu.theory.tracking import SensitivityTracker
 
 MOST_TRACKERS = 3
-"""Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
+"""Nodes at which everyone's Psi is kept in memory: the tip, and two that requests may continue from."""
 
 
 def track_everyone(view: RunView) -> SensitivityTracker:
-    """Psi of every client at the tip of `view`, from the last place on its path at which it was remembered."""
+    """Return Psi of every client at the tip of `view`, from the last node on its path at which it was cached."""
     reader, rows, count = view.reader, view.rows, len(view.clients)
     remembered = {node: tracker for node, tracker in reader.trackers.items() if tracker.client_count == count}
     start = next((d for d in range(len(rows) - 1, -1, -1) if rows[d].node.node in remembered), None)
@@ -71,16 +70,16 @@ def track_everyone(view: RunView) -> SensitivityTracker:
 
 
 def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
-    """Every client's Psi at `depth`; for a client that rejoined with fewer records, that of all its names together."""
+    """Return every client's Psi at `depth`; for a client that rejoined, that of all its indices together."""
     for remainder in joined_remainders(view.reader):
         subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
-        if remainder.client < psi.size:  # a view of before it joined has less
+        if remainder.client < psi.size:  # a view of an earlier time has fewer clients
             psi[remainder.client] = view.curve(subject).one(depth)
     return psi
 
 
 def is_followed(view: RunView, depth: int) -> bool:
-    """Whether everyone's Psi at this depth is already computed, apart from noise that adds nothing to it."""
+    """Return whether everyone's Psi at this depth is cached, ignoring noise nodes, which do not change it."""
     nodes, trackers = view.path.nodes, view.reader.trackers
     while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in trackers:
         depth -= 1
@@ -88,7 +87,7 @@ def is_followed(view: RunView, depth: int) -> bool:
 
 
 def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
-    """Keep everyone's Psi at a node, for callers that continue from there."""
+    """Cache everyone's Psi at a node, for callers that continue from there."""
     trackers = reader.trackers
     trackers.pop(node, None)
     trackers[node] = tracker
@@ -110,7 +109,7 @@ def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: Par
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress bar shows."""
+    """State of a progress bar."""
 
     phase: str
     rounds: int
@@ -118,17 +117,23 @@ class Progress:
     target: float
     max_rounds: int
     unit: str = "round"
-    """What is counted: rounds, or clients that send their statistics."""
+    """Unit of `rounds`: rounds, or clients that send their statistics."""
 
 
 ProgressCallback = Callable[[Progress], None]
 
 
 def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
-    """Rounds to the target if the error keeps falling as it did over the last half of (round, accuracy) that were seen.
+    """Return the rounds to the target if the error keeps falling as over the last half of `seen`.
 
     >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
     10
+
+    Args:
+        seen: (round, accuracy) so far.
+        rounds: Rounds so far.
+        target: Target accuracy.
+        most: Upper bound, returned if there is no target or too little data.
     """
     if target <= 0 or len(seen) < 4:
         return most
@@ -143,11 +148,11 @@ def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: floa
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256
 COMMIT_BYTES = 1 << 28
-"""Of updates that wait in memory."""
+"""Size of updates in memory from which on they are committed."""
 
 
 def levels_to_keep(spec: Spec) -> Floats:
-    """The levels of Psi at which models are kept: one when sigma is fixed, a ladder when it is auto."""
+    """Return the levels of Psi at which models are kept: one if sigma is fixed, a ladder if it is `auto`."""
     privacy = spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     if privacy.sigma != "auto":
@@ -158,7 +163,7 @@ def levels_to_keep(spec: Spec) -> Floats:
 
 @dataclass
 class _Pending:
-    """Rounds that have run and are not yet committed."""
+    """Rounds that have run and are not committed yet."""
 
     nodes: list[NodeRow] = field(default_factory=list)
     participation: list[ParticipationRows] = field(default_factory=list)
@@ -171,11 +176,11 @@ class _Pending:
     statistics: list[dict[str, Any]] = field(default_factory=list)
     dropped_statistics: list[str] = field(default_factory=list)
     solve: dict[str, Any] | None = None
-    """How a closed-form head was solved."""
+    """Record of a closed-form solve."""
 
 
 class RecordedTraining:
-    """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) holds."""
+    """Recorded training from the tip of a run until `stop` (by default the spec's) holds."""
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
         self.engine, self.writer, self.view = engine, writer, view
@@ -190,14 +195,14 @@ class RecordedTraining:
         self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        # The initial model, and the last noise edge: past it no forgotten client is charged. A merged model is
-        # recomputed from those of the groups.
+        # Protect the initial model and the last noise edge, after which no forgotten client is charged. A merged model
+        # is recomputed from those of the groups.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
         here = {row.node.node for row in view.rows if row.node.branch == self._tip.branch}
         evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
         self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
-        """The latest of this branch, by which the authors' rule says when to look again."""
+        """Latest accuracy on this branch, which determines the next evaluation."""
         on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
         self._accuracy: float | None = self._latest_accuracy if on_tip else None
         self._evaluation: tuple[int, Evaluation] | None = None
@@ -208,9 +213,15 @@ class RecordedTraining:
     def run(
         self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
     ) -> bool:
-        """Rounds until the stop rule holds (True), or until `pause` asks for a stop between two (False).
+        """Run rounds until the stop rule holds; an interrupt keeps every finished round.
 
-        An interrupt keeps every finished round.
+        Args:
+            phase: Name of the phase, for `progress`.
+            progress: Called after each round.
+            pause: Asked between two rounds whether to stop.
+
+        Returns:
+            False if `pause` stopped it.
         """
         try:
             ended = self._until_stopped(phase, progress, pause)
@@ -245,7 +256,7 @@ class RecordedTraining:
         return True
 
     def _lost_rounds(self) -> int:
-        """Rounds on the way to the tip that no client answered, where the engine knows such rounds."""
+        """Return the rounds on the path to the tip that no client answered, if the engine knows such rounds."""
         none = np.zeros(0, dtype=np.int64)
         rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
         empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
@@ -253,7 +264,7 @@ class RecordedTraining:
 
     @property
     def model(self) -> Vector:
-        """The current model."""
+        """Current model."""
         return self._fetch_model()
 
     def _take_in(self, done: StreamedRound) -> None:
@@ -277,7 +288,7 @@ class RecordedTraining:
             self._record_evaluation(done.evaluation)
 
     def _keep(self, psi_max: float) -> None:
-        """Keep the model the round started from, and thin out if there are too many."""
+        """Keep the model that the round started from, and thin out if there are too many."""
         if self._depth not in self._kept:
             node = self._tip.node
             self._kept[self._depth] = node
@@ -312,14 +323,14 @@ class RecordedTraining:
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
     def note_standing(self) -> None:
-        """Record how well the current model does on each active client, for plans to read."""
+        """Record the accuracy of the current model on each active client, for plans."""
         latest = self._evaluation
         if latest is None or latest[0] != self._tip.node:
             latest = (self._tip.node, evaluate_present(self.engine, self.model, self.active))
         write_standing(self.writer.folder, *latest)
 
     def finish(self) -> None:
-        """Record that the first training is done; and what noise would do to its model, and how each client stands."""
+        """Record the end of the first training, the rehearsal of noise, and each client's accuracy."""
         distance = norm(self.model.astype(np.float64) - self._root)
         tip, seed = self._tip, self.view.spec.seed
         position = Position(tip.branch, tip.position)
@@ -338,7 +349,7 @@ class RecordedTraining:
 
     def commit(self) -> None:
         """Make every finished round durable, together with the current model."""
-        # Let go of first: whatever goes wrong below, nothing is ever recorded twice; it would be run again.
+        # Clear the pending rounds first: if anything fails below, they are repeated, never recorded twice.
         pending, self._pending = self._pending, _Pending()
         if not pending.nodes and not pending.evaluations:
             return
@@ -372,5 +383,5 @@ class RecordedTraining:
 
 
 def _largest(psi: Floats) -> float:
-    """The largest Psi, capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap."""
+    """Return the largest Psi, capped because JSON has no infinity; no noise hides a Psi near the cap."""
     return min(float(psi.max(initial=0.0)), 1e300)

@@ -1,4 +1,4 @@
-"""Behaviour of runs by regime, where it needs their record: one file per regime (`sifu.core.spec.regime`)."""
+"""Behaviour of runs that depends on their record, one module per regime (`sifu.core.spec.regime`)."""
 
 from __future__ import annotations
 

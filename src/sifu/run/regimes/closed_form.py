@@ -1,4 +1,4 @@
-"""Runs of heads in closed form: a round is a solve, and nothing is owed."""
+"""Runs of closed-form heads: a round is a solve, and no rounds are owed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RunInClosedForm(RunInRounds):
         return RecordedSolve(engine, writer, self.view, stop)
 
     def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedSolve | None:
-        """Return a solve with clients that the head lacks and that are reachable now.
+        """Return a solve with reachable clients that the head lacks.
 
-        Each gets one try until it goes away and comes back.
+        Each gets one try until it disconnects and reconnects.
         """
         solve = self.training(engine, writer)
         there = set(cast("StatisticsEngine", engine).reachable(sorted(solve.missing())))
@@ -34,7 +34,7 @@ class RunInClosedForm(RunInRounds):
         return solve
 
     def owed_stop(self) -> StopSpec | None:
-        """Return None: a solve is up to date or it is not."""
+        """Return None: a closed-form head owes no rounds."""
         return None
 
     def release_stop(self) -> StopSpec | None:

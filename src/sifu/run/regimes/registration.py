@@ -11,12 +11,12 @@ from sifu.run.regimes.rounds import RunInRounds
 def register_regime(
     regime: type[Regime], behaviour: type[RunInRounds] | None = None, engine: MakesEngine | None = None
 ) -> None:
-    """Add a regime for this process; it is asked before those known so far whether a spec is of it.
+    """Add a regime for this process; it takes precedence over the regimes registered so far.
 
     Args:
-        regime: Its answers that follow from the spec alone.
-        behaviour: Its behaviour that needs the record of a run; None for that of the regime it extends.
-        engine: Makes its embedded engine; None for that of the regime it extends.
+        regime: Answers that follow from the spec alone.
+        behaviour: Behaviour that needs the record of a run; None for that of the regime it extends.
+        engine: Builder of its embedded engine; None for that of the regime it extends.
     """
     add_regime(regime)
     if behaviour is not None:

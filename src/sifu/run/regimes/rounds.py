@@ -1,4 +1,4 @@
-"""Runs that are trained in rounds: how they train, what they still owe, and what requests touch."""
+"""Runs trained in rounds: their training, the rounds they still owe, and the models that requests affect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu.store.writer import RunWriter
 
 
 class RunInRounds:
-    """Behaviour of a run of one regime; its answers are those of training in rounds, and others extend it."""
+    """Behaviour of a run of one regime; this class is that of training in rounds, and other regimes extend it."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
@@ -25,7 +25,7 @@ class RunInRounds:
         return RecordedTraining(engine, writer, self.view, stop)
 
     def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedTraining | None:
-        """Return the training that brings clients in that the current model lacks; None if there is nothing to do.
+        """Return the training that adds clients the current model lacks; None if there is nothing to do.
 
         Args:
             engine: Engine of the run.
@@ -52,9 +52,9 @@ class RunInRounds:
         return self.owed_stop()
 
     def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
-        """Return the clients that the next release has again, or for the first time."""
+        """Return the clients that the next release contains again, or for the first time."""
         return owed_rounds(self.view)[1]
 
     def networks_among(self, models: Collection[int]) -> set[int]:
-        """Return those of stored models that features go through, so that statistics depend on them."""
+        """Return the stored models that features go through, so that statistics depend on them."""
         return set()

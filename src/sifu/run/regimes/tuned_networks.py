@@ -1,4 +1,4 @@
-"""Runs of heads on networks that groups tune: networks stay separate, and a head joins them."""
+"""Runs of heads on networks that groups tune: the networks stay separate, and a head combines them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class RunOnTunedNetworks(RunInClosedForm):
     """Behaviour of a run whose head is solved on networks that groups tune."""
 
     def are_apart(self) -> bool:
-        """Return whether groups tune a network that no head stands on yet."""
+        """Return whether groups tune a network and no head was solved yet."""
         solved = any(row.node.kind == "round" for row in self.view.reader.nodes_by_number().values())
         return not solved and bool(groups_to_build(self.view))
 
     def networks_among(self, models: Collection[int]) -> set[int]:
-        """Return those of stored models that groups tuned."""
+        """Return the stored models that groups tuned."""
         return set(models) & self.view.reader.group_models().keys()
