@@ -1,1 +1,1 @@
-"""The contracts of the package: spec, request terms, engine, certificate, premises, ledger."""
+"""Shared contracts of the package: spec, request terms, engine, premises, ledger and wording."""

@@ -1,7 +1,7 @@
 """Consent to run code that a spec names: given by the operator in the environment, never by a spec or a run folder.
 
-A spec is data from anywhere. Importing the file that it names would run whatever lies in the working directory, so the
-operator first allows the function by its name: `sifu --allow-code trunk:make ...`, or `sifu.allow_code("trunk:make")`.
+A spec may come from anyone. Importing the file it names would run any code in the working directory. The operator must
+therefore first allow the function by its name: `sifu --allow-code trunk:make ...`, or `sifu.allow_code("trunk:make")`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from sifu.errors import InputError
 
 ALLOWED_CODE = "SIFU_ALLOW_CODE"
-"""Functions that may be imported and called, one a line: package.file:function."""
+"""Environment variable with the functions that may be imported and called, one per line: package.file:function."""
 
 
 def allow_code(*names: str) -> None:
@@ -24,12 +24,12 @@ def allow_code(*names: str) -> None:
 
 
 def allowed_code() -> set[str]:
-    """The functions that the operator allowed."""
+    """Return the functions that the operator allowed."""
     return {line.strip() for line in os.environ.get(ALLOWED_CODE, "").splitlines() if line.strip()}
 
 
 def demand_consent(name: str) -> None:
-    """Refuse code that was not allowed, before anything of it is imported."""
+    """Refuse code that was not allowed, before importing any of it."""
     if name not in allowed_code():
         raise InputError(
             f"module {name!r} is code, and nothing of it was run: read it first, then allow it with "

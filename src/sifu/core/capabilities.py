@@ -1,7 +1,7 @@
 """Optional capabilities of engines, each declared by inheriting its class.
 
-An engine that misspells an optional method would silently be run without it; one that is never told whom to leave out
-would go on contacting forgotten clients. So every engine is checked before it is used.
+A misspelt optional method would silently never be called. An engine whose `leave_out` is never called, for example,
+would continue to contact forgotten clients. Every engine is therefore checked before use.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ CAPABILITIES: dict[str, type] = {
     "take_incidents": NotesIncidents,
     "use_trunks": TunedEngine,
 }
-"""The capability that each optional member of an engine belongs to."""
+"""Capability of each optional member of an engine."""
 NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_trunks")
-"""Members whose absence changes what a run does: an engine that passes them on by `__getattr__` must declare them."""
+"""Members whose absence changes a run's behaviour: an engine that forwards them by `__getattr__` must declare them."""
 REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in vars(protocol) if not name.startswith("_")}
 CLOSENESS = 0.85
-"""Similarity from which on a name counts as a misspelling, by `difflib`."""
+"""Smallest similarity, by `difflib`, at which a name counts as a misspelling."""
 
 
 def check_capabilities(engine: Engine) -> None:
-    """Refuse an engine with an optional member, or one spelt almost like it, whose capability it does not declare.
+    """Refuse an engine with an optional member, or a similar name, whose capability it does not declare.
 
     Args:
-        engine: Engine to be checked, by the names of its public members.
+        engine: Engine whose public members are checked.
 
     Raises:
         InputError: If a member is named like an optional one and the engine does not inherit its capability.

@@ -1,4 +1,4 @@
-"""What an engine of closed-form heads is: its clients send statistics, and a round is a solve."""
+"""Interface of engines for closed-form heads: clients send statistics, and a round is a solve."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sifu.theory.participation import Participation
 
 
 def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
-    """What a head with this many outputs is fitted to."""
+    """Return the targets of a head with this many outputs."""
     return Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
 
 
 def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
-    """How the statistics of a run are written, from its spec and the shape of its head."""
+    """Return the fixed-point format of a run's statistics, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
     norm = recorded_blocks(spec, layout).norm(spec.features.norm) if spec.regime.tunes else spec.features.norm
@@ -34,9 +34,9 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
 
 
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Where the blocks of groups lie in the features of a run whose groups tune a network; a merge is one block.
+    """Return the layout of the groups' blocks in the features of a run with a tuned network; a merge is one block.
 
-    A block is as wide as the spec says, or as the network's output where that is not wider.
+    A block has the width in the spec, unless the network's output is narrower.
 
     >>> spec = Spec.from_mapping({"features": {"block": 4}, "groups": {"count": 2, "rounds": 1}})
     >>> head = [ModelLayout(("weight", "bias"), ((features, 3), (3,))) for features in (18, 9)]
@@ -52,7 +52,7 @@ def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
 
 
 def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
-    """The places of the features that a head is solved on where these groups have a network, and of the constant."""
+    """Return the places of the head's features, given the groups that have a network, and of the constant."""
     if not spec.regime.tunes:
         return np.arange(layout.shapes[0][0] + 1)
     blocks = recorded_blocks(spec, layout)
@@ -60,22 +60,27 @@ def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> 
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:
-    """Weight and bias, as other linear models have them."""
+    """Return the layout of weight and bias, the same as that of other linear models."""
     return ModelLayout(("weight", "bias"), ((fixed.features, fixed.outputs), (fixed.outputs,)), "float64")
 
 
 def head_profile(name: str, samples: int) -> ClientProfile:
-    """A client of a head: a solve does not look at the model before it, so nothing could expand distances."""
+    """Return the profile of a client of a head: a solve ignores the model before it, so no distance can expand."""
     return ClientProfile(name, samples, 1, 0.0, 0.0)
 
 
 def head_facts(
     features: str, *, declared: bool, users: bool, from_labels: bool, preprocessing: str, identity: str
 ) -> TrainingFacts:
-    """What a certificate's premises need of a head on the feature map with this digest.
+    """Return the facts about a head that a certificate's premises need.
 
-    `declared` says that the operator declares the map to be public, `users` that the operator's own module computes it,
-    and `from_labels` that the number of outputs was counted from the clients' labels.
+    Args:
+        features: Digest of the feature map.
+        declared: Whether the operator declares the map to be public.
+        users: Whether the operator's own module computes the map.
+        from_labels: Whether the number of outputs was counted from the clients' labels.
+        preprocessing: Value of `TrainingFacts.preprocessing`.
+        identity: Value of `TrainingFacts.identity`.
     """
     return TrainingFacts(
         local_rate=0.0,
@@ -100,38 +105,38 @@ def head_facts(
 
 
 class StatisticsEngine(Protocol):
-    """An `Engine` whose clients send (G, H, n, q) once instead of models round by round."""
+    """Engine whose clients send (G, H, n, q) once instead of models in every round."""
 
     @property
     def fixed(self) -> FixedPoint:
-        """How numbers are written."""
+        """Fixed-point format of the statistics."""
         ...
 
     @property
     def relative_penalty(self) -> float | None:
-        """r of lambda, None for cross-validation."""
+        """Relative penalty r; None for cross-validation."""
         ...
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Those of `clients` that could be asked now."""
+        """Return the clients among `clients` that can be asked now."""
         ...
 
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
-        """The statistics of each of `clients` in their order, or its rows; or why they were refused; None: no answer.
+        """Yield each client with its checked statistics or rows, in the order of `clients`.
 
-        They are checked.
+        A refused client has a rejection instead, and one that does not answer has None.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The sum of the statistics of `clients`, of whom no one's own can be told from it.
+    """Sum of the statistics of `clients`, which reveals no single client's statistics.
 
-    `rejections` name those that were refused before they sent anything. `sent` counts the messages with masked
-    statistics, those of attempts that were dropped included.
+    `rejections` name clients that were refused before they sent anything. `sent` counts the messages with masked
+    statistics, including those of dropped attempts.
     """
 
     statistics: Statistics
@@ -145,20 +150,20 @@ class MaskedStatisticsEngine(ABC):
 
     @abstractmethod
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """Return the sum over those of `clients` that answer; never a sum in which a part is missing."""
+        """Return the sum over the clients that answer; the sum is always complete."""
 
 
 class HasRecords(ABC):
-    """Capability of a `StatisticsEngine` that has the records of clients at hand."""
+    """Capability of a `StatisticsEngine` that can read the records of clients."""
 
     @abstractmethod
     def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
-        """Yield features and targets of a client's records, a block at a time."""
+        """Yield features and targets of a client's records, one block at a time."""
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """A network that a group tuned: which group, its members' samples, and what it tuned as a flat vector."""
+    """A backbone that a group tuned: the group, its members' samples, and the tuned parameters as a flat vector."""
 
     group: int
     samples: int
@@ -166,14 +171,14 @@ class Trunk:
 
 
 class TunedEngine(ABC):
-    """Capability of a `StatisticsEngine` whose features go through networks that groups tune.
+    """Capability of a `StatisticsEngine` whose features are computed by networks that groups tune.
 
     See docs/theory.md, section 15.5.
     """
 
     tuning: Engine
-    """Runs the rounds in which groups tune the network separately."""
+    """Engine of the rounds in which groups tune the network separately."""
 
     @abstractmethod
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """Compute features through these networks from now on; the features of all other groups are zero."""
+        """Compute features with these networks from now on; the features of all other groups are zero."""

@@ -1,8 +1,7 @@
-"""What an engine is: it runs rounds. The embedded simulator and Flower are two of them.
+"""Interface of engines, which run rounds; the embedded simulator and Flower are two of them.
 
-A method is handed an engine and speaks only to this protocol, so every method runs on every engine.
-Engines know nothing of Psi, budgets or stores; they report scalars, rounded so that no bound built on
-them is too small.
+A method uses an engine only through this protocol, so every method runs on every engine. Engines know nothing of Psi,
+budgets or stores. They report scalars, rounded so that no bound computed from them is too small.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from sifu.theory.participation import ClientIndices
 
 @dataclass(frozen=True)
 class Position:
-    """Where a round starts: model theta_u^n of the paper, `branch` u and `round` n.
+    """Start of a round: model theta_u^n of the paper, `branch` u and `round` n.
 
-    `branch` is 0 for the first training and grows by one with every request, so a position is never
-    used twice and keys every random choice of its round.
+    `branch` is 0 for the first training and grows by one with every request. A position is therefore never used twice,
+    and it is the key of every random choice of its round.
     """
 
     branch: int
@@ -50,15 +49,15 @@ Reason = Literal[
     "another feature map",
     "round dropped",
 ]
-"""Why a client's reply was refused (`sifu.core.replies`)."""
+"""Reasons to refuse a client's reply (`sifu.core.replies`)."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reply that was refused, and why.
+    """A refused reply, with the reason.
 
-    `client` is the name of a known client, or what an unknown one called itself. `left_out` says that a client the
-    round had asked for is missing from it because of this.
+    `client` is the name of a known client, or the name that an unknown one gave. `left_out` says that the round lacks a
+    client it had asked.
     """
 
     position: Position
@@ -66,17 +65,17 @@ class Rejection:
     reason: Reason
     left_out: bool
     detail: str = ""
-    """What exactly was wrong, for the operator who reads the error; it is not recorded."""
+    """Details for the operator in the error message; not recorded."""
 
     def row(self, **more: int) -> dict[str, Any]:
-        """As it is recorded, with `more` that says where."""
+        """Return the row for the record, with the additional columns `more`."""
         place = {"branch": self.position.branch, "round": self.position.round}
         return place | {"client": self.client, "reason": self.reason, "left_out": int(self.left_out)} | more
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that went otherwise than asked: of a client, or of a whole round (then without a name)."""
+    """Something that did not go as requested, for one client or for a whole round (then without a name)."""
 
     branch: int
     round: int
@@ -86,15 +85,22 @@ class Incident:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """One round of FedAvg (eq. 5 of the paper; docs/theory.md, section 2.1) as it happened.
+    """Result of one round of FedAvg (eq. 5 of the paper; docs/theory.md, section 2.1).
 
-    `participants` are sorted client indices; `samples` their |D_i|; `drifts` ||theta_i - mean||,
-    rounded up, in float64. `mean_shift` is ||mean - theta^n||, rounded up. `rounding` bounds how far
-    floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
-    `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> and `updates` the rows
-    theta_i - theta^n of the participants, when asked for; `gram_errors` bounds how far each theta_i - mean in `gram` is
-    off, and without it the matrix is not recorded. An empty round has no participants, leaves the model
-    as it was, and has zeros everywhere. `rejections` are replies that were refused; nothing of them is in the model.
+    An empty round has no participants, leaves the model unchanged, and has zeros everywhere.
+
+    Attributes:
+        model: Model after the round.
+        participants: Sorted indices of the clients that took part.
+        samples: |D_i| of each participant.
+        drifts: ||theta_i - mean|| of each participant, in float64, rounded up.
+        mean_shift: ||mean - theta^n||, rounded up.
+        rounding: Bound on the distance of the result from exact arithmetic; 0.0 where nothing is proven (see
+            `TrainingFacts.rounding_bounded`).
+        gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
+        updates: Rows theta_i - theta^n of the participants, if requested.
+        rejections: Refused replies; the model does not depend on them.
+        gram_errors: Bound on the error of each theta_i - mean in `gram`; without it the matrix is not recorded.
     """
 
     model: Vector
@@ -111,7 +117,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per evaluated client: samples, correct predictions (or 0 for regression), sum of losses."""
+    """Samples, correct predictions (0 for regression) and sum of losses of each evaluated client."""
 
     clients: ClientIndices
     samples: Integers
@@ -120,21 +126,21 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Correct predictions over all samples of the clients evaluated; NaN when there are none."""
+        """Correct predictions over all samples of the evaluated clients; NaN without samples."""
         total = int(self.samples.sum())
         return float(self.correct.sum()) / total if total else float("nan")
 
     @property
     def loss(self) -> float:
-        """Mean loss over all samples of the clients evaluated; NaN when there are none."""
+        """Mean loss over all samples of the evaluated clients; NaN without samples."""
         total = int(self.samples.sum())
         return float(self.loss_sum.sum()) / total if total else float("nan")
 
 
 class Engine(Protocol):
-    """Runs rounds and evaluates models. Models are flat vectors of `layout`.
+    """Engine that runs rounds and evaluates models, which are flat vectors of `layout`.
 
-    An engine that can do more inherits the capabilities it has (`sifu.core.capabilities`).
+    An engine with optional abilities inherits their capability classes (`sifu.core.capabilities`).
     """
 
     @property
@@ -147,7 +153,7 @@ class Engine(Protocol):
     def facts(self) -> TrainingFacts: ...
 
     def initial_model(self, branch: int) -> Vector:
-        """A fresh model that no client's data has touched; another one for each branch."""
+        """Return a fresh model that depends on no client's data; a different one for each branch."""
         ...
 
     def run_round(
@@ -159,20 +165,27 @@ class Engine(Protocol):
         want_gram: bool = False,
         want_updates: bool = False,
     ) -> RoundResult:
-        """One round from `model` among the `active` clients; the argument is never modified.
+        """Run one round from `model` among the `active` clients, without modifying `model`.
 
-        Same model, position and active clients: same result, bit for bit, on one machine.
+        The same model, position and active clients give the same result, bit for bit, on one machine.
+
+        Args:
+            model: Model at the start of the round.
+            position: Position of the round.
+            active: Clients that may take part.
+            want_gram: Whether the result includes the Gram matrix.
+            want_updates: Whether the result includes the participants' updates.
         """
         ...
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """theta_i - model of each of `clients` after `steps` local steps, in their order; nothing is averaged."""
+        """Return theta_i - model of each of `clients` after `steps` local steps, in their order, without averaging."""
         ...
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """How `model` does on the data of each of `clients`."""
+        """Evaluate `model` on the data of each of `clients`."""
         ...
 
 
@@ -180,7 +193,7 @@ class LacksData:
     """Capability of an engine that may lack the data of some of its clients."""
 
     absent: frozenset[int] = frozenset()
-    """Clients whose data are missing: stand-ins, which are never trained on and never evaluated."""
+    """Clients whose data are missing; they are never trained on or evaluated."""
 
 
 class EvaluatesSeveral(ABC):
@@ -192,7 +205,7 @@ class EvaluatesSeveral(ABC):
 
 
 class MayNotEvaluate(ABC):
-    """Capability of an engine whose clients may not evaluate models."""
+    """Capability of an engine whose clients may be unable to evaluate models."""
 
     @property
     @abstractmethod
@@ -201,7 +214,7 @@ class MayNotEvaluate(ABC):
 
 
 class RunsGroupRounds(ABC):
-    """Capability of an engine whose rounds have a fixed cost, shared by groups that train at the same time."""
+    """Capability of an engine whose rounds have a fixed cost that groups training at the same time can share."""
 
     @abstractmethod
     def run_group_rounds(
@@ -215,19 +228,19 @@ class LosesRounds(ABC):
 
     @abstractmethod
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Return whether a round was lost: nobody took part although enough clients were asked."""
+        """Return whether a round was lost: no client took part although enough were asked."""
 
 
 class LeavesOut(ABC):
-    """Capability of an engine that contacts other machines, and must be told whom not to contact any more."""
+    """Capability of an engine that contacts other machines and must be told which clients to stop contacting."""
 
     @abstractmethod
     def leave_out(self, clients: Iterable[int]) -> None:
-        """Ask nothing of these clients from now on, whatever a round says."""
+        """Stop contacting these clients, even if a round selects them."""
 
 
 class NotesIncidents(ABC):
-    """Capability of an engine that notes what did not happen as asked."""
+    """Capability of an engine that reports incidents."""
 
     @abstractmethod
     def take_incidents(self) -> list[Incident]:
@@ -235,7 +248,7 @@ class NotesIncidents(ABC):
 
 
 class ShowsSamples(ABC):
-    """Capability of an engine that shows digests of its clients' samples, so that a run can recognise them."""
+    """Capability of an engine that provides digests of its clients' samples, so that a run can recognise them."""
 
     @property
     @abstractmethod
@@ -248,11 +261,11 @@ class ChecksModule(ABC):
 
     @abstractmethod
     def check_module(self) -> None:
-        """Refuse a module whose local trainings give different results when they are repeated."""
+        """Refuse a module whose local training gives different results when repeated."""
 
 
 def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> Evaluation:
-    """How `model` does on the data of `clients`; nothing where those of some are not there, which would say less."""
+    """Evaluate `model` on the data of `clients`; return an empty evaluation if the data of any of them are missing."""
     if isinstance(engine, LacksData) and not engine.absent.isdisjoint(clients.tolist()):
         none = np.zeros(0, dtype=np.int64)
         return Evaluation(none, none, none, np.zeros(0))
@@ -260,7 +273,7 @@ def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> E
 
 
 def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-    """How each of `models` does on the data of `clients`, in whatever way is cheapest for the engine.
+    """Evaluate each of `models` on the data of `clients`, in the cheapest way for the engine.
 
     A client that does not answer has no samples.
     """
@@ -272,9 +285,16 @@ def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndic
 def run_group_rounds(
     engine: Engine, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
 ) -> list[RoundResult]:
-    """One round of each group from its own model, all at the same place; bit for bit what each would do alone.
+    """Run one round of each group from its own model, all at the same position.
 
-    No client is in two groups and draws are keyed by client, so together they are one round of the federation.
+    No client is in two groups and draws are keyed by client. The results are therefore, bit for bit, those of each
+    group on its own, and together they form one round of the federation.
+
+    Args:
+        engine: Engine that runs the rounds.
+        models: Model of each group.
+        position: Position of the round.
+        groups: Members of each group.
     """
     if isinstance(engine, RunsGroupRounds):
         return engine.run_group_rounds(models, position, groups)

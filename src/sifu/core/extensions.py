@@ -47,10 +47,10 @@ class SpecKey:
 
     Attributes:
         name: Section and key, "server.clip" for example.
-        default: The value that means off; its type is the type of the key.
-        comment: One line for people.
-        demands: Yields, for a spec, whether each demand on the value holds and what the value must be.
-        sets: The field of `RoundExtras` that takes the value, or None where only the extension reads it.
+        default: Value that means off; its type is the type of the key.
+        comment: One line for readers of the spec.
+        demands: Function that yields, for a spec, whether each condition on the value holds, and the words for it.
+        sets: Field of `RoundExtras` that takes the value, or None if only the extension reads it.
     """
 
     name: str
@@ -64,12 +64,12 @@ _KEYS: dict[str, SpecKey] = {}
 
 
 def register_key(key: SpecKey) -> None:
-    """Add a spec key for this process, as an entry point of the group `sifu.spec_keys` would for every process."""
+    """Add a spec key for this process; an entry point of the group `sifu.spec_keys` adds it for every process."""
     _KEYS[key.name] = key
 
 
 def spec_key(name: str) -> SpecKey | None:
-    """Return the extension's key of this name, or None where no installed package provides it."""
+    """Return the extension's key of this name, or None if no installed package provides it."""
     if name not in _KEYS and (key := provided(SPEC_KEYS, name)) is not None:
         _KEYS[name] = key
     return _KEYS.get(name)
@@ -94,7 +94,7 @@ def provided_names(group: str) -> tuple[str, ...]:
 
 
 def provided(group: str, name: str) -> Any | None:
-    """Load what an installed package provides under this name; None where none does."""
+    """Load the object that an installed package provides under this name; return None if there is none."""
     entry = _entries(group).get(name)
     if entry is None:
         return None

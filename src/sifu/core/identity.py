@@ -1,6 +1,6 @@
-"""Who a client is: a name the operator gives, and the public key of its node.
+"""Identity of clients: a name that the operator gives, and the public key of the client's node.
 
-A key is written down as the SHA-256 of its PEM body, which is the same for every program that handles it.
+A key is recorded as the SHA-256 of its PEM body, which every program computes alike.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ LONGEST_NAME = 200
 
 
 def key_fingerprint(pem: bytes) -> str:
-    """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex.
+    """Return the SHA-256 of a public key in PEM (SubjectPublicKeyInfo), in hexadecimal.
 
-    One key and nothing else: next to a second block or a header, a program that checks a signature might read
-    another key than is named here, and a stranger would pass for a client.
+    The input must be one key and nothing else. With a second block or a header, a program that checks a signature might
+    read another key than the one named here and accept a stranger as a client.
+
+    Raises:
+        InputError: If the input is not exactly one public key in the standard form.
     """
     match = re.fullmatch(rb"\s*-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*", pem)
     if not match:
@@ -47,7 +50,7 @@ class Admitted:
 
 
 def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
-    """The allow-list from plain values."""
+    """Return the allow-list for plain values."""
     try:
         return tuple(Admitted(str(entry["name"]), str(entry["key"]), entry["status"]) for entry in values)
     except (KeyError, TypeError) as error:
@@ -55,7 +58,7 @@ def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
 
 
 def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
-    """The allow-list as plain values."""
+    """Return the allow-list as plain values."""
     return [asdict(entry) for entry in entries]
 
 
@@ -70,7 +73,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_key(key: str) -> str:
-    """Refuse what is not a fingerprint as `key_fingerprint` writes it: no node could ever have it."""
+    """Return the key; refuse text that is not a fingerprint as returned by `key_fingerprint`."""
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise InputError(f"a key is known by the 64 hexadecimal digits of its SHA-256, found {key[:80]!r}")
     return key

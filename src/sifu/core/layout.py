@@ -1,8 +1,8 @@
 """A model as one flat vector, and the names and shapes that turn it back into arrays.
 
-Every norm, mean and noise of this project is taken over *all* parameters at once, so models travel as
-flat vectors; the layout is kept with them for files and for engines. A client's reply holds its model array by array,
-and is read as one flat vector where it lies, which saves a trip through memory for every reply.
+Every norm, mean and noise is taken over *all* parameters at once, so models are passed as flat vectors. Files and
+engines keep the layout with them. A client's reply holds its model array by array and is read in place as one flat
+vector, which saves a copy for every reply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Vector = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Names, shapes and element type of a model's parameters, in the order they are flattened."""
+    """Names, shapes and element type of a model's parameters, in the order of flattening."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -30,17 +30,17 @@ class ModelLayout:
 
     @property
     def size(self) -> int:
-        """The number of parameters, d."""
+        """Number of parameters, d."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def own_copy(self, model: Vector) -> Vector:
-        """A copy of a flat model in the element type of this layout; another size is refused."""
+        """Return a copy of a flat model in the element type of this layout; refuse another size."""
         vector: Vector = np.array(model, dtype=self.dtype)
         self._check_size(vector)
         return vector
 
     def flatten(self, arrays: Mapping[str, NDArray[np.floating]]) -> Vector:
-        """One vector of all arrays, in order; a missing name or another shape is refused."""
+        """Return one vector of all arrays, in order; refuse a missing name or another shape."""
         parts = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in arrays:
@@ -51,7 +51,7 @@ class ModelLayout:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=self.dtype)
 
     def unflatten(self, vector: Vector) -> dict[str, Vector]:
-        """The named arrays of a flat vector (views where possible)."""
+        """Return the named arrays of a flat vector (views where possible)."""
         self._check_size(vector)
         arrays, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
@@ -67,7 +67,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, eq=False)
 class ModelPieces:
-    """Flat arrays of one element type, at least one, that follow each other in a model; no one writes to them.
+    """Flat arrays of one element type, at least one, that form a model in order; they are read-only by convention.
 
     >>> model = ModelPieces((np.array([1.0, 2.0]), np.array([3.0])))
     >>> part = np.empty(2)
@@ -80,16 +80,16 @@ class ModelPieces:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of every element."""
+        """Type of every element."""
         return self.pieces[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the flat vector."""
+        """Shape of the flat vector."""
         return (sum(piece.size for piece in self.pieces),)
 
     def read(self, first: int, part: Vector) -> None:
-        """Fill `part` with the entries from number `first` on, as numbers of its type."""
+        """Fill `part` with the entries from index `first` on, converted to its type."""
         done = 0
         for piece in self.pieces:
             if first < piece.size:
@@ -101,18 +101,18 @@ class ModelPieces:
             first = max(0, first - piece.size)
 
     def slices(self, length: int) -> Iterator[Vector]:
-        """Every entry once, at most `length` together, as views."""
+        """Yield views of at most `length` entries that cover the model once."""
         for piece in self.pieces:
             for first in range(0, piece.size, length):
                 yield piece[first : first + length]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """One flat vector, which is a copy."""
+        """Return a copy as one flat vector."""
         return np.concatenate(self.pieces).astype(dtype or self.dtype, copy=False)
 
 
 def model_pieces(arrays: Mapping[str, NDArray[Any]], layout: ModelLayout) -> ModelPieces:
-    """Named arrays as one model; of another type, name or shape, a model that no gate lets through."""
+    """Return named arrays as one model; wrong names, types or shapes give a model that every gate refuses."""
     ours = [array.dtype for name, array in arrays.items() if name in layout.names]
     other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:

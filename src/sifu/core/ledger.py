@@ -1,10 +1,10 @@
-"""The hash chain of a run: each event commits to its content with a salt, and to the event before it.
+"""Hash chain of a run: each event commits to its content with a salt, and to the event before it.
 
     commitment = SHA-256(nonce || payload)              nonce: 32 random bytes, payload: canonical JSON
     hash       = SHA-256(previous hash || seq || NUL || time || NUL || kind || NUL || commitment)
 
-The chain of hashes can be shown to anyone: without the nonces it tells nothing of the payloads. Anyone
-who holds the folder recomputes all of it.
+The chain of hashes can be made public: without the nonces it reveals nothing about the payloads. Anyone who has the
+folder can recompute all of it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,42 @@ from typing import Any
 import rfc8785
 
 GENESIS = bytes(32)
-"""The hash before the first event."""
+"""Hash before the first event."""
 
 NONCE_BYTES = 32
 SEALED = "sealed"
-"""The key of a payload that commits to what the event measured on clients' data."""
+"""Key of the payload that commits to the event's measurements on clients' data."""
 FIGURES_SALT = "figures_salt"
-"""The sealed key of the salt in the event's digests of rows and clients; without it they tell nothing."""
+"""Sealed key of the salt in the event's digests of rows and clients; without the salt they reveal nothing."""
 LOCAL_RATES = "local_rates"
-"""The sealed key, and that of the run table, of automatic local rates, each under the fresh model that training at it
-began from."""
+"""Sealed key, and key in the run table, of automatic local rates.
+
+Each rate is stored under the fresh model from which training at that rate started.
+"""
 RELEASE_DISTANCES = "release_distances"
-"""The sealed key of how far a released head is from the heads without each client, and without one of its records."""
+"""Sealed key of the distances of a released head to the heads without each client, and without one of its records."""
 SEALED_KEYS = (
     "evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
     RELEASE_DISTANCES,
 )  # fmt: skip
-"""What is never in a payload itself: figures that a guess of a client's data can be held against."""
+"""Keys that are never in a payload itself: their figures could confirm a guess about a client's data."""
 
 
 LARGEST_INTEGER = 2**53 - 1
-"""RFC 8785 has no number beyond what a float64 holds exactly; a larger integer is written as text."""
+"""Largest integer that float64, and so RFC 8785, represents exactly; a larger one is written as text."""
 
 _UNLIKE = re.compile(r"\d\.0(?!\d)|\de[+-]|\d{16}")
-"""Where Python may write a number in another way than ECMAScript; long texts of digits match too, which is harmless."""
+"""Pattern of numbers that Python may write differently from ECMAScript; it also matches long digit strings, harmlessly.
+"""
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte string of a JSON value by RFC 8785, so that a program in any language makes the same bytes.
+    """Return the canonical bytes of a JSON value by RFC 8785, which programs in any language can reproduce.
 
-    Keys are sorted by UTF-16 code units, there are no spaces, numbers are written as ECMAScript writes them. NaN,
-    infinities, integers beyond 2^53 and halves of characters are refused with a ValueError.
+    Keys are sorted by UTF-16 code units, there are no spaces, and numbers are written as in ECMAScript.
+
+    Raises:
+        ValueError: If the value has a NaN, an infinity, an integer beyond 2^53 or an unpaired surrogate.
 
     >>> canonical_json({"b": 1.5, "a": [True, None, 1e21, 2.0]})
     b'{"a":[true,null,1e+21,2],"b":1.5}'
@@ -63,9 +68,11 @@ def canonical_json(value: Any) -> bytes:
 
 
 def read_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """A JSON value as canonical JSON means it: a number that is not an integer up to 2^53 is a float64.
+    """Parse JSON with the numbers of canonical JSON: integers up to 2^53, and float64 otherwise.
 
-    `pairs` makes an object of its keys and values, for callers that must notice a repeated key.
+    Args:
+        content: JSON text.
+        pairs: Function that builds an object from its keys and values, for callers that must notice a repeated key.
 
     >>> read_json(b"[1, 1e3, 100000000000000000000]")
     [1, 1000.0, 1e+20]
@@ -83,12 +90,12 @@ def _number(digits: str) -> int | float:
 
 
 def finite_or_text(value: float | None) -> float | str | None:
-    """A float as JSON can hold it: an infinite Psi becomes the word."""
+    """Return a float that JSON can represent; an infinite or undefined one becomes a word."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def plain_values(value: Any) -> Any:
-    """A value as JSON can hold it, for people and other programs: figures that it cannot hold become null."""
+    """Return a value that JSON can represent, for people and other programs; NaN and infinities become null."""
     if isinstance(value, dict):
         return {str(key): plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -99,12 +106,12 @@ def plain_values(value: Any) -> Any:
 
 
 def commit(nonce: bytes, payload: bytes) -> bytes:
-    """SHA-256(nonce || payload)."""
+    """Return SHA-256(nonce || payload)."""
     return hashlib.sha256(nonce + payload).digest()
 
 
 def chain(previous: bytes, seq: int, time: str, kind: str, commitment: bytes) -> bytes:
-    """The hash of an event, which the next one builds on."""
+    """Return the hash of an event, which the next one includes."""
     text = b"\0".join([str(seq).encode(), time.encode(), kind.encode()])
     return hashlib.sha256(previous + text + b"\0" + commitment).digest()
 
@@ -121,18 +128,18 @@ class Event:
     commitment: bytes
     hash: bytes
     signature: bytes | None = None
-    """The operator's, over this event and so over all before it; None where the key was not available."""
+    """The operator's signature over this event and so over all before it; None where the key was not available."""
     sealed: bytes | None = None
-    """What was measured on clients' data: outside the payload, which commits to it with a salt, so it can be erased."""
+    """Measurements on clients' data. The payload only commits to them with a salt, so they can be erased."""
 
     @property
     def head(self) -> str:
-        """`SEQ:HASH`, as the end of a ledger is named."""
+        """`SEQ:HASH`, the name of the end of a ledger."""
         return f"{self.seq}:{self.hash.hex()}"
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The payload and what is sealed, read once; not to be changed by the caller."""
+        """Payload and sealed part, parsed once; callers must not modify it."""
         content: dict[str, Any] = read_json(self.payload)
         if self.sealed is not None:
             sealed = read_json(self.sealed)
@@ -141,21 +148,24 @@ class Event:
 
 
 def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: bytes) -> Event:
-    """The next event of a chain whose last hash is `previous`."""
+    """Return the next event of a chain whose last hash is `previous`."""
     content = canonical_json(payload)
     commitment = commit(nonce, content)
     return Event(seq, time, kind, content, nonce, commitment, chain(previous, seq, time, kind, commitment))
 
 
 def seal_commitment(salt: bytes, content: bytes) -> str:
-    """How a payload names its sealed part: SHA-256(salt || content). Without the salt it tells nothing."""
+    """Return SHA-256(salt || content), the name of the sealed part in a payload; without the salt it tells nothing."""
     return hashlib.sha256(salt + content).hexdigest()
 
 
 def broken_links(events: Iterable[Event], erased_before: int = 0) -> Iterator[str]:
-    """A sentence for every event that does not recompute.
+    """Yield a sentence for every event whose hash or commitment is wrong.
 
-    Of events before `erased_before` whose nonce is gone, a purge erased a part: they cannot be opened any more.
+    Args:
+        events: Events of the ledger in order.
+        erased_before: Number of the first event after a purge. Commitments of earlier events without a nonce cannot be
+            checked, because the purge erased it.
     """
     previous = GENESIS
     for expected, event in enumerate(events, start=1):

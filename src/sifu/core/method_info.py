@@ -1,6 +1,6 @@
-"""Facts about methods, which planning and verification read without the methods themselves.
+"""Facts about methods, which planning and verification read without importing the methods.
 
-`sifu.methods` implements them. A method of another package brings its own `MethodInfo` (docs/new-method.md).
+`sifu.methods` implements the methods. A method of another package provides its own `MethodInfo` (docs/new-method.md).
 """
 
 from __future__ import annotations
@@ -18,17 +18,27 @@ from sifu.errors import InputError, MissingExtensionError
 from sifu.theory.calibration import SMALLEST_DELTA, TrainingNoise, delta_reached, stated_delta, true_positive_rate
 
 Protection = Literal["noise", "training noise", "nothing"]
-"""What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
+"""Basis of a method's guarantee: noise of the request, charged to budgets; noise of training; or nothing.
 
-Only the first is charged, covers those who asked before, and binds later requests to the budgets of its clients."""
+Only the first is charged, covers the subjects of earlier requests, and binds later requests to the budgets of its
+clients.
+"""
 
 
 def delta_of_budget(
     epsilon: float, multiplier: float, untouched: bool, protection: Protection, training_noise: TrainingNoise | None
 ) -> float:
-    """The delta at epsilon once the budget is used up whole: 0 where nothing needs hiding, 1 where nothing is hidden.
+    """Return the delta at epsilon once the budget is fully used.
 
-    Never between 0 and 1e-10: noise in floating point delivers no less.
+    It is 0 where nothing needs hiding, and 1 where nothing is hidden. It is never between 0 and 1e-10: noise in
+    floating point cannot achieve less.
+
+    Args:
+        epsilon: Budget of the request.
+        multiplier: Noise multiplier s of the budget.
+        untouched: Whether no forgotten client has a part in the model.
+        protection: Basis of the method's guarantee.
+        training_noise: Guarantee of the noise of training, if there is one.
 
     >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
     1.0
@@ -47,10 +57,16 @@ def delta_of_budget(
 def delta_of_charges(
     epsilon: float, charges: Iterable[float], protection: Protection, training_noise: TrainingNoise | None
 ) -> float:
-    """The delta at epsilon that the release of this request reached: what was spent, not what may be.
+    """Return the delta at epsilon that this request's release reached, by the charges actually spent.
 
-    `charges` are those of the request's own subjects. Rounded up to four digits, and never between 0 and 1e-10. It
-    tells Psi, so it stands in the auditor's copy alone.
+    The result is rounded up to four digits, and never between 0 and 1e-10. It reveals Psi, so only the auditor's copy
+    contains it.
+
+    Args:
+        epsilon: Budget of the request.
+        charges: Charges to the request's own subjects.
+        protection: Basis of the method's guarantee.
+        training_noise: Guarantee of the noise of training, if there is one.
 
     >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
     (0.04058, 0.0)
@@ -68,9 +84,9 @@ def delta_of_charges(
 
 
 def attacker_rate(level: Level, multiplier: float) -> float | None:
-    """What an attacker allowed 1 % false alarms can spot at most, rounded up to four digits.
+    """Return the largest true-positive rate of an attacker with 1 % false alarms, rounded up to four digits.
 
-    0.01 is a blind guess: all there is at level `exact`. At level `none` nothing bounds it.
+    At level `exact` it is 0.01, that of a blind guess. At level `none` there is no bound.
 
     >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
     (0.702, 0.01, None)
@@ -83,31 +99,36 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
 
 
 StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
-"""Which model a request starts from: the latest one the budgets allow, the current one, a fresh one, the initial one
-of the active history (moved by stored updates), the merge of the groups that are left (a fresh one if none is), or
-any."""
+"""Model that a request starts from.
+
+`rule` is the latest one that the budgets allow, `initial` the initial one of the active history (moved by stored
+updates), and `merge` the merge of the remaining groups (a fresh model if there are none).
+"""
 
 
 Figures = Literal["unused", "erasable", "needed"]
-"""What a purge may do to the recorded figures of rounds once a method has executed a request: erase them, because its
-certificates rest on none; erase them if the operator chooses so; or nothing."""
+"""Permission to purge the recorded figures of rounds after a method has executed a request.
+
+`unused` figures may be erased, because the method's certificates need none; `erasable` ones if the operator chooses so;
+`needed` ones never.
+"""
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """Facts about a method, which planning, purges and verification ask for.
+    """Facts about a method for planning, purges and verification.
 
     Attributes:
-        name: The name in specs, terms, certificates and the ledger.
-        summary: One line for people.
+        name: Name in specs, terms, certificates and the ledger.
+        summary: One line for users.
         certifies: False for a heuristic, whose level is always `none`.
-        protection: What a promise rests on; verification holds every request to it.
-        starts_from: Which model a request may start from; verification holds every request to it.
-        takes_sigma: Whether it honours a sigma of the request's own; `auto` takes no other method where one is given.
+        protection: Basis of the guarantee; verification checks every request against it.
+        starts_from: Model that a request may start from; verification checks every request against it.
+        takes_sigma: Whether it uses a sigma given in the request; `auto` then considers only such methods.
         control: Whether it is a baseline or control of experiments, which `auto` never takes.
-        preserves: How much of the training it preserves, compared with other methods; among exact methods `auto`
-            prefers the largest, so that no client's data decides between them.
-        figures: What a purge may erase after its requests.
+        preserves: Rank by the amount of training preserved; among exact methods `auto` prefers the largest, so that no
+            client's data decides between them.
+        figures: Permission to purge figures after its requests.
         extra_premises: Premises that its certificates must state, besides those that follow from the other facts.
     """
 
@@ -160,13 +181,13 @@ METHOD_INFOS: dict[str, MethodInfo] = {
         ),
     )
 }
-"""The methods by name, in the order in which people see them."""
+"""Methods by name, in display order."""
 CLOSED_FORM = "closed_form"
-"""The one method of ridge heads, which no other method can do anything with."""
+"""Name of the only method that applies to ridge heads."""
 
 
 def find_method_info(name: str) -> MethodInfo | None:
-    """Return the facts about the method of this name; None where neither sifu nor an installed package has it."""
+    """Return the facts about the method of this name; None if neither sifu nor an installed package has it."""
     if name not in METHOD_INFOS and (method := provided(METHODS, name)) is not None:
         METHOD_INFOS[name] = method.info
     return METHOD_INFOS.get(name)
@@ -176,7 +197,7 @@ def method_info(name: str) -> MethodInfo:
     """Return the facts about the method of this name.
 
     Raises:
-        InputError: If neither sifu nor an installed package has the method; the message lists those there are.
+        InputError: If neither sifu nor an installed package has the method; the message lists the known ones.
     """
     info = find_method_info(name)
     if info is None:
@@ -195,7 +216,7 @@ def all_method_infos() -> tuple[MethodInfo, ...]:
 
 
 def require_methods(names: Iterable[str]) -> None:
-    """Check that the methods that a record names are installed.
+    """Check that the methods named in a record are installed.
 
     Raises:
         MissingExtensionError: If one is not.

@@ -1,8 +1,8 @@
 """Two observers of a run: one sees only the releases from a request on, the other also kept earlier ones.
 
-A certificate covers the first. The second can compare a release from before the request with one from after it, and
-whatever was deleted is in the difference. Plans, certificates, reports, the evidence, audits and the console print the
-two statements of this file and no others.
+A certificate covers the first. The second can compare a release from before the request with a later one; the
+difference contains what was deleted. Plans, certificates, reports, the evidence, audits and the console print the two
+statements of this module and no others.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_PROTECTED = "not protected"
-"""The answer for an observer against whom nothing is proven."""
+"""Statement for an observer against whom nothing is proven."""
 SEEN = {"all": "the models released from this request on", "latest": "the latest released model"}
-"""The models that the first observer sees, by the scope of the request."""
+"""Models that the first observer sees, by the scope of the request."""
 EXACT_LIMIT = "what the plan itself reveals (which model training resumed from, how long it took) is not covered"
 KEPT_EARLIER = "An observer who also kept an earlier release"
 
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """A guarantee against an observer of all releases, those from before the request included."""
+    """A guarantee against an observer of all releases, including those before the request."""
 
     epsilon: float
     delta: float
 
     @property
     def words(self) -> str:
-        """
+        """The guarantee in words.
+
         >>> BeforeAfter(1.0, 1e-05).words
         '(epsilon, delta) = (1, 1e-05)'
         """
@@ -37,12 +38,12 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class Observers:
-    """The answer for each of the two observers, one sentence each.
+    """One sentence for each of the two observers.
 
     Attributes:
-        later_only: The statement about an observer who sees only the releases from this request on.
-        kept_earlier: The statement about an observer who kept earlier releases too.
-        before_after: The guarantee against the second observer; None means not protected.
+        later_only: Statement about an observer who sees only the releases from this request on.
+        kept_earlier: Statement about an observer who also kept earlier releases.
+        before_after: Guarantee against the second observer; None means not protected.
     """
 
     later_only: str
@@ -56,13 +57,13 @@ class Observers:
 
 
 def observers_of(level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None) -> Observers:
-    """Return what a request at this level means for each observer.
+    """Return the statements about both observers for a request at this level.
 
     Args:
-        level: The level of the plan or certificate.
-        rate: The bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
-        scope: The releases that the bound covers, "all" or "latest".
-        before_after: The guarantee against an observer who kept earlier releases, if there is one.
+        level: Level of the plan or certificate.
+        rate: Bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
+        scope: Releases that the bound covers, "all" or "latest".
+        before_after: Guarantee against an observer who kept earlier releases, if there is one.
 
     >>> observers_of("exact", 0.01, "all").kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
@@ -75,14 +76,14 @@ def observers_of(level: str, rate: float | None, scope: str, before_after: Befor
 
 
 def observers_in(body: Mapping[str, Any]) -> Observers:
-    """Return what a certificate of either form means for each observer."""
+    """Return the statements about both observers for a certificate of either form."""
     stated = body.get("before_after")
     guarantee = None if stated is None else BeforeAfter(float(stated["epsilon"]), float(stated["delta"]))
     return observers_of(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"], guarantee)
 
 
 def percent(rate: float) -> str:
-    """Return an attacker's rate in per cent, as every page states it.
+    """Return an attacker's rate in per cent, in the format used everywhere.
 
     >>> percent(0.702), percent(0.01), percent(0.0375)
     ('70.2 %', '1 %', '3.75 %')
@@ -91,7 +92,7 @@ def percent(rate: float) -> str:
 
 
 def _later_only(level: str, rate: float | None, scope: str) -> str:
-    """Return the statement about an observer who sees nothing from before the request.
+    """Return the statement about an observer who sees no release from before the request.
 
     >>> _later_only("proven", 0.702, "latest")[:81]
     'An observer who sees only the latest released model, with a 1 % false-alarm rate,'

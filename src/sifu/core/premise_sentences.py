@@ -1,7 +1,7 @@
-"""The sentence of each premise, by its name and case. Certificates hold names, cases and values, not these.
+"""Sentences of premises, by name and case; certificates contain names, cases and values instead.
 
-A sentence may be put better at any time (then raise `wording.WORDING`). A case keeps its meaning forever,
-and none is taken away: certificates that were issued with it are still read.
+A sentence may be reworded at any time (then raise `wording.WORDING`). A case keeps its meaning forever and is never
+removed, because issued certificates refer to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 AS_STATED = "as stated"
-"""The case of a premise whose method brings its sentence along: it is the value `statement`."""
+"""Case of a premise whose method provides its own sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
     "accounting": {
         "met": "Weights are those of the rounds that really happened.",
@@ -206,7 +206,7 @@ SENTENCES: dict[str, dict[str, str]] = {
 
 
 def sentence(name: str, case: str, values: Mapping[str, Any]) -> str:
-    """What a premise says, by today's wording."""
+    """Return the sentence of a premise in the current wording."""
     text = "{statement}" if case == AS_STATED else SENTENCES.get(name, {}).get(case)
     if text is None:
         raise ValueError(

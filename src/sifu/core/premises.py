@@ -1,12 +1,11 @@
-"""What a certificate rests on, and the level that follows (docs/theory.md, sections 10, 12.1 and 12.2).
+"""Premises of a certificate, and the level that follows from them (docs/theory.md, sections 10, 12.1 and 12.2).
 
-Each premise is either `met` (by construction, or measured as an upper bound), `trusted` (what clients report and
-the operator declares; every certificate says so), `assumed` (so the level is at most `conditional`) or
-`failed` (so the level is `none`). The level is computed from the premises and from nothing else; no one can
-write a level down.
+Each premise has one of four statuses: `met` (by construction, or measured as an upper bound), `trusted` (reported by
+clients or declared by the operator; every certificate says so), `assumed` (the level is at most `conditional`) or
+`failed` (the level is `none`). The level is computed from the premises alone; nobody can set it.
 
-First each premise, then every premise of one kind of promise: a model released with noise, noise in training, and no
-noise at all (heads in closed form, merged groups, heuristics).
+The module first has each single premise, then the list of premises of each kind of guarantee: a model released with
+noise, noise in training, and no noise at all (heads in closed form, merged groups, heuristics).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ Status = Literal["met", "trusted", "assumed", "failed"]
 
 @dataclass(frozen=True)
 class Premise:
-    """One premise: its name, whether it holds, and what its sentence is made of (`premise_sentences`).
+    """One premise: its name, its status, and the values of its sentence (`premise_sentences`).
 
-    `case` tells sentences of one name apart; it is the status where that says enough. `values` are the figures in the
-    sentence. `confidential` ones may depend on clients' data and are in the auditor's copy only. Certificates hold all
-    of these and no sentence: a better wording changes no certificate.
+    `case` selects one of several sentences of a name; it is the status by default. `values` are the figures in the
+    sentence. `confidential` figures may depend on clients' data and appear only in the auditor's copy. Certificates
+    contain these fields but no sentence, so a better wording changes no certificate.
 
     >>> Premise("calibration", "failed", values={"epsilon": 3.0}).statement
     'Classical calibration is proven for epsilon < 1 only; it was used at epsilon = 3.'
@@ -51,16 +50,16 @@ class Premise:
 
     @property
     def statement(self) -> str:
-        """The sentence, by today's wording."""
+        """Sentence in the current wording."""
         return sentence(self.name, self.case, self.values)
 
     @property
     def detail(self) -> str:
-        """The confidential figures in words."""
+        """Confidential figures in words."""
         return ", ".join(f"{name.replace('_', ' ')} {value!r}" for name, value in self.confidential.items())
 
     def in_words(self) -> dict[str, str]:
-        """For people: name, status, sentence and figures."""
+        """Return name, status, sentence and figures for readers."""
         return {"name": self.name, "status": self.status, "statement": self.statement, "detail": self.detail}
 
 
@@ -69,19 +68,29 @@ FRESH_START = (
     "initial model", "noise size", "engine", "layout", "deterministic device",
     "held-out rows",
 )  # fmt: skip
-"""The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
-proves anything at all, and whether a client is who it says it is."""
+"""Premises that matter even for a fresh model.
+
+They concern everything before training, the initial model, the method itself and the identity of clients.
+"""
 
 BITS = ("layout", "deterministic device")
-"""The premises that matter only where no noise hides the last bits: bounds on rounding hold for any layout."""
+"""Premises that matter only where no noise hides the last bits; bounds on rounding hold for any layout."""
 
 ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
-"""The premises that matter for a model that was trained before, even if the client has no part in it: without the
-client other rounds might have counted."""
+"""Premises that matter for an earlier trained model even if the client has no part in it.
+
+Without the client, other rounds might have counted.
+"""
 
 
 def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool) -> list[Premise]:
-    """The premises that a level rests on: all but those on bits, unless no forgotten client has a part in the model."""
+    """Return the premises that decide the level.
+
+    Args:
+        premises: All premises.
+        exact: Whether no forgotten client has a part in the model that training continues from.
+        fresh: Whether that model is a new initial model.
+    """
     if not exact:
         return [premise for premise in premises if premise.name not in BITS]
     names = FRESH_START if fresh else FRESH_START + ON_THE_PATH
@@ -89,10 +98,14 @@ def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool
 
 
 def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -> Level:
-    """The level that the premises allow.
+    """Return the level that the premises allow.
 
-    `exact` says that no forgotten client has a part in the model training continues from. `fresh` says that it is a new
-    initial model; one that was trained before also rests on which rounds counted (docs/theory.md, section 12.2).
+    An earlier trained model also depends on which rounds counted (docs/theory.md, section 12.2).
+
+    Args:
+        premises: All premises.
+        exact: Whether no forgotten client has a part in the model that training continues from.
+        fresh: Whether that model is a new initial model.
     """
     statuses = {premise.status for premise in premises_that_count(premises, exact=exact, fresh=fresh)}
     if "failed" in statuses:
@@ -103,20 +116,26 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
 
 
 RateSource = Literal["given", "others", "forgotten", "anew", "fixed"]
-"""Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it; or was
-found anew from those who stay, for training that begins afresh. A head in closed form has no rate (`fixed`)."""
+"""Source of the local rate.
+
+It was given, or determined by the data of clients without (`others`) or with (`forgotten`) the forgotten ones, or
+recomputed from the remaining clients for training from a fresh model (`anew`). A head in closed form has no rate
+(`fixed`).
+"""
 
 INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_BY_OPERATOR: "trusted"}
 PREPROCESSING: Mapping[str, Status] = {fact.FIXED_CONSTANTS: "met", fact.DECLARED_FIXED: "trusted"}
-"""Where clients' data cannot have shaped the model that training starts from, or the preprocessing, which no rollback
-undoes; otherwise it is assumed."""
+"""Statuses for sources that no client's data can have shaped: of the initial model, and of the preprocessing.
+
+No rollback undoes either; any other source is assumed.
+"""
 IDENTITIES = {
     fact.IN_PROCESS: (),
     fact.AUTHENTICATED: (Premise("identity", "trusted"),),
     fact.BY_OPERATOR: (Premise("identity", "trusted", "operator"),),
     fact.CLAIMED: (Premise("identity", "assumed", "claimed"),),
 }
-"""How clients on other machines are known; in one process there is nothing to say."""
+"""Premises by the way clients on other machines are identified; within one process none is needed."""
 ENGINES = {
     fact.BY_PARTICIPANTS: (),
     fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
@@ -124,16 +143,20 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Whether a round follows from its participants' data alone; said only where it is not so by construction."""
+"""Premises by the inputs of a round's bits; none is needed where they are the participants' data by construction."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
-    """What came before any round; these premises matter to every method and level.
+    """Return the premises about everything before the first round; they matter to every method and level.
 
-    Hyper-parameters belong to the plan, which the guarantee takes as given; `rate_source` says where they came from.
+    The guarantee takes hyper-parameters as given.
+
+    Args:
+        facts: Facts of the training.
+        rate_source: Source of the local rate.
     """
     solved = rate_source == "fixed"
     initial = Premise("initial model", INITIAL_MODELS.get(facts.initial, "assumed"))
@@ -154,15 +177,18 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:
-    """Whether clients' data shaped the preprocessing, which no rollback undoes."""
+    """Return the premise that no client's data shaped the preprocessing, which no rollback undoes."""
     return Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed"))
 
 
 @dataclass(frozen=True)
 class RecordHistory:
-    """What happened to the record before a certificate: how often it was restored from a backup that ends with the
-    anchor that was kept elsewhere (`complete`), or from one that may be older than the run was; and how often the
-    operator vouched for events that were written without a signature."""
+    """Restorations of the record and late signatures before a certificate.
+
+    `complete` counts restorations from a backup that ends with the anchor kept elsewhere, `older` those from a backup
+    that may be older than the run. `vouched` counts how often the operator vouched for events written without a
+    signature.
+    """
 
     complete: int = 0
     older: int = 0
@@ -173,14 +199,17 @@ UNBROKEN = RecordHistory()
 
 
 def accounting_premise(accounting: Accounting) -> Premise:
-    """Only weights of rounds that happened bound anything."""
+    """Return the premise on accounting: only weights of the actual rounds give a bound."""
     return Premise("accounting", "met" if accounting == "round" else "failed")
 
 
 def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise:
-    """Whether the same schedule without the client is the law of training without it.
+    """Return the premise that the same schedule without the client is the law of training without it.
 
-    Clients on machines of their own (`apart`) may be absent or late; that none of them makes another so is not seen.
+    Args:
+        independent: Whether clients take part independently of each other.
+        apart: Whether clients run on their own machines. They may be absent or late there, and the server cannot see
+            whether one of them caused another's absence.
     """
     if not independent:
         return Premise("counterfactual", "assumed")
@@ -188,19 +217,23 @@ def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise
 
 
 def replies_premise(left_out: int) -> tuple[Premise, ...]:
-    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    """Return a premise if replies were refused: the schedule then depends on clients' data."""
     if left_out == 0:
         return ()
     return (Premise("replies", "assumed", confidential={"replies_left_out": left_out}),)
 
 
 def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
-    """Releases that this record knows nothing of are charged to no one; said wherever there may be some.
+    """Return the premises on a record that may lack events; empty for an unbroken, fully signed record.
 
-    That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
-    of did not go on: both would then spend the same budget. A `merge` of groups spends none, so such releases do not
-    matter to it; who was in a group does (docs/theory.md, section 15.2). And until an event is signed anyone who can
-    write to the folder can change it.
+    Releases that the record does not contain are charged to nobody. A backup that ends with an anchor lacks nothing up
+    to there. It cannot show that the original run did not continue: both runs would then spend the same budget. A merge
+    of groups spends no budget, so such releases do not matter to it, but the members of groups do (docs/theory.md,
+    section 15.2). Until an event is signed, anyone who can write to the folder can change it.
+
+    Args:
+        history: Restorations and late signatures.
+        merge: Whether the certificate is for a merge of groups.
     """
     signed_late = (Premise("signatures", "trusted"),) if history.vouched else ()
     if not (history.older or history.complete):
@@ -211,14 +244,14 @@ def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Pre
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
-    """What the theorems do not speak of, item by item; what decides whether a round counts has its own name."""
+    """Yield a premise for each item outside the theory, named `schedule` if it decides whether a round counts."""
     for what in facts.outside:
         name = "schedule" if decides_rounds(what) else "outside the theory"
         yield Premise(name, "assumed", values={"what": what})
 
 
 def noise_premise(noise: str) -> Premise:
-    """Whether no one can draw the noise again; noise of an unknown source may be noise that someone knows."""
+    """Return the premise that nobody can reproduce the noise; noise from an unknown source may be known to someone."""
     if noise == "system":
         return Premise("noise", "met")
     return Premise("noise", "failed", "seeded" if noise == "seeded" else "")
@@ -226,7 +259,7 @@ def noise_premise(noise: str) -> Premise:
 
 @dataclass(frozen=True)
 class MeasuredRegularity:
-    """The regularity class of a run with the figures it was decided on."""
+    """Regularity class of a run with the figures that decided it."""
 
     kind: RegularityClass
     largest_smoothness: float | None
@@ -237,7 +270,7 @@ class MeasuredRegularity:
 
 
 def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
-    """Which theorem bounds L, and whether what it needs was measured."""
+    """Return the premise on the theorem that bounds L and on the measurements it needs."""
     if measured.kind == "assumed":
         return Premise("regularity", "assumed", values={"factor": measured.assumed_factor})
     if not facts.smooth_model:
@@ -270,10 +303,19 @@ def collect_premises(
     left_out: int = 0,
     history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
-    """Every premise of a noised release, in a fixed order.
+    """Return every premise of a release with noise, in a fixed order.
 
-    `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
-    clients' replies were refused on that way.
+    Args:
+        facts: Facts of the training.
+        measured: Regularity of the run.
+        accounting: Accounting rule.
+        calibration: Calibration of the noise.
+        epsilon: Budget of the request.
+        noise: Source of the noise.
+        largest_psi: Largest Psi of any subject on the path to the node with noise.
+        rate_source: Source of the local rate.
+        left_out: Number of clients' replies that were refused on that path.
+        history: Restorations and late signatures of the record.
     """
     return (
         regularity_premise(facts, measured),
@@ -293,7 +335,7 @@ def collect_premises(
 def psi_status(
     facts: TrainingFacts, measured: MeasuredRegularity, accounting: Accounting, largest_psi: float
 ) -> Status:
-    """Whether Psi bounds what a client did: met, only if something assumed holds, or not at all (failed)."""
+    """Return the status of Psi as a bound on a client's influence: met, assumed, or failed."""
     premises = (
         regularity_premise(facts, measured),
         *outside_premises(facts),
@@ -305,7 +347,7 @@ def psi_status(
 
 
 def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
-    """Whether the noise is as large as (epsilon, delta) needs."""
+    """Return the premise that the noise is as large as (epsilon, delta) requires."""
     if calibration == "exact":
         return Premise("calibration", "met")
     if epsilon < 1.0:
@@ -322,20 +364,29 @@ def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
 
 
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
-    """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
+    """Return every premise of a head solved from a sum over the remaining clients (docs/theory.md, section 14.3)."""
     masked = "masked" if fact.MASKED_STATISTICS in facts.outside else ""
     return (*before_training_premises(facts, "fixed"), Premise("statistics", "trusted", masked))
 
 
 def grouping_premise(count: int, depends: bool) -> Premise:
-    """Who is in which group; `depends` says that there would be another number of groups without the forgotten."""
+    """Return the premise on the assignment of clients to groups.
+
+    Args:
+        count: Number of groups.
+        depends: Whether the number of groups would differ without the forgotten clients.
+    """
     return Premise("grouping", "assumed" if depends else "met", values={"count": count})
 
 
 def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
-    """What a merge of group models rests on, or a head on networks that groups tuned, in a fixed order.
+    """Return the premises of a merge of group models, or of a head on networks that groups tuned, in a fixed order.
 
-    docs/theory.md, sections 15.2 and 15.6.
+    See docs/theory.md, sections 15.2 and 15.6.
+
+    Args:
+        spec: Spec of the run.
+        depends: Whether the number of groups would differ without the forgotten clients.
     """
     regime = spec.regime
     case, values = regime.separate_rounds()
@@ -347,5 +398,5 @@ def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
 
 
 def heuristic_premise(method: str) -> Premise:
-    """A heuristic proves nothing, whatever else holds: its level is always `none`."""
+    """Return the failed premise of a heuristic: it proves nothing, so the level is always `none`."""
     return Premise("method", "failed", values={"method": method})

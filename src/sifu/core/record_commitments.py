@@ -1,9 +1,9 @@
-"""Commitments to the identities of forgotten records: a person checks that a public certificate is about its record.
+"""Commitments to the identities of forgotten records: they let a person check that a certificate covers a record.
 
     commitment = SHA-256(nonce || run, request, client and identity as canonical JSON)
 
-The nonce is random, 32 bytes, and handed to the person when the request is filed. The run keeps the commitment alone,
-so nothing in it tells which identities were named.
+The nonce is random, 32 bytes, and given to the person when the request is filed. The run keeps only the commitment, so
+its files do not reveal the identities.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", re.ASCII)
 
 
 def new_nonces(identities: Iterable[object]) -> dict[str, str]:
-    """Return a fresh nonce for each of the `identities`, by its text."""
+    """Return a fresh nonce for each of the `identities`, keyed by its text."""
     return {str(identity): secrets.token_hex(NONCE_BYTES) for identity in identities}
 
 
@@ -53,11 +53,11 @@ def record_commitment(run: str, request: str, client: str, identity: str, nonce:
 
 
 def commitments_to(run: str, request: str, client: str, nonces: Mapping[str, str]) -> list[str]:
-    """Return the commitments to all identities of a request, sorted: their order tells nothing."""
+    """Return the commitments to all identities of a request, sorted so that their order reveals nothing."""
     return sorted(record_commitment(run, request, client, *named) for named in nonces.items())
 
 
 def names_record(body: Mapping[str, Any], identity: str, nonce: str) -> bool:
-    """Return whether a certificate is about the record with this identity."""
+    """Return whether a certificate covers the record with this identity."""
     stated = body["commitments"].get("records", [])
     return record_commitment(body["run"], body["request"], body["clients"][0], identity, nonce) in stated

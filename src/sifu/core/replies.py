@@ -1,4 +1,4 @@
-"""When a round closes, and what may be wrong with the replies it waited for."""
+"""Rules for closing a round, and checks of the replies of its clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sifu.theory.rounding import norm_up
 
 ALL = "all"
 LATE = "late: "
-"""How an incident of a client that answered too late begins."""
+"""Prefix of the incident of a client that answered too late."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What a round waits for: a `share` of those asked, a `count` of answers, or `seconds`; the first that is given."""
+    """Condition that closes a round: a `share` of the asked clients, a `count` of answers, or `seconds`."""
 
     share: float | None = None
     count: int | None = None
@@ -31,7 +31,7 @@ class Wait:
 
     @staticmethod
     def parse(text: str) -> Wait:
-        """From the spec.
+        """Return the condition for a text of the spec.
 
         >>> Wait.parse("all"), Wait.parse("80%").share, Wait.parse("4").count, Wait.parse("30s").seconds
         (Wait(share=None, count=None, seconds=None), 0.8, 4, 30.0)
@@ -55,11 +55,11 @@ class Wait:
 
     @property
     def closes_early(self) -> bool:
-        """Whether a round can close while some clients have time left."""
+        """Whether a round can close before the time of all clients is up."""
         return self.share is not None or self.count is not None
 
     def enough(self, asked: int) -> int:
-        """How many answers close a round in which `asked` clients were asked.
+        """Return the number of answers that closes a round, given the number of asked clients.
 
         >>> Wait.parse("80%").enough(5), Wait.parse("4").enough(3), Wait.parse("30s").enough(5)
         (4, 3, 5)
@@ -70,31 +70,31 @@ class Wait:
 
 
 OnRejection = Literal["stop", "reply", "round"]
-"""What a rejected reply does: stop training with a sentence, leave out that reply, or drop the whole round."""
+"""Effect of a refused reply: stop training with an error, leave out that reply, or drop the whole round."""
 
 LOOKED_AT = 2**15
-"""Entries that are looked at together."""
+"""Number of entries checked at once."""
 LARGEST_UPDATE = 1e12
-"""No model that means anything moves further in a round; beyond it norms lose their meaning before they overflow."""
+"""Largest accepted norm of an update without `update_bound`; beyond it norms lose precision before they overflow."""
 
 LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client sent back, as it arrived. Any field may hold anything."""
+    """A client's reply as it arrived, unchecked: every field may hold any object."""
 
     client: object
     position: object
     samples: object
     vector: object
     owned: bool = False
-    """No one else holds the array, so it need not be copied before it is checked."""
+    """Whether nobody else holds the array, so that it need not be copied before the check."""
 
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """What is done with a reply that is refused, and how far an update may go (0: up to `LARGEST_UPDATE`)."""
+    """Treatment of refused replies, and the largest norm of an update (0: `LARGEST_UPDATE`)."""
 
     on_rejection: OnRejection = "stop"
     update_bound: float = 0.0
@@ -107,19 +107,19 @@ class ReplyRules:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """What of these rules lies outside the theory: in the other world another reply may lie beyond the bound."""
+        """Rules that the theory does not cover: in the counterfactual, other updates may exceed the bound."""
         return ("leaving out updates beyond a bound",) if self.update_bound else ()
 
     @property
     def limit(self) -> float:
-        """The largest norm of an update that is accepted."""
+        """Largest accepted norm of an update."""
         return self.update_bound or LARGEST_UPDATE
 
 
 class ReplyGate:
-    """Checks the replies of one round, one after the other; what it lets through is in `accepted`.
+    """Check of the replies of one round, one after the other; `accepted` holds the accepted models.
 
-    Without `numbers` everything is checked but the entries of the models, which someone else has to look at.
+    With `numbers=False` the entries of the models are not checked; the caller must check them.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class ReplyGate:
         self._refused: list[Rejection] = []
 
     def take(self, reply: Reply) -> Rejection | None:
-        """Let a reply through (None), or say why not; nothing of a refused one is kept."""
+        """Accept a reply (None) or return its rejection; nothing of a refused reply is kept."""
         client = self._known(reply.client)
         reason = self._refusal(client, reply)
         if reason is None and client is not None:
-            # A copy: the array's owner may change it after the check.
+            # Copy: the owner of the array may change it after the check.
             self.accepted[client] = reply.vector if reply.owned else np.array(reply.vector, dtype=self._layout.dtype)  # type: ignore[assignment]
             return None
         name = self._clients[client].name if client is not None else _printable(reply.client)
@@ -156,9 +156,9 @@ class ReplyGate:
         return rejection
 
     def finish(self) -> tuple[Rejection, ...]:
-        """Every rejection of the round, once all replies were taken; drops the whole round where the rules say so.
+        """Return every rejection of the round after the last reply; drop the whole round if the rules say so.
 
-        A second or a stray reply takes nothing away from a round. It is dropped whole only if someone is missing.
+        A duplicate or unsolicited reply does no harm. The round is dropped only if a client is missing.
         """
         names = {self._clients[client].name for client in self._asked - self.accepted.keys()}
         rejections = [replace(rejection, left_out=rejection.client in names) for rejection in self._refused]
@@ -171,7 +171,7 @@ class ReplyGate:
         return tuple(rejections)
 
     def _known(self, named: object) -> int | None:
-        """The index of a client named by index or by name."""
+        """Return the index of a client given by index or by name."""
         if isinstance(named, str):
             return self._index.get(named)
         if isinstance(named, int | np.integer) and not isinstance(named, bool) and 0 <= named < len(self._clients):
@@ -200,7 +200,7 @@ class ReplyGate:
 
 
 def form_refusal(vector: object, layout: ModelLayout) -> Reason | None:
-    """Why a returned model cannot be used whatever its entries are, or None."""
+    """Return why a model cannot be used regardless of its entries, or None."""
     if type(vector) is not np.ndarray and type(vector) is not ModelPieces:
         return "not an array"
     if vector.dtype != np.dtype(layout.dtype):
@@ -215,9 +215,14 @@ def vector_refusal(
     limit: float = LARGEST_UPDATE,
     start_norm: float = math.inf,
 ) -> Reason | None:
-    """Why a returned model cannot be used, or None; nothing is converted, so no code of its sender can run.
+    """Return why a model cannot be used, or None; nothing is converted, so no code of its sender can run.
 
-    With an upper bound of ||start|| most models are looked at once, in their own type.
+    Args:
+        vector: Object that the client sent.
+        start: Model at the start of the round.
+        layout: Layout of the model.
+        limit: Largest accepted norm of the update.
+        start_norm: Upper bound of ||start||; with it most models are read only once, in their own type.
     """
     why = form_refusal(vector, layout)
     if why is not None:
@@ -237,9 +242,9 @@ def vector_refusal(
 
 
 def _length_at_most(model: ModelPieces) -> float:
-    """An upper bound of the norm, generous by a hundredth; NaN or infinite if an entry is, or where squares overflow.
+    """Return an upper bound of the norm, about 1 % too large; NaN or infinite if an entry is or squares overflow.
 
-    A sum of 2^15 squares in float32 is off by at most a share of 2^15 / 2^24, and squares below 1e-38 are lost.
+    A sum of 2^15 squares in float32 has a relative error of at most 2^15 / 2^24, and squares below 1e-38 are lost.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = sum(float(part @ part) for part in model.slices(LOOKED_AT))
@@ -247,6 +252,6 @@ def _length_at_most(model: ModelPieces) -> float:
 
 
 def _printable(named: object) -> str:
-    """What an unknown client calls itself, in a form that can be recorded and shown."""
+    """Return the name that an unknown client gave, in a form that can be recorded and shown."""
     text = named if isinstance(named, str) else f"<{type(named).__name__}>"
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_NAME])

@@ -1,4 +1,4 @@
-"""What a request asks for: whom to forget, under which budget, by which method."""
+"""Terms of a request: the clients to forget, the budget and the method."""
 
 from __future__ import annotations
 
@@ -17,40 +17,46 @@ from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 
 AUTO = "auto"
-"""Not a method: whichever takes the fewest predicted rounds among those that reach the level asked for."""
+"""Placeholder for the method with the fewest predicted rounds among those that reach the requested level."""
 MOST_ROUNDS = 10**9
-"""More than anybody trains, and few enough for the database."""
+"""Largest number of rounds: more than any training needs, and small enough for the database."""
 
 
 def later_term(default: Any) -> Any:
-    """A term that was added after requests had been approved without it: at its default no digest has it."""
+    """Return the field of a term added after requests had been approved without it; digests omit its default."""
     return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True)
 class RequestTerms:
-    """The terms of one request; `clients` are names.
+    """Terms of one request.
 
-    `max_rounds` (0: the spec's) and `target` (None: the spec's) take the place of `stop.max_rounds` and `stop.target`
-    for the retraining of this request; a target of 0 runs exactly `max_rounds`, whatever the accuracy.
-
-    With `release = "now"` the request is done, and its model released, before any round: rounds to the target follow.
-
-    `method` is a method's name, or `auto` to choose one when the request is carried out. `level` is the least level
-    that is accepted; None is `conditional`, and for a heuristic that was asked for by name `none`.
-
-    `records` are rows of the one client's data, counted from 0 in what it first joined with: only these are forgotten,
-    and the client stays with the rest. Without any, clients are forgotten whole.
-
-    `before_after` demands a budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`).
-
-    `to_mapping` is the form of letters and of the ledger, and `from_mapping` reads it back:
+    `to_mapping` returns the form of inbox messages and of the ledger, and `from_mapping` reads it:
 
     >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
     >>> terms.to_mapping()["sigma"]
     '0.5'
     >>> RequestTerms.from_mapping(terms.to_mapping()) == terms
     True
+
+    Attributes:
+        clients: Names of the clients.
+        epsilon: Budget epsilon.
+        delta: Budget delta.
+        sigma: Size of the noise, or `auto`.
+        unit: Whether each client is covered separately, or all of them together.
+        scope: Releases that the guarantee covers.
+        calibration: Calibration of the noise.
+        retention: Rule for models from before the rollback.
+        reserve: Fraction of the budget kept for later requests.
+        method: Name of a method, or `auto` to choose one when the request is executed.
+        level: Lowest accepted level; None means `conditional`, and `none` for a heuristic requested by name.
+        max_rounds: Replaces `stop.max_rounds` in the retraining of this request; 0 for the spec's.
+        target: Replaces `stop.target`; None for the spec's. With 0, exactly `max_rounds` rounds run at any accuracy.
+        release: With `now` the model is released before any round, and the rounds to the target follow.
+        records: Rows of the one client's data to forget, counted from 0 in the data it first joined with. The client
+            stays with the rest. If empty, clients are forgotten completely.
+        before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`).
     """
 
     clients: tuple[str, ...]
@@ -121,9 +127,9 @@ class RequestTerms:
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
-        """From plain values; unknown and missing terms are refused by name, others are checked as usual.
+        """Return the terms for plain values; refuse unknown and missing terms by name.
 
-        `sigma` may be a text, as the ledger has it. Terms with a default may be missing.
+        `sigma` may be a text, as in the ledger. Terms with a default may be missing.
         """
         unknown = sorted(str(name) for name in set(mapping) - set(TERMS))
         if unknown:
@@ -144,9 +150,9 @@ class RequestTerms:
         return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON; `sigma` is a text, which is the same for 1 and 1.0.
+        """Return plain values, ready for JSON; `sigma` is a text that is the same for 1 and 1.0.
 
-        A `later_term` is there only if it has another value than its default, as in ledgers from before it.
+        A `later_term` with its default value is omitted, as in ledgers from before it existed.
         """
         sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
         terms = asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
@@ -156,25 +162,25 @@ class RequestTerms:
         return terms
 
     def shown(self) -> dict[str, Any]:
-        """Return every term as plain values, for people: each `later_term` too, whatever its value."""
+        """Return every term as plain values for display, including each `later_term`."""
         return {name: getattr(self, name) for name in LATER_TERMS} | self.to_mapping()
 
     def digest(self, request: str) -> str:
-        """What an approval of `request` is about: SHA-256 of the canonical JSON of every term and the request's id.
+        """Return the digest that an approval of `request` signs: SHA-256 of the canonical JSON of all terms and its id.
 
-        A `later_term` counts only where it has another value than its default, so that old approvals still match.
+        A `later_term` with its default value is omitted, so that old approvals still match.
         """
         terms = self.to_mapping() | {"request": request}
         return hashlib.sha256(canonical_json(terms)).hexdigest()
 
     def stop(self, usual: StopSpec) -> StopSpec:
-        """The run's stop rule with what this request says otherwise."""
+        """Return the run's stop rule with this request's overrides."""
         target = usual.target if self.target is None else float(self.target)
         return replace(usual, target=target, max_rounds=self.max_rounds or usual.max_rounds)
 
     @property
     def before_after_budget(self) -> tuple[float, float] | None:
-        """The demanded (epsilon, delta) against observers of all releases; None if nothing is demanded.
+        """Required (epsilon, delta) against observers of all releases; None if there is no requirement.
 
         >>> RequestTerms(("a",), 10.0, 0.01, before_after="3,1e-5").before_after_budget
         (3.0, 1e-05)
@@ -190,21 +196,21 @@ class RequestTerms:
 
     @property
     def multiplier(self) -> float:
-        """s(epsilon, delta) by the calibration asked for."""
+        """s(epsilon, delta) by the requested calibration."""
         return noise_multiplier(self.epsilon, self.delta, self.calibration)
 
 
 FIGURES = ("epsilon", "delta", "reserve", "target")
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
-"""The terms that are one of a few words."""
+"""Terms whose value is one of a few words, with these words."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
-"""The names of all terms, clients first."""
+"""Names of all terms, clients first."""
 LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)
-"""Terms that are stated only where they have another value than their default."""
+"""Terms that are stated only if they differ from their default."""
 
 
 def terms_words(terms: Mapping[str, Any]) -> str:
-    """Terms in a line, as forms and commands name them; without the clients to forget.
+    """Return the terms in one line, named as in forms and commands, without the clients.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default, release now'
@@ -219,7 +225,7 @@ def terms_words(terms: Mapping[str, Any]) -> str:
 
 
 def parse_sigma(sigma: Any) -> Any:
-    """A sigma written as a text: auto, or a number. Anything else is left to the checks of `RequestTerms`."""
+    """Parse a sigma given as a text: auto, or a number. Return other types unchanged; `RequestTerms` checks them."""
     if not isinstance(sigma, str) or sigma == "auto":
         return sigma
     try:
@@ -229,12 +235,12 @@ def parse_sigma(sigma: Any) -> Any:
 
 
 def is_request_id(request: object) -> bool:
-    """Whether this can be a request's id, which becomes a file name."""
+    """Return whether this is a valid id of a request; ids become file names."""
     return isinstance(request, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request))
 
 
 def check_request_id(request: str) -> str:
-    """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64, not a sign first."""
+    """Return a valid id of a request; refuse others, because the id becomes a file name."""
     if not is_request_id(request):
         raise InputError(
             f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores, "

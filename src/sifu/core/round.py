@@ -1,27 +1,25 @@
-"""One round of federated averaging in five named steps, written once for every engine, and what is drawn in it.
+"""One round of federated averaging in five steps, shared by every engine, and the random draws of a round.
 
-Generators of everything that is replayed are independent streams, one for each purpose and place.
-
-A round must draw the same participants and batches whether the run was interrupted or not, and a
-client's batches must not depend on who else takes part (the counterfactual of docs/theory.md, section 2.2 is "the
-same schedule, W absent"). So nothing is drawn from a running generator: each stream is keyed by what it
-is for.
+Every draw that is replayed comes from an independent stream, one for each purpose and place. A round must draw the same
+participants and batches whether or not the run was interrupted, and a client's batches must not depend on the other
+participants (the counterfactual of docs/theory.md, section 2.2 is "the same schedule, W absent"). Therefore nothing is
+drawn from a running generator: each stream is keyed by its purpose and place.
 
 Certified noise never comes from these generators but from the operating system's entropy, drawn and added in float64.
-Every certified normal is made from bytes handed out for this one draw; they are used once and never logged. A seeded
+Every certified normal is made from bytes requested for this one draw; they are used once and never logged. A seeded
 generator is for experiments only and caps a certificate at `none`.
 
 The steps of a round (docs/theory.md, section 2.1):
 
-    draw      who takes part: keyed by the place, the same on every engine
-    collect   what the participants make of the model they are handed
-    gate      what of it may be used; a reply is not trusted, and a refusal is recorded
+    draw      select the participants: keyed by the place, the same on every engine
+    collect   obtain the participants' results for the model they receive
+    gate      select the usable ones; a reply is not trusted, and a refusal is recorded
     average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
     step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 5)
 
-Drawing and stepping are the same everywhere and are done here. An engine brings the three steps between them
-(`RoundSteps`). It may train and average in one pass where no single model has to be looked at; a batched program on
-a GPU runs all five at once and is held to the same results by its tests.
+`draw` and `step` are the same for all engines and implemented here. An engine implements the three steps between them
+(`RoundSteps`). It may train and average in one pass where no single model needs a check. A batched GPU program runs all
+five at once; its tests hold it to the same results.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 
 def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """A generator for `purpose` at place `key`, independent of every other purpose and place.
+    """Return a generator for `purpose` at place `key`, independent of every other purpose and place.
 
     >>> a = keyed_generator(7, "participation", 0, 3).random()
     >>> b = keyed_generator(7, "participation", 0, 3).random()
@@ -64,62 +62,62 @@ NoiseSource = Literal["system", "seeded"]
 
 
 class NormalSource(Protocol):
-    """Anything that draws standard normals; numpy's Generator is one."""
+    """Source of standard normals; numpy's Generator is one."""
 
     def standard_normal(self, size: int) -> Floats: ...
 
 
 class SystemNormals:
-    """Standard normals straight from the operating system's entropy (Box and Muller 1958, 53-bit uniforms)."""
+    """Standard normals from the operating system's entropy (Box and Muller 1958, 53-bit uniforms)."""
 
     def standard_normal(self, size: int) -> Floats:
-        """`size` independent standard normals."""
+        """Return `size` independent standard normals."""
         pairs = (size + 1) // 2
         raw = np.frombuffer(secrets.token_bytes(16 * pairs), dtype="<u8") >> np.uint64(11)
-        radius_uniform = (raw[:pairs].astype(np.float64) + 1.0) * 2.0**-53  # in (0, 1]: its log is finite
+        radius_uniform = (raw[:pairs].astype(np.float64) + 1.0) * 2.0**-53  # in (0, 1], so its log is finite
         angle = raw[pairs:].astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
         radius = np.sqrt(-2.0 * np.log(radius_uniform))
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
 def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
-    """What a noise edge draws from; `seed` is used by `seeded` only."""
+    """Return the source of a noise edge; only `seeded` uses `seed`."""
     if source == "seeded":
         return keyed_generator(seed, "seeded noise", branch)
     return SystemNormals()
 
 
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
-    """theta + N(0, sigma^2 I), in float64, then rounded to the model's own type.
+    """Return theta + N(0, sigma^2 I), computed in float64, then rounded to the model's own type.
 
-    Rounding the sum is post-processing for those whom this noise hides: it costs nothing of their guarantee. It is not
-    for those who ask later, see `noise_rounding`.
+    For the clients that this noise hides, rounding the sum is post-processing and costs nothing. For clients that ask
+    later it is not; see `noise_rounding`.
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
     return noisy.astype(model.dtype)
 
 
 def noise_rounding(noisy: Vector) -> float:
-    """How far rounding of `theta + xi` in float64 may move two worlds further apart than theta and phi were.
+    """Return a bound on how much the rounding of `theta + xi` can increase the distance to the counterfactual.
 
-    To a client that asks later this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the rounded
+    For a client that asks later this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the rounded
     sum, whose norm is off by a factor 1 + u, which `norm_up` covers.
     """
     return up(UNIT_ROUNDOFF * up(2.0 * norm_up(noisy) + ROUNDING_HOLDS_UP_TO))
 
 
 LISTED = 5
-"""How many clients an error names."""
+"""Largest number of clients that an error names."""
 STEPPED = 2**15
-"""Entries of a model that are moved together."""
+"""Number of model entries updated at once."""
 
 
 @dataclass(frozen=True)
 class RoundSetup:
-    """What a round is asked to do: from which model, where, among whom, and what it brings along.
+    """Inputs of a round: its model, position and clients, and the optional results.
 
-    `start` is a copy in the model's own type. `absent` clients are drawn like everyone and then left out, their slots
-    not refilled: the counterfactual that Psi bounds the distance to.
+    `start` is a copy in the model's own type. `absent` clients are drawn like all others and then left out, and their
+    slots are not refilled: this is the counterfactual of Psi.
     """
 
     start: Vector
@@ -132,12 +130,12 @@ class RoundSetup:
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of a round minus the model it started from, and every participant's distance to it, rounded up.
+    """Mean of a round minus its initial model, and every participant's distance to the mean, rounded up.
 
-    `rounding` bounds floating point (see `RoundResult`), `updates` are those that were averaged, where known, and
-    `gram_errors` how far off the differences are that `gram` is made of, one bound a participant.
-    `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if the
-    mean overflowed, nothing else means anything.
+    `rounding` bounds floating-point errors (see `RoundResult`). `updates` are the averaged updates, where known.
+    `gram_errors` bounds the errors of the differences in `gram`, one bound per participant. `not_finite` lists the
+    places of participants whose model has a NaN or an Inf; if it is not empty, or if the mean overflowed, the other
+    fields are meaningless.
     """
 
     step: Floats
@@ -152,9 +150,9 @@ class Average:
 
 @dataclass(frozen=True)
 class AcceptedModels:
-    """The models of a round that may be averaged, one by one, in the order of their clients' indices.
+    """Models of a round that may be averaged, in the order of their clients' indices.
 
-    `average` is theirs, where the gate has made it already.
+    `average` is their average if the gate has computed it already.
     """
 
     participants: ClientIndices
@@ -163,7 +161,7 @@ class AcceptedModels:
 
 
 class HasParticipants(Protocol):
-    """What a gate lets through: whose it is."""
+    """Accepted replies of a round, which name their participants."""
 
     @property
     def participants(self) -> ClientIndices: ...
@@ -174,7 +172,7 @@ Accepted = TypeVar("Accepted", bound=HasParticipants)
 
 
 class RoundSteps(Protocol[Collected, Accepted]):
-    """What an engine brings to a round."""
+    """Steps of a round that an engine implements."""
 
     @property
     def layout(self) -> ModelLayout: ...
@@ -192,36 +190,41 @@ class RoundSteps(Protocol[Collected, Accepted]):
 
     @property
     def participation_key(self) -> int:
-        """What draws of participants are keyed by: `base_key(seed, "participation")`."""
+        """Key of the draws of participants: `base_key(seed, "participation")`."""
         ...
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Collected:
-        """What comes back from the clients that were drawn (at least one), by whatever road."""
+        """Return the results of the drawn clients, of which there is at least one."""
         ...
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Collected
     ) -> tuple[Accepted | None, tuple[Rejection, ...]]:
-        """What of it may be used, None for a round that does not count, and every reply that was refused."""
+        """Return the usable results, or None if the round does not count, and every refused reply."""
         ...
 
     def average(self, setup: RoundSetup, accepted: Accepted) -> Average | None:
-        """The mean and the drifts of what was let through; None if the round turns out not to count."""
+        """Return the mean and the drifts of the accepted results, or None if the round does not count after all."""
         ...
 
 
 def run_round(
     steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: ClientIndices | None = None
 ) -> RoundResult:
-    """Draw (unless `drawn` is what `draw` returns), collect, gate, average, step.
+    """Run a round: draw, collect, gate, average, step.
 
-    A round that no one takes part in leaves the model as it was.
+    A round without participants leaves the model unchanged.
+
+    Args:
+        steps: Steps of the engine.
+        setup: Inputs of the round.
+        drawn: Result of `draw`, if it was computed before.
     """
     if drawn is None:
         drawn = draw(steps.facts.participation, steps.participation_key, setup)
     if drawn.size == 0:
         return _empty(setup)
-    # Nothing here holds on to what was collected: a gate keeps copies, and replies of large models fill the memory.
+    # Keep no reference to the collected replies: a gate keeps copies, and replies of large models fill the memory.
     accepted, rejections = steps.gate(setup, drawn, steps.collect(setup, drawn))
     average = None if accepted is None else steps.average(setup, accepted)
     if accepted is None or average is None:
@@ -242,7 +245,7 @@ def run_round(
 
 
 def draw(participation: Participation, key: int, setup: RoundSetup) -> ClientIndices:
-    """The participants of a round, sorted."""
+    """Return the sorted participants of a round."""
     drawn = participation.draw(setup.active, place_key(key, setup.position.branch, setup.position.round))
     return drawn if setup.absent is None else np.setdiff1d(drawn, setup.absent)
 
@@ -256,12 +259,26 @@ def gate_replies(
     forgotten: Iterable[int],
     averaging: Callable[[AcceptedModels], Average] | None = None,
 ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-    """Check replies one by one; where the rules say so, one that cannot be used stops the training with a sentence.
+    """Check replies one by one.
 
-    With `averaging` the numbers of every reply are first looked at together: the distance of a model to the mean and
-    that of the mean to where the round started bound its update, ||theta_i - theta|| <= ||theta_i - mean|| +
-    ||mean - theta||. If that is far within the limit for all of them, nothing more has to be read, and the average
-    comes along.
+    With `averaging`, the entries of all replies are first checked together: ||theta_i - theta|| <= ||theta_i - mean|| +
+    ||mean - theta|| bounds each update. If this is at most half the limit for all of them, no reply is read again, and
+    the average is returned as well.
+
+    Args:
+        steps: Steps of the engine.
+        setup: Inputs of the round.
+        drawn: Clients that were asked.
+        replies: Replies to check.
+        rules: Limits of updates, and the treatment of refused replies.
+        forgotten: Clients whose replies are always refused.
+        averaging: Function that averages models; None to check each reply on its own.
+
+    Returns:
+        The accepted models, or None if there are none, and the refused replies.
+
+    Raises:
+        RoundRejectedError: If a reply is refused and the rules say `stop`.
     """
     position, replies = setup.position, list(replies)
     new_gate = partial(
@@ -298,12 +315,16 @@ def _accepted(gate: ReplyGate) -> AcceptedModels:
 def step(
     steps: RoundSteps[Collected, Accepted], setup: RoundSetup, participants: ClientIndices, average: Average
 ) -> Vector:
-    """theta + g (mean - theta); a model with a NaN or an Inf is refused, and its clients are named."""
+    """Return theta + g (mean - theta).
+
+    Raises:
+        RoundRejectedError: If an entry is NaN or Inf; the message names the clients that returned one.
+    """
     rate, dtype = steps.facts.server_rate, steps.layout.dtype
     new: Vector = np.empty(setup.start.size, dtype=dtype)
     finite = not average.not_finite
     with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, new.size, STEPPED):  # in parts that stay in the processor's cache
+        for first in range(0, new.size, STEPPED):  # in parts that fit into the processor's cache
             here = slice(first, first + STEPPED)
             moved = average.step[here] if rate == 1.0 else rate * average.step[here]
             model = setup.start[here].astype(np.float64)
@@ -334,5 +355,5 @@ def _rejected(position: Position) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of them, for an error."""
+    """Join the first few names for an error message."""
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -1,14 +1,12 @@
-"""Rounds as a stream: an engine runs ahead, and the recorder takes them in one by one.
+"""Rounds as a stream: an engine runs ahead, and the recorder consumes them one by one.
 
-An engine that is fast only when left alone (a GPU with many runs in one program) brings `run_rounds`: scalars of
-every round, an evaluation where the stop rule looks, and the model only when it is fetched. Any other engine is
-streamed round by round. What comes out is the same; a consumer that has enough stops taking.
+An engine that is fast only without interruptions (a GPU with many runs in one program) implements `run_rounds`. It
+yields the scalars of every round, an evaluation where the stop rule needs one, and the model only on request. Other
+engines are streamed round by round. The results are the same, and a consumer may stop at any time.
 
-Participants of the next round, drawn on another core while this one is trained.
-
-A draw looks at every client's score (`sifu.theory.participation`) and is keyed by the round's place alone: it can
-be made before the previous round has ended. Rounds mostly follow each other; a draw for another place is
-dropped and made again.
+The participants of the next round are drawn on another core during training. A draw reads every client's score
+(`sifu.theory.participation`) and depends only on the round's position, so it can start before the previous round has
+ended. Rounds mostly follow each other; a draw for another position is discarded and repeated.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ from sifu.theory.tracking import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
-    """Whether `rounds` rounds are enough, with the accuracy after the last of them if it was evaluated."""
+    """Return whether `rounds` rounds are enough, given the accuracy after the last one if it was evaluated."""
     if rounds >= stop.max_rounds:
         return True
     return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
 
 
 AUTHORS_INTERVALS = ((0.005, 1), (0.01, 2), (0.025, 5), (0.05, 10))
-"""The rule in the code of the paper's authors: within so much of the target, this many rounds between evaluations."""
+"""Rule in the code of the paper's authors: (distance to the target, rounds between evaluations within it)."""
 AUTHORS_LONGEST_INTERVAL = 20
 
 
 def evaluation_interval(stop: StopSpec, accuracy: float | None) -> int:
-    """Rounds between evaluations; `accuracy` is the latest that was found, None for none.
+    """Return the number of rounds between evaluations, given the latest accuracy (None before the first evaluation).
 
     >>> rule = StopSpec(target=0.9, evaluation="authors")
     >>> [evaluation_interval(rule, accuracy) for accuracy in (None, 0.5, 0.86, 0.88, 0.892, 0.897, 0.95)]
@@ -57,23 +55,26 @@ def evaluation_interval(stop: StopSpec, accuracy: float | None) -> int:
         return stop.evaluate_every
     if accuracy is None or stop.target == 0.0:
         return AUTHORS_LONGEST_INTERVAL
-    missing = round(stop.target - accuracy, 12)  # 0.9 - 0.89 is a little less than 0.01
+    missing = round(stop.target - accuracy, 12)  # 0.9 - 0.89 is slightly less than 0.01 in float64
     return next((rounds for within, rounds in AUTHORS_INTERVALS if missing <= within), AUTHORS_LONGEST_INTERVAL)
 
 
 def is_evaluated(stop: StopSpec, rounds: int, accuracy: float | None = None) -> bool:
-    """Whether the model after `rounds` rounds is evaluated, where `accuracy` is the latest that was found."""
+    """Return whether the model after `rounds` rounds is evaluated, given the latest accuracy."""
     return rounds % evaluation_interval(stop, accuracy) == 0 or rounds >= stop.max_rounds
 
 
 @dataclass(frozen=True)
 class RoundsWanted:
-    """What a stream brings along.
+    """Results that the consumer of a stream needs.
 
-    `origin` is the model distances are measured from. Client updates come with every round that starts at a
-    position divisible by `updates_every` (0: never), Gram matrices with every round if `want_gram`. `accuracy` is the
-    latest that was found before the first round. `evaluated` are the clients that models are evaluated on, if not those
-    that are active; if there are none, nothing is.
+    Attributes:
+        stop: Stop rule.
+        origin: Model from which distances are measured.
+        want_gram: Whether every round includes its Gram matrix.
+        updates_every: Rounds that start at a multiple of this include the clients' updates; 0 for never.
+        accuracy: Latest accuracy before the first round.
+        evaluated: Clients to evaluate models on; None for the active ones, empty for no evaluation.
     """
 
     stop: StopSpec
@@ -84,16 +85,16 @@ class RoundsWanted:
     evaluated: ClientIndices | None = None
 
     def wants_updates(self, position: int) -> bool:
-        """Whether the round that starts at `position` brings its clients' updates."""
+        """Return whether the round that starts at `position` includes its clients' updates."""
         return self.updates_every > 0 and position % self.updates_every == 0
 
 
 @dataclass(frozen=True)
 class StreamedRound:
-    """One round of a stream; the fields are those of `RoundResult`, `fetch_model` brings the model after it.
+    """One round of a stream, with the fields of `RoundResult`; `fetch_model` returns the model after it.
 
-    `distance` is ||model - origin||, `evaluation` that of the active clients where the stop rule looks. A `lost` round
-    has no participants although clients were asked: it does not use up `stop.max_rounds`.
+    `distance` is ||model - origin||. `evaluation` is that of the active clients where the stop rule needs it. A `lost`
+    round has no participants although clients were asked; it does not count towards `stop.max_rounds`.
     """
 
     participants: ClientIndices
@@ -111,7 +112,7 @@ class StreamedRound:
 
 
 class RunsAhead(ABC):
-    """Capability of an engine that runs rounds ahead of those who take them."""
+    """Capability of an engine that runs rounds ahead of their consumer."""
 
     @abstractmethod
     def run_rounds(
@@ -131,21 +132,28 @@ class StreamsGroupRounds(ABC):
 
 
 def is_lost(engine: Engine, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-    """Whether a round was lost: no one took part although clients were asked; of most engines no round is."""
+    """Return whether a round was lost: no client took part although some were asked. Most engines lose none."""
     return isinstance(engine, LosesRounds) and engine.loses(position, active, participants)
 
 
 def stop_without(stop: StopSpec, lost: int) -> StopSpec:
-    """The stop rule after this many lost rounds, which do not use up `max_rounds`."""
+    """Return the stop rule after this many lost rounds, which do not count towards `max_rounds`."""
     return replace(stop, max_rounds=stop.max_rounds + lost) if lost else stop
 
 
 def stream_rounds(
     engine: Engine, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
 ) -> Iterator[StreamedRound]:
-    """Rounds of any engine from `model` until `wanted.stop.max_rounds`, each checked to be finite.
+    """Yield rounds of any engine from `model` until `wanted.stop.max_rounds`; refuse a model that is not finite.
 
-    They bring an evaluation exactly where `is_evaluated` says so.
+    A round has an evaluation exactly where `is_evaluated` requires one.
+
+    Args:
+        engine: Engine that runs the rounds.
+        model: Model at the start.
+        position: Position of the first round.
+        active: Clients that may take part.
+        wanted: Results to include.
     """
     if isinstance(engine, RunsAhead):
         return engine.run_rounds(model, position, active, wanted)
@@ -159,10 +167,17 @@ def stream_group_rounds(
     groups: Sequence[ClientIndices],
     wanted: RoundsWanted,
 ) -> Iterator[list[StreamedRound]]:
-    """Rounds of groups that train apart, all at the same place: each item has one round of every group.
+    """Yield one round of every group at a time, for groups that train separately at the same positions.
 
     No client is in two groups and draws are keyed by client, so together they are rounds of the federation. An engine
-    that does not run ahead runs them as `run_group_rounds` does.
+    that does not run ahead runs them by `run_group_rounds`.
+
+    Args:
+        engine: Engine that runs the rounds.
+        models: Model of each group.
+        position: Position of the first round.
+        groups: Members of each group.
+        wanted: Results to include.
     """
     if isinstance(engine, StreamsGroupRounds):
         yield from engine.stream_group_rounds(models, position, groups, wanted)
@@ -214,9 +229,18 @@ def rounds_one_by_one(
     wanted: RoundsWanted,
     evaluate: Callable[[Vector, ClientIndices], Evaluation | None],
 ) -> Iterator[StreamedRound]:
-    """Rounds of an engine that runs each when it is taken; `evaluate` may find that no one answers (None)."""
+    """Yield rounds of an engine, each run when it is consumed.
+
+    Args:
+        engine: Engine that runs the rounds.
+        model: Model at the start.
+        position: Position of the first round.
+        active: Clients that may take part.
+        wanted: Results to include.
+        evaluate: Function that evaluates a model; None from it means that no client answered.
+    """
     active = np.array(active)
-    active.flags.writeable = False  # an engine may rely on it from round to round
+    active.flags.writeable = False  # an engine may rely on it across rounds
     looked_at = active if wanted.evaluated is None else wanted.evaluated
     accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
     while start < stop.max_rounds:
@@ -240,25 +264,25 @@ def rounds_one_by_one(
 
 
 MANY = 20_000
-"""Fewer clients than this are drawn as soon as another thread is woken."""
+"""Smallest number of clients for which a draw takes longer than waking another thread."""
 
 
 class DrawsAhead:
-    """Draws as `sifu.core.round.draw` does; among many clients, the next round's ahead of time."""
+    """Draws with the result of `sifu.core.round.draw`; with many clients, the next draw is made ahead of time."""
 
     def __init__(self, participation: Participation, key: int) -> None:
         self._participation, self._key = participation, key
         self._waiting: tuple[int, Places, Position, Future[ClientIndices]] | None = None
 
     def draw(self, setup: RoundSetup) -> ClientIndices:
-        """The participants of a round, sorted."""
+        """Return the sorted participants of a round."""
         places, position = setup.active, setup.position
         few = not isinstance(places, Places) or places.index.size < MANY
         if few or self._participation.kind == "all" or _cores() < 2:
             return draw(self._participation, self._key, setup)
         assert isinstance(places, Places)
         waiting, self._waiting, process = self._waiting, None, os.getpid()
-        # No one continues with what a process had begun before this one was forked off it.
+        # A forked process must not wait for a draw that its parent started.
         wanted = waiting is not None and waiting[0] == process and waiting[1] is places and waiting[2] == position
         drawn = waiting[3].result() if waiting is not None and wanted else self._draw(places, position)
         following = Position(position.branch, position.round + 1)
@@ -270,11 +294,11 @@ class DrawsAhead:
 
 
 def _cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.lru_cache(maxsize=1)
 def _helper(process: int) -> ThreadPoolExecutor:
-    """The thread that draws ahead, for all federations; a process that was forked off another starts its own."""
+    """Return the thread that draws ahead, for all federations; a forked process starts its own."""
     return ThreadPoolExecutor(1, thread_name_prefix="draws")

@@ -1,10 +1,10 @@
-"""What people are told of a request, written once: plans, reports, certificates, letters to clients and audits.
+"""Statements to people about a request, written once for plans, reports, certificates, messages to clients and audits.
 
-Every sentence is true for anyone who may read it. A public certificate says neither whether anything was undone nor
-whether a model was erased, so the sentences do not say so either. Held-out rows are those that no client trained with.
+Every sentence is true for anyone who may read it. A public certificate reveals neither whether anything was undone nor
+whether a model was erased, and neither do the sentences. Held-out rows are rows that no client trained with.
 
-Certificates hold none of these sentences. They are made from the fields of one whenever someone reads it, so a better
-wording changes no certificate. `WORDING` counts the versions; a certificate names the one of its time.
+Certificates contain none of these sentences. They are generated from the fields of a certificate whenever it is read,
+so a better wording changes no certificate. `WORDING` counts the versions; a certificate names the version of its time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from sifu.core.observers import Observers, observers_in
 from sifu.core.premises import Premise
 
 TRAINING_DATA = "on the active clients' training data"
-"""What an accuracy without held-out rows is measured on."""
+"""Data on which accuracy is measured without held-out rows."""
 
 
 @dataclass(frozen=True)
 class HeldOutFigures:
-    """Figures on `rows` held-out rows of the clients that stay, or that belong to no client.
+    """Figures on `rows` held-out rows of the remaining clients, or of no client.
 
-    Classification has `accuracy`; of tables also `auc` (of several classes the mean of one against the rest), `f1` (of
-    several classes their mean) and, where the model gives probabilities, `calibration_error`. `positive` is the class
-    that AUC and F1 of two classes refer to, "" where they are means. Regression has `mean_squared_error` in squares of
-    the target's unit and `r2`, the share of the target's variance on these rows that is explained.
+    Attributes:
+        rows: Number of rows.
+        accuracy: Accuracy of a classification.
+        auc: AUC on a table; with several classes the mean of one against the rest.
+        f1: F1 on a table; with several classes their mean.
+        calibration_error: Calibration error on a table, if the model gives probabilities.
+        mean_squared_error: Error of a regression, in squares of the target's unit.
+        r2: Share of the target's variance on these rows that a regression explains.
+        positive: Class that AUC and F1 of two classes refer to; "" where they are means.
     """
 
     rows: int
@@ -43,7 +48,8 @@ class HeldOutFigures:
 
     @property
     def where(self) -> str:
-        """
+        """Rows that the figures were measured on, in words.
+
         >>> HeldOutFigures(184).where
         'on 184 held-out rows'
         """
@@ -51,7 +57,8 @@ class HeldOutFigures:
 
     @property
     def words(self) -> str:
-        """
+        """All figures in words.
+
         >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
         "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"
         >>> HeldOutFigures(64, mean_squared_error=0.25, r2=0.9).words
@@ -64,7 +71,7 @@ class HeldOutFigures:
 
     @property
     def details(self) -> str:
-        """The figures besides the accuracy, with the class or the averaging that they refer to.
+        """Figures besides the accuracy, with the class or the averaging that they refer to.
 
         >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, 0.02).details
         'AUC and F1 as means over classes 0.881 and 0.800, calibration error 0.020'
@@ -83,11 +90,11 @@ LAST_CLIENT = (
     "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
     "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
 )
-"""Why the last client of a run is not forgotten by a request, and what to do instead."""
+"""Reason why no request forgets the last client of a run, with the alternative."""
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:
-    """Whom, or what of whom, a request forgets.
+    """Return the names of the clients that a request forgets, or the number of records and their client.
 
     >>> forgotten_words(["hospital-3"], 2), forgotten_words(["hospital-3", "hospital-4"], None)
     ('2 records of hospital-3', 'hospital-3, hospital-4')
@@ -97,7 +104,7 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
 
 
 def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
-    """Return how many records a request names, and which, where their identities are given.
+    """Return the number of records that a request names, with their identities if they are given.
 
     >>> rows_words([3, 5]), rows_words([7], ["P007"]), rows_words([])
     ('2 records', '1 record: P007', "all of the client's data")
@@ -109,7 +116,7 @@ def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
 
 
 def whom_words(clients: int, records: int | None) -> str:
-    """Those without whom training went on; of a client that stays, its records.
+    """Return the words for the forgotten clients, or for the forgotten records of a client that stays.
 
     >>> whom_words(1, None), whom_words(2, None), whom_words(1, 3)
     ('this participant', 'these participants', 'these records')
@@ -120,7 +127,8 @@ def whom_words(clients: int, records: int | None) -> str:
 
 
 def record_words(records: int) -> str:
-    """
+    """Return the words for one or several forgotten records.
+
     >>> record_words(1), record_words(3)
     ('this record', 'these records')
     """
@@ -128,7 +136,7 @@ def record_words(records: int) -> str:
 
 
 def what_was_done(body: Mapping[str, Any]) -> str:
-    """What was done for the clients, in one sentence, as far as a public certificate says it."""
+    """Return one sentence on what was done for the clients, as far as a public certificate reveals it."""
     whom, noised = whom_words(len(body["clients"]), body["records"]), float(body["sigma"]) > 0.0
     if body["protection"] == "nothing":
         return f"Training went on without {whom}."
@@ -142,10 +150,15 @@ def what_was_done(body: Mapping[str, Any]) -> str:
 
 
 def exact_words(whom: str, method: str, records: int | None) -> str:
-    """What level `exact` means for `whom`, or for records of one client.
+    """Return the meaning of level `exact` for `whom`, or for records of one client.
 
-    Only a head in closed form is that of a federation whose client never had the records: elsewhere all that the client
-    had contributed before is gone, too.
+    Only a head in closed form equals that of a federation whose client never had the records. With other methods, all
+    earlier contributions of the client are forgotten as well.
+
+    Args:
+        whom: Words for the forgotten clients.
+        method: Name of the method.
+        records: Number of forgotten records, or None for whole clients.
     """
     released = "The models released from this request on are those of training"
     if records is None or method == CLOSED_FORM:
@@ -157,7 +170,7 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
 
 
 def psi_words(status: str) -> str:
-    """What Psi is worth, by the status of what it rests on.
+    """Return the meaning of Psi, given the status of its premises.
 
     >>> psi_words("met")
     'Psi bounds how far a client can have moved the current model'
@@ -170,14 +183,15 @@ def psi_words(status: str) -> str:
 
 
 WORDING = 4
-"""Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises
-of a claim.
+"""Version of the wording and the rules of claims.
 
-A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts everyone who has
-left so far, certifies the initial model as a fresh one, and knows how held-out rows were drawn. Version 4 distinguishes
-two observers; its rules are those of version 3."""
+Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
+claim. A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts all clients
+that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn. Version 4
+distinguishes two observers; its rules are those of version 3.
+"""
 RULES_COUNT_ALL = 3
-"""The first version by whose rules a claim counts everyone who has left so far."""
+"""First version whose rules count all clients that have left so far."""
 
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 
@@ -264,7 +278,15 @@ NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no
 def guarantee_of(
     level: Level, protection: Protection, scope: Scope, *, solved: bool = False, records: int | None = None
 ) -> str:
-    """The sentence that says what is promised; `solved` is a head in closed form, `records` those of one client."""
+    """Return the sentence that states the guarantee.
+
+    Args:
+        level: Level of the certificate.
+        protection: Basis of the method's guarantee.
+        scope: Releases that the guarantee covers.
+        solved: Whether the model is a head in closed form.
+        records: Number of forgotten records, or None for whole clients.
+    """
     if level == "none":
         return NO_GUARANTEE
     wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
@@ -281,7 +303,16 @@ def guarantee_of(
 def not_covered_by(
     unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False, records: int | None = None
 ) -> list[str]:
-    """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
+    """Return the sentences that state what is not covered.
+
+    Args:
+        unit: Whether clients are covered separately; a head in closed form always covers them together.
+        clients: Number of forgotten clients.
+        scope: Releases that the guarantee covers.
+        level: Level of the certificate.
+        solved: Whether the model is a head in closed form.
+        records: Number of forgotten records, or None for whole clients.
+    """
     of_records = () if records is None else RECORDS_NOT_COVERED
     if solved:
         return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED, *of_records]
@@ -293,8 +324,8 @@ def not_covered_by(
 
 
 Start = Literal["fresh", "merge", "initial", "trained"]
-"""What training went on from: a fresh model, merged groups, an initial model that updates were replayed on, or a model
-that was trained before."""
+"""Model that training continued from: fresh, merged from groups, initial with replayed updates, or trained before.
+"""
 ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
     "initial": (
         "Any model after the initial one was erased.",
@@ -321,7 +352,16 @@ def what_was_erased(
     statistics: Literal["clients", "sum"] | None = None,
     records: int | None = None,
 ) -> tuple[str, str]:
-    """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
+    """Return public statements on what was erased and on what remains.
+
+    Args:
+        retention: Retention rule of the request.
+        start: Model that training continued from.
+        protection: Basis of the method's guarantee.
+        keeps_updates: Whether the run stores clients' updates.
+        statistics: Kept statistics that a head was solved from; None without a head in closed form.
+        records: Number of forgotten records, or None for whole clients.
+    """
     if start != "trained":
         erased, remains = ERASED_AND_LEFT[start]
     elif retention == "strict":
@@ -351,7 +391,7 @@ def what_was_erased(
 
 @dataclass(frozen=True)
 class CertificateWords:
-    """A certificate in sentences, by today's wording."""
+    """A certificate in sentences, in the current wording."""
 
     guarantee: str
     observers: Observers
@@ -361,12 +401,12 @@ class CertificateWords:
     premises: list[Premise]
 
     def premises_that_are(self, status: str) -> list[str]:
-        """The sentences of the premises with this status."""
+        """Return the sentences of the premises with this status."""
         return [premise.statement for premise in self.premises if premise.status == status]
 
 
 def words_of(body: Mapping[str, Any]) -> CertificateWords:
-    """What the fields of a certificate, of either form, mean."""
+    """Return the sentences for the fields of a certificate of either form."""
     level, scope, solved, records = body["level"], body["scope"], body["method"] == CLOSED_FORM, body["records"]
     erased, remains = what_was_erased(
         body["retention"],

@@ -1,7 +1,7 @@
-"""The spec of a run: what is trained on what, and the promises it must be able to keep.
+"""Spec of a run: the data, the model, its training, and the guarantees that requests need.
 
-`sections` has a frozen dataclass for each section, whose fields carry their own comment; `run_spec` puts them together,
-refuses what is wrong by the name of its key, and writes the file of `sifu init`.
+`sections` has a frozen dataclass for each section, whose fields carry their own comment. `run_spec` combines them,
+refuses invalid keys by name, and writes the file of `sifu init`.
 """
 
 from sifu.core.spec.run_spec import Spec, commented_toml

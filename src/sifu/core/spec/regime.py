@@ -1,7 +1,7 @@
 """Regimes of training: in rounds, in groups first, in closed form, or in closed form on tuned networks.
 
-A spec has exactly one regime (`Spec.regime`). It answers every question whose answer depends on the kind of training
-and follows from the spec alone. What needs the record of a run or its engine is in `sifu.run.regimes`.
+A spec has exactly one regime (`Spec.regime`). It answers every question that depends on the kind of training and on the
+spec alone. Questions that need the record of a run or its engine are answered in `sifu.run.regimes`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sifu.core.spec.sections import (
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
-"""A key, whether its value holds, and what it must be."""
+"""A key, whether its value is valid, and the words for valid values."""
 Found = TypeVar("Found")
 
 
 class Sections(Protocol):
-    """The sections of a spec that a regime looks at."""
+    """Sections of a spec that a regime reads."""
 
     @property
     def data(self) -> DataSpec: ...
@@ -59,7 +59,7 @@ class Sections(Protocol):
 
 @dataclass(frozen=True)
 class SentSettings:
-    """The settings that clients on other machines need, besides those of local training and of the model."""
+    """Settings that clients on other machines need, besides those of local training and of the model."""
 
     rate: float
     features: FeaturesSpec | None = None
@@ -69,27 +69,27 @@ class SentSettings:
 
 
 class Regime:
-    """One kind of training; its answers are those of training in rounds, and others extend it."""
+    """One kind of training. The base class implements training in rounds; subclasses override what differs."""
 
     name: ClassVar[str]
     exact_method: ClassVar[str] = "scratch"
-    """The method that can execute every request, and is always compared by `auto`."""
+    """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
-    """Whether clients send statistics, of which a model is solved."""
+    """Whether clients send statistics from which the model is solved."""
     tunes: ClassVar[bool] = False
-    """Whether groups tune the network that features go through (docs/theory.md, section 15.5)."""
+    """Whether groups tune the network that computes features (docs/theory.md, section 15.5)."""
     draws_noise: ClassVar[bool] = True
     """Whether the record may hold noise, so that seeded noise makes the run an experiment."""
     needs_data: ClassVar[bool] = True
-    """Whether clients' data are needed to go on, even where their statistics are kept."""
+    """Whether clients' data are needed to continue, even where their statistics are kept."""
     device_bound: ClassVar[bool] = True
-    """Whether a run stays on the kind of device that it was begun on, since its bits depend on it."""
+    """Whether a run must stay on the kind of device it started on, because its bits depend on the device."""
     records_figures: ClassVar[bool] = True
     """Whether the record holds figures of rounds, such as drifts and Psi."""
     why_not_compared: ClassVar[str] = ""
-    """What a comparison with Scratch would need to do, where that is too much."""
+    """Reason why a comparison with Scratch is too expensive; empty if it is not."""
     trusted: ClassVar[tuple[str, ...]] = ()
-    """Premises that groups add to a certificate and that the operator is trusted with."""
+    """Premises about groups in a certificate that rest on trust in the operator."""
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
@@ -100,7 +100,7 @@ class Regime:
         raise NotImplementedError(f"{cls.__name__} does not say which specs it is for")
 
     def demands(self) -> Iterator[Demand]:
-        """Yield what the keys of a spec must be in this regime."""
+        """Yield the conditions on the keys of a spec in this regime."""
         yield from ()
 
     def why_no_groups(self) -> str:
@@ -119,16 +119,16 @@ class Regime:
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether a prediction is right or wrong; one of a real number is only near or far."""
+        """Whether predictions are right or wrong; predictions of real numbers have only errors."""
         return self.spec.model.kind != "least_squares"
 
     @property
     def squared_error_per_loss(self) -> float | None:
-        """The factor from a mean loss to the mean squared error in squares of the target's unit, where there is one."""
+        """Factor from a mean loss to the mean squared error in the target's unit; None for classification."""
         return None if self.has_accuracy else 2.0 / max(1, self.spec.model.outputs)
 
     def squared_error(self, loss: float | None) -> float | None:
-        """Return the mean squared error that a mean loss stands for; None where predictions are right or wrong."""
+        """Return the mean squared error for a mean loss; None where predictions are right or wrong."""
         factor = self.squared_error_per_loss
         return None if factor is None or loss is None else factor * loss
 
@@ -139,34 +139,37 @@ class Regime:
 
     @property
     def maps_before_training(self) -> bool:
-        """Whether features are computed once, before clients are handed to the engine."""
+        """Whether features are computed once, before the engine receives the clients."""
         return self.maps_samples
 
     @property
     def finds_rate(self) -> bool:
-        """Whether training that begins afresh can find an automatic local rate from the clients that are left."""
+        """Whether training from a fresh model can choose an automatic local rate from the remaining clients."""
         return self.spec.groups.count == 0
 
     @property
     def rounds_from_scratch(self) -> int | None:
-        """Rounds of training from a fresh model where they are known before."""
+        """Number of rounds of training from a fresh model, or None if it is not known in advance."""
         return None
 
     def most_rounds(self, release: str, max_rounds: int) -> float:
-        """Return the most rounds that a request may take with these terms."""
+        """Return the largest number of rounds that a request with these terms may take."""
         return 0 if release == "now" else max_rounds
 
     def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients") -> dict[str, Any]:
-        """Return the sections of the spec that an engine settles.
+        """Return the sections of the spec with the settings that the engine determines.
 
         Args:
-            rate: The local rate of the engine.
-            keep: The statistics to be kept where the spec leaves them open.
+            rate: Local rate of the engine.
+            keep: Statistics to keep where the spec says `auto`.
+
+        Returns:
+            Sections by name.
         """
         return {"local": replace(self.spec.local, rate=rate)}
 
     def check_method(self, name: str) -> None:
-        """Refuse a method that can do nothing with a run of this regime."""
+        """Refuse a method that does not apply to runs of this regime."""
         if name == ClosedForm.exact_method:
             raise InputError(
                 f"method {name} is for runs with model.kind = {RIDGE!r}; this one has {self.spec.model.kind!r}. Use "
@@ -174,14 +177,14 @@ class Regime:
             )
 
     def check_joining(self) -> None:
-        """Refuse clients that join by a call, where models are trained in rounds."""
+        """Refuse the call that adds clients to a head, because this model is trained in rounds."""
         raise InputError(
             f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
             f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
         )
 
     def why_figures_stay(self) -> str:
-        """Return why the figures of the record stay even where the operator gives them up; empty if they need not."""
+        """Return why the record must keep its figures even if the operator would give them up; empty if it need not."""
         return ""
 
     def sent_settings(self) -> SentSettings:
@@ -191,10 +194,10 @@ class Regime:
     @property
     def _sent_rate(self) -> float:
         rate = self.spec.local.rate
-        return 1.0 if rate == "auto" else float(rate)  # no bound of a profile depends on the rate
+        return 1.0 if rate == "auto" else float(rate)  # bounds in a client's profile do not depend on the rate
 
     def described_task(self) -> dict[str, Any] | None:
-        """Return how an exported model decides, where its kind does not tell."""
+        """Return the settings that turn an exported model's scores into predictions; None if its kind implies them."""
         return None
 
 
@@ -205,12 +208,12 @@ class Rounds(Regime):
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
-        """Return True: a spec of no other regime is trained in rounds."""
+        """Return True: every spec without another regime is trained in rounds."""
         return True
 
 
 class Groups(Regime):
-    """Rounds in groups that train separately at first, and are merged."""
+    """Training in groups that run their first rounds separately and are then merged."""
 
     name = "groups"
 
@@ -220,19 +223,19 @@ class Groups(Regime):
         return spec.groups.count > 0 or spec.groups.rounds > 0
 
     def why_figures_stay(self) -> str:
-        """Return why the figures of the record stay: merged models follow from them."""
+        """Return why figures must stay in the record: merged models are checked against them."""
         return "it has a head in closed form or groups, whose models and sums are told by them"
 
 
 class ClosedForm(Regime):
-    """A head that is solved from the sum of the clients' statistics."""
+    """A head solved from the sum of the clients' statistics."""
 
     name = "closed form"
     exact_method = "closed_form"
     solves = True
     draws_noise = False
     needs_data = False
-    device_bound = False  # what is proven, is proven of what was sent
+    device_bound = False  # the proof concerns the statistics as sent, on any device
     records_figures = False
 
     @classmethod
@@ -241,7 +244,7 @@ class ClosedForm(Regime):
         return spec.model.kind == RIDGE
 
     def demands(self) -> Iterator[Demand]:
-        """Yield the demands of a sum over all clients, for which settings of rounds have no meaning."""
+        """Yield the conditions of a sum over all clients, for which settings of rounds have no meaning."""
         ridge, server, kind = self.spec.ridge, self.spec.server, self.spec.model.kind
         r = ridge.regularisation
         yield "ridge.regularisation", r == "auto" or 1e-12 <= r <= 1e6, "in 1e-12 to 1e6, or auto"
@@ -256,7 +259,7 @@ class ClosedForm(Regime):
         yield "model.dtype", self.spec.model.dtype == "float64", f"float64 with model.kind = {kind!r}"
 
     def why_no_groups(self) -> str:
-        """Return that nothing is trained."""
+        """Return the reason: a head is solved, not trained."""
         return (
             "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
             "heads are solved, not trained"
@@ -269,35 +272,35 @@ class ClosedForm(Regime):
 
     @property
     def squared_error_per_loss(self) -> float | None:
-        """The square of the target's scale: targets are scaled before a head is solved."""
+        """Factor from a mean loss to the mean squared error: a head is solved for targets divided by their scale."""
         return None if self.has_accuracy else self.spec.ridge.scale**2 / max(1, self.spec.model.outputs)
 
     @property
     def maps_samples(self) -> bool:
-        """A head always has a map."""
+        """Whether samples go through a feature map: always, for a head."""
         return True
 
     @property
     def maps_before_training(self) -> bool:
-        """The engine maps samples on its own."""
+        """Whether features are computed before training: never, because the engine maps samples itself."""
         return False
 
     @property
     def finds_rate(self) -> bool:
-        """No rate is found from the clients: a solve has none."""
+        """Whether a rate is chosen from the clients: never, because a solve has none."""
         return False
 
     @property
     def rounds_from_scratch(self) -> int | None:
-        """One solve."""
+        """Number of rounds from a fresh model: one solve."""
         return 1
 
     def most_rounds(self, release: str, max_rounds: int) -> float:
-        """Return no limit: a solve is one round, whatever the terms say."""
+        """Return infinity: a solve is one round, whatever the terms."""
         return math.inf
 
     def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients") -> dict[str, Any]:
-        """Return the sections with the one round that a solve takes, whatever the accuracy."""
+        """Return the sections with exactly one round, the solve, at any accuracy."""
         stop = replace(self.spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
         kept = keep if self.spec.keep.statistics == "auto" else self.spec.keep.statistics
         if self.spec.release.noise != 0.0 and kept == "sum":
@@ -308,7 +311,7 @@ class ClosedForm(Regime):
         return {"stop": stop, "keep": replace(self.spec.keep, statistics=kept)}
 
     def check_method(self, name: str) -> None:
-        """Refuse methods of models that are trained in rounds."""
+        """Refuse methods for models that are trained in rounds."""
         if name != self.exact_method:
             raise InputError(
                 f"method {name} is for models that are trained in rounds; this run solves a ridge head in closed form: "
@@ -316,23 +319,23 @@ class ClosedForm(Regime):
             )
 
     def check_joining(self) -> None:
-        """Clients may join: the sum grows by their statistics."""
+        """Accept: the sum grows by the statistics of clients that join."""
 
     def why_figures_stay(self) -> str:
-        """Return why the figures of the record stay: sums are told by them."""
+        """Return why figures must stay in the record: sums are checked against them."""
         return "it has a head in closed form or groups, whose models and sums are told by them"
 
     def sent_settings(self) -> SentSettings:
-        """Return the settings of a head: its map and its targets; nothing is trained."""
+        """Return the settings of a head: its feature map and its targets."""
         return SentSettings(0.0, self.spec.features, self.spec.ridge)
 
     def described_task(self) -> dict[str, Any] | None:
-        """Return what the scores of the head mean."""
+        """Return the settings that give the scores of the head their meaning."""
         return {key: getattr(self.spec.ridge, key) for key in ("task", "shift", "scale")}
 
 
 class TunedNetworks(ClosedForm):
-    """A head in closed form on networks that groups tune separately, for rounds and at a rate fixed before."""
+    """A head in closed form on networks that groups tune separately, with rounds and rate fixed in advance."""
 
     name = "tuned networks"
     tunes = True
@@ -347,7 +350,7 @@ class TunedNetworks(ClosedForm):
         return spec.features.tune != "none"
 
     def demands(self) -> Iterator[Demand]:
-        """Yield the demands of groups that tune a network, then those of the head."""
+        """Yield the conditions of groups that tune a network, then those of the head."""
         spec, features = self.spec, self.spec.features
         yield "groups.count", spec.groups.count > 0, "at least 2 with features.tune: groups tune the network"
         yield "groups.rounds", spec.groups.rounds > 0, "at least 1 with features.tune, for example 12"
@@ -362,7 +365,7 @@ class TunedNetworks(ClosedForm):
         yield from super().demands()
 
     def why_no_groups(self) -> str:
-        """Return nothing: groups tune the network."""
+        """Return an empty string: groups tune the network."""
         return ""
 
     def allows_separate_rounds(self, rounds: int) -> bool:
@@ -370,7 +373,7 @@ class TunedNetworks(ClosedForm):
         return True
 
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
-        """Return the case and the values of the premise: how blocks lie, or how far a merge is moved on."""
+        """Return the case and the values of the premise: the width of a block, or the stretch of a merge."""
         tune, groups = self.spec.features.tune, self.spec.groups
         more = {"stretch": groups.stretch} if tune == "merge" or groups.stretch != 1.0 else {}
         values = {"block": self.spec.features.block} if tune == "blocks" else more
@@ -378,7 +381,7 @@ class TunedNetworks(ClosedForm):
 
     @property
     def rounds_from_scratch(self) -> int | None:
-        """The rounds of tuning, and a solve."""
+        """Number of rounds from a fresh model: the rounds of tuning, and a solve."""
         return 1 + self.spec.groups.rounds
 
     def sent_settings(self) -> SentSettings:
@@ -391,15 +394,15 @@ _REGIMES: list[type[Regime]] = [Rounds, Groups, ClosedForm, TunedNetworks]
 
 
 def add_regime(regime: type[Regime]) -> None:
-    """Let specs be of one more regime, which is asked before those known so far."""
+    """Add a regime; it takes precedence over those added before."""
     _REGIMES.append(regime)
 
 
 def regime_of(spec: Sections) -> Regime:
-    """Return the regime of a spec: the last one known that says it is for it."""
+    """Return the regime of a spec: the last one added whose `is_for` accepts it."""
     return next(regime for regime in reversed(_REGIMES) if regime.is_for(spec))(spec)
 
 
 def by_regime(table: Mapping[type[Regime], Found], regime: Regime) -> Found:
-    """Return the entry of a table for a regime, or for the nearest one that it extends."""
+    """Return the entry of a table for a regime, or for the nearest class that it extends."""
     return next(table[kind] for kind in type(regime).__mro__ if kind in table)

@@ -1,19 +1,21 @@
-"""The whole spec of a run, read from plain values: unknown keys, wrong types and values out of range are refused.
+"""Complete spec of a run, parsed from plain values, and the rule for the number of groups and their separate rounds.
 
-How many groups, and how long apart, where the spec does not say: a rule that needs no client's data.
+Unknown keys, wrong types and values out of range are refused.
 
-The number of clients, who takes part and the largest number of rounds are public before training, so the premise that
-grouping and rounds apart depend on no one's data stays met (docs/theory.md, section 15.2).
+If the spec leaves the number S of groups or the number R of their separate rounds open, a rule chooses them. It uses
+only the number of clients, the participation and the largest number of rounds. These are public before training, so the
+premise that groups and separate rounds depend on no client's data stays met (docs/theory.md, section 15.2).
 
-Two things pull at R. A round apart is worth nearly a common one, so a request costs the less the longer groups train
-apart: on CIFAR-10 iid 14, 7 and 7 % of Scratch's rounds after R = 150, 180 and 210 of 240. But the first training needs
-common rounds, too: where a fifth takes part it ended 0.9, 1.7 and 2.2 points of test accuracy below plain training on
-CIFAR-10 iid after R = 320, 360 and 400 of 480. So R is at most two thirds of the rounds that training may take, and not
-more than 150 rounds in which everyone takes part; where a share p takes part, 150 / sqrt(p). S = 10 keeps nine tenths
-after one leaver, and twenty groups were no better. A group needs a few participants a round: where a fifth takes part,
-ten groups of ten took twice the rounds of five groups of twenty; where one in twenty does, five groups took up to
-two and a half times those of two. And it must see enough of the task on its own: with a hundred classes and a thousand
-images per group nothing was saved (`paper/results/groups.csv`).
+R is a compromise. A separate round is worth nearly as much as a common one, so requests get cheaper the longer groups
+train separately: on CIFAR-10 iid a request took 14, 7 and 7 % of Scratch's rounds after R = 150, 180 and 210 of 240.
+But the first training also needs common rounds: with a fifth of the clients per round it ended 0.9, 1.7 and 2.2 points
+of test accuracy below plain training on CIFAR-10 iid after R = 320, 360 and 400 of 480. R is therefore at most two
+thirds of the largest number of rounds, and at most 150 / sqrt(p) where a share p of the clients takes part.
+
+S = 10 keeps nine tenths after one client leaves, and twenty groups were no better. A group needs a few participants per
+round: with a fifth of the clients, ten groups of ten took twice the rounds of five groups of twenty; with one client in
+twenty, five groups took up to two and a half times the rounds of two. A group must also see enough of the task: with a
+hundred classes and a thousand images per group nothing was saved (`paper/results/groups.csv`).
 """
 
 from __future__ import annotations
@@ -58,22 +60,22 @@ from sifu.theory.participation import Participation
 MOST_GROUPS = 1000
 USUAL_GROUPS, LEAST_MEMBERS = 10, 5
 LEAST_PARTICIPANTS = 4
-"""Of a group's round, on average."""
+"""Smallest average number of participants in a group's round."""
 ROUNDS_APART = 150
 LARGEST_SHARE = Fraction(2, 3)
-"""Of stop.max_rounds: common rounds must have room."""
+"""Largest share of stop.max_rounds for separate rounds; the rest is for common rounds."""
 TRIED, REACHED = 16, 15
-"""Tasks that the rule was tried on (`paper/results/groups.csv`), and how many of them a request came to an end on."""
+"""Number of tasks that tested the rule (`paper/results/groups.csv`), and of those on which a request finished."""
 USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
-"""Rounds of one leaver's request over Scratch's: the median over all tasks, the least and the most of those."""
+"""Rounds of one client's request over Scratch's rounds: the median over all tasks, and the smallest and largest."""
 
 
 FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
-"""Keys that recorded specs of older runs always state, with the value that means off."""
+"""Keys that recorded specs of older runs always contain, with the value that means off."""
 
 
 def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
-    """What the keys of each section must be, whatever the others say."""
+    """Yield the conditions on the keys of each section alone."""
     data, local, server, stop, keep, features = spec.data, spec.local, spec.server, spec.stop, spec.keep, spec.features
     yield "seed", spec.seed >= 0, "0 or more"
     yield "data.clients", data.clients >= 2, "at least 2"
@@ -127,7 +129,7 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
-    """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands on its own."""
+    """Yield the conditions of groups: a fixed number of separate rounds, and groups that train independently."""
     groups, server, most = spec.groups, spec.server, spec.stop.max_rounds
     if groups.count == 0 and groups.rounds == 0:
         return
@@ -148,7 +150,7 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
-    """Yield the demands of a feature map on the model after it, and on the samples before it."""
+    """Yield the conditions of a feature map on the model after it, and on the samples before it."""
     features, kind = spec.features, spec.model.kind
     linear = kind in (*HEAD_KINDS, "python")
     heads = f"none for model.kind = {kind!r}: features are for linear heads (softmax, ridge...)"
@@ -158,7 +160,7 @@ def _demands_of_features(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
-    """Noise on releases needs a head whose distances without a client can be computed, by a rule fixed beforehand."""
+    """Yield the conditions of noise on releases: a head with computable distances, and settings fixed in advance."""
     release = spec.release
     if release.noise == 0.0:
         yield "release.when", release.when == "request", "request without release.noise: there is nothing to hold back"
@@ -184,12 +186,12 @@ def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
 
 @functools.cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The types of a section's keys; finding them evaluates our own annotations, once."""
+    """Return the types of a section's keys."""
     return typing.get_type_hints(kind)
 
 
 def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
-    """`mapping` as the dataclass `kind`, section by section."""
+    """Parse `mapping` into the dataclass `kind`, section by section."""
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
@@ -208,7 +210,7 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
 
 
 def _nearest_hint(prefix: str, key: str, kind: type[Any]) -> str:
-    """A sentence with the nearest known keys, here or in another section."""
+    """Return a hint with the nearest known keys, in this section or another."""
     here = [prefix + entry.name for entry in fields(kind)]
     everywhere = [
         f"{section.name}.{entry.name}" for section in _sections() for entry in fields(_hints(Spec)[section.name])
@@ -229,7 +231,7 @@ KINDS: dict[Any, tuple[Any, str]] = {
 
 
 def _cast(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the type `hint` says, or a sentence."""
+    """Return `value` converted to the type `hint`; refuse it with a sentence otherwise."""
     if typing.get_origin(hint) is Literal:
         if value in typing.get_args(hint) and not isinstance(value, bool):
             return value
@@ -260,7 +262,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
 def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
     """Split plain values into the product's own keys and those of extensions that are not off."""
     if not isinstance(mapping, Mapping):
-        return mapping, ()  # `_parse` says what is wrong
+        return mapping, ()  # `_parse` reports the error
     own, taken = dict(mapping), {}
     for section in (entry.name for entry in _sections()):
         values = mapping.get(section)
@@ -284,7 +286,7 @@ def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
 
 @dataclass(frozen=True)
 class Spec:
-    """A whole run.
+    """A complete run.
 
     `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`), where they are not off.
     """
@@ -307,7 +309,7 @@ class Spec:
 
     @property
     def round_extras(self) -> RoundExtras:
-        """The optional steps of rounds that keys of extensions switch on."""
+        """Optional steps of rounds that keys of extensions switch on."""
         extras: dict[str, Any] = {}
         for name, value in self.extensions:
             extension = spec_key(name)
@@ -323,11 +325,11 @@ class Spec:
 
     @property
     def regime(self) -> Regime:
-        """The kind of training that the spec describes."""
+        """Kind of training that the spec describes."""
         return regime_of(self)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the spec as plain values, ready for JSON."""
         values = asdict(self)
         for name, value in values.pop("extensions"):
             section, _, key = name.partition(".")
@@ -336,7 +338,11 @@ class Spec:
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
-        """From plain values; unknown keys, wrong types and values out of range are refused by name."""
+        """Return the spec for plain values.
+
+        Raises:
+            InputError: If a key is unknown, or a value has the wrong type or is out of range.
+        """
         own, extensions = _take_extensions(mapping)
         spec: Spec = replace(_parse(Spec, own, ""), extensions=extensions)
         checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_releases)
@@ -363,7 +369,7 @@ def _sections() -> tuple[Field[Any], ...]:
 
 
 def commented_toml(spec: Spec) -> str:
-    """The spec as TOML with a comment next to every key: what `sifu init` writes."""
+    """Return the spec as TOML with a comment next to every key, as `sifu init` writes it."""
     lines = [f"seed = {spec.seed}  # {fields(Spec)[0].metadata['comment']}"]
     for section in _sections():
         value = getattr(spec, section.name)
@@ -386,13 +392,13 @@ def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's; only DEL must be escaped too.
+        # JSON escapes are valid in TOML; only DEL must be escaped as well.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 
 def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
-    """S for this many clients, of whom a share takes part in a round.
+    """Return S for this many clients, of which a share takes part in a round.
 
     >>> [number_of_groups(clients) for clients in (4, 20, 50, 1000)], number_of_groups(100, 0.2)
     ([2, 4, 10, 10], 5)
@@ -401,7 +407,7 @@ def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
 
 
 def rounds_apart(max_rounds: int, taking_part: float) -> int:
-    """R where a share of the clients takes part in a round, and training stops after `max_rounds`.
+    """Return R, given the largest number of rounds and the share of clients that take part in a round.
 
     >>> rounds_apart(2000, 1.0), rounds_apart(2000, 0.2), rounds_apart(40, 1.0)
     (150, 335, 26)
@@ -410,7 +416,7 @@ def rounds_apart(max_rounds: int, taking_part: float) -> int:
 
 
 def with_groups_by_rule(spec: Spec, clients: int) -> Spec:
-    """The spec with the number of groups and their rounds apart filled in, where only one of them is given."""
+    """Return the spec with the number of groups and of separate rounds filled in, if at least one of them is given."""
     groups: GroupsSpec = spec.groups
     if groups.count == 0 and groups.rounds == 0:
         return spec

@@ -1,4 +1,4 @@
-"""The sections of a spec: frozen dataclasses whose fields carry the comment that `sifu init` writes next to them."""
+"""Sections of a spec: frozen dataclasses; `sifu init` writes the comment of each field next to its key."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from sifu.core.round import NoiseSource
 from sifu.theory.history import Accounting
 
 RIDGE = "ridge"
-"""The model kind that is solved in closed form."""
+"""Kind of the model that is solved in closed form."""
 
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 HEAD_KINDS = (*LINEAR_KINDS, RIDGE)
-"""Models with one matrix of weights, trained or solved."""
+"""Kinds of models with one matrix of weights, trained or solved."""
 ROW_KINDS = (*HEAD_KINDS, "mlp")
-"""Models whose samples are rows of numbers, not images."""
+"""Kinds of models whose samples are rows of numbers, not images."""
 
 IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
-"""Feature maps that take images as such, with values in [0, 1]."""
+"""Feature maps that take images, with values in [0, 1]."""
 
 NETWORK_FEATURES = ("pretrained", "transformers", "module")
-"""Feature maps through networks, which a GPU computes faster."""
+"""Feature maps computed by networks, which a GPU speeds up."""
 
 OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
-"""What runs did that were recorded before these keys of `[features]` existed."""
+"""Behaviour of runs recorded before these keys of `[features]` existed."""
 
 
 def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded section `[features]`, which keeps the meaning that it had when it was written.
+    """Return a recorded section `[features]` with the meaning it had when it was written.
 
     >>> recorded_features({"kind": "pretrained"})["size"], recorded_features({"kind": "none"})
     (128, {'kind': 'none'})
@@ -41,13 +41,13 @@ def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key(default: Any, comment: str) -> Any:
-    """A key with its default and its comment."""
+    """Return a dataclass field with a default and the comment of its key."""
     return field(default=default, metadata={"comment": comment})
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data, and how it is spread over clients."""
+    """The data, and their distribution over clients."""
 
     name: str = key("digits", "digits, npz, table, or a data set that an installed package provides")
     clients: int = key(160, "how many clients the data is spread over")
@@ -90,7 +90,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is trained."""
+    """The model."""
 
     kind: Literal[
         "softmax",
@@ -121,7 +121,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class FeaturesSpec:
-    """Public features that a linear model is put on, the same for everyone; no client's data shapes them."""
+    """Public features for a linear model, the same for all clients; no client's data shapes them."""
 
     kind: Literal[
         "none", "random_convolutions", "random_fourier", "projection", "pretrained", "transformers", "module"
@@ -180,7 +180,7 @@ class RidgeSpec:
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """What a client does in a round."""
+    """Local training of a client in a round."""
 
     rate: float | Literal["auto"] = key("auto", 'local learning rate; "auto" is the largest one certified as convex')
     steps: int = key(10, "local gradient steps K of each round")
@@ -193,7 +193,7 @@ class LocalSpec:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What the server does in a round."""
+    """Work of the server in a round."""
 
     rate: float = key(1.0, "server rate g of FedAvg")
     participation: str = key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
@@ -209,7 +209,7 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class StopSpec:
-    """When training and retraining stop."""
+    """Stop rule of training and retraining."""
 
     target: float = key(0.95, "stop at this accuracy on the active clients' data; 0 runs max_rounds")
     min_rounds: int = key(1, "never stop before this many rounds")
@@ -222,7 +222,7 @@ class StopSpec:
 
 @dataclass(frozen=True)
 class GroupsSpec:
-    """Groups of clients that train apart before they merge (method groups: exact forgetting for any model)."""
+    """Groups of clients that train separately before they merge (method groups: exact forgetting for any model)."""
 
     count: int = key(0, "how many groups train apart at first; 0: none, or where only rounds are given, by rule")
     rounds: int = key(0, "rounds apart, fixed beforehand; 0: by rule; they count towards stop.max_rounds")
@@ -234,7 +234,7 @@ class GroupsSpec:
 
 @dataclass(frozen=True)
 class PrivacySpec:
-    """What a request promises unless it says otherwise."""
+    """Default guarantee of a request."""
 
     epsilon: float = key(10.0, "budget epsilon; 1 is strong, 10 is weak")
     delta: float = key(0.01, "budget delta")
@@ -265,7 +265,7 @@ class ReleaseSpec:
 
     @property
     def noise_std(self) -> float:
-        """The standard deviation of the noise; 0 if it is off."""
+        """Standard deviation of the noise; 0 if it is off."""
         from sifu.theory.release_noise import noise_for
 
         if self.noise != "auto":
@@ -275,7 +275,7 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class RequestsSpec:
-    """Who decides on requests."""
+    """Approval of requests."""
 
     approval: Approval = key(
         "none", "how many people must approve a request before it is carried out: none, one or two; never who filed it"
@@ -284,7 +284,7 @@ class RequestsSpec:
 
 @dataclass(frozen=True)
 class RegularitySpec:
-    """Which bound on a round's expansion is used."""
+    """Bound on the expansion of a round."""
 
     kind: Literal["measured", "assumed"] = key(
         "measured", "measured from the clients' data, or assumed (the certificate then says so)"
@@ -294,7 +294,7 @@ class RegularitySpec:
 
 @dataclass(frozen=True)
 class KeepSpec:
-    """Which models are kept to go back to, and what else."""
+    """Models kept as rollback targets, and other stored data."""
 
     models: int = key(64, "at most this many models on disk")
     ratio: float = key(1.25, "ratio of the ladder of levels when sigma is auto")
@@ -309,5 +309,5 @@ class KeepSpec:
 
     @property
     def kept_statistics(self) -> Literal["clients", "sum"]:
-        """What a run keeps whose engine has settled what auto is."""
+        """Statistics that the run keeps, with `auto` resolved by its engine."""
         return "sum" if self.statistics == "sum" else "clients"
