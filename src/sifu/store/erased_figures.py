@@ -181,6 +181,11 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
 
     A purge by the operator's choice leaves them only if the last request started this path from a fresh model. No
     forgotten client is on the path then.
+
+    Args:
+        reader: The run.
+        tip: Node of the current model.
+        by_choice: Whether the purge also erases the figures behind certificates with noise.
     """
     path = [row.node for row in reader.path(tip)]
     last = max(row.node.order for row in reader.node_rows(0, tip))

@@ -178,7 +178,7 @@ KINDS: Mapping[str, May] = {
     "request refused": May(),
     "request withdrawn": May(),
     "rolled back": May(
-        ("tip", "phase", LOCAL_RATES),  # in runs created before it was sealed
+        ("tip", "phase", LOCAL_RATES),  # LOCAL_RATES only in runs created before it was sealed
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),

@@ -24,7 +24,7 @@ from sifu.store.reader import RunReader
 
 KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
-"""Prefix, followed by the public key, of the file of a new key that a rotation wrote before its event."""
+"""Prefix of the file with a new key, which a rotation writes before its event; its public key completes the name."""
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")
@@ -295,7 +295,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
 
 
 def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
-    """Yield each file of the run folder that names an event missing from the database.
+    """Yield a problem for each file of the run folder that names an event missing from the database.
 
     Args:
         reader: The run.
@@ -390,7 +390,14 @@ class Checkpoint:
 
     @staticmethod
     def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
-        """Return the checkpoint of an event, with its own signature or with `signature`."""
+        """Return the checkpoint of an event.
+
+        Args:
+            run: Id of the run.
+            event: The event.
+            public_key: Key that signed it.
+            signature: Signature as hex; None for the event's own.
+        """
         signature = (event.signature or b"").hex() if signature is None else signature
         return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
 

@@ -128,7 +128,7 @@ def _by_client(tensors: dict[str, NDArray[np.floating]]) -> StoredUpdates:
 
 
 def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdates:
-    """Return the same updates and salts as a new file with the clients `stay` only."""
+    """Return a new file with the stored updates and salts of the clients in `stay` only."""
     stored, stay = read_updates(folder, row), sorted(stay)
     values, salts = ([kept[client] for client in stay] for kept in (stored.values, stored.salts))
     order = int(row.file.split(".")[2]) + 1
@@ -156,7 +156,14 @@ class OwnStatistics:
     def among(
         stored: Iterable[StatisticsRow], fixed: FixedPoint, blocks: Blocks | None, networks: Mapping[int, int]
     ) -> OwnStatistics:
-        """Return the clients' own statistics among the stored files that used exactly these networks."""
+        """Return the clients' own statistics among stored files that can be used with these networks.
+
+        Args:
+            stored: Rows of all stored files.
+            fixed: Fixed-point format of the numbers.
+            blocks: Division of the statistics into parts; None if they are not divided.
+            networks: Node of each group's network, in the order of the groups.
+        """
         rows: dict[int, dict[Part, StatisticsRow]] = {}
         for row in stored:
             if not row.is_sum and can_be_used(row, networks.values()):
@@ -186,7 +193,13 @@ class OwnStatistics:
         return {client for client in self.rows if not self.lacking(client, parts)}
 
     def parts_to_write(self, client: int, sent: Statistics | Rows, lacking: Sequence[Part]) -> Sequence[Part]:
-        """Return the missing parts that a client sent, in the form in which it sent them."""
+        """Return the parts to write of what a client sent, in the form in which it sent them.
+
+        Args:
+            client: Index of the client.
+            sent: Statistics or rows that the client sent.
+            lacking: Parts that are not stored.
+        """
         new = isinstance(sent, Rows) and not self._keeps_rows(client)
         return self._in_form(lacking, of_rows=True) if new else lacking
 
@@ -259,7 +272,7 @@ class OwnStatistics:
         Args:
             folder: Folder of the run.
             client: Index of the client.
-            sent: What the client sent.
+            sent: Statistics or rows that the client sent.
             parts: Parts to return.
             lacking: Parts that are not stored.
         """
@@ -293,7 +306,7 @@ class OwnStatistics:
             folder: Folder of the run.
             node: Last node that the event records.
             client: Index of the client.
-            statistics: What the client sent.
+            statistics: Statistics or rows that the client sent.
             parts: Parts to write.
             seed: Seed of the salts; None for the operating system's generator.
 
@@ -321,7 +334,7 @@ class OwnStatistics:
 def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
     """Return whether a file can be used with features through these networks.
 
-    A file of one part must have used some of the networks, any other file exactly all of them.
+    The features of a part must have used none but these networks, those of any other file exactly these.
     """
     nodes = tuple(networks)
     return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)

@@ -110,7 +110,11 @@ def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list
 
 
 def ask_authority(authority: str, content: bytes) -> bytes:
-    """Return the authority's response for `content`, checked to be granted and to match content and request."""
+    """Return the authority's response for `content`.
+
+    Raises:
+        InputError: If the request was refused, or the response is not for this content and request.
+    """
     client = protocol()
     builder = client.TimestampRequestBuilder().data(content).hash_algorithm(client.base.HashAlgorithm.SHA256)
     question = builder.build()

@@ -96,6 +96,7 @@ class RunWriter(RunReader):
             new: Content of the new run.
 
         Raises:
+            InputError: If the folder is not empty.
             RunBusyError: If another process has just created a run there.
         """
         kept_outside.witness_targets()
