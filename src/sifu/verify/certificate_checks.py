@@ -84,7 +84,7 @@ def _map_of(check: Check) -> Check:
 
 
 def _plain(value: Any) -> bool:
-    """Return whether a value is a number, a string, a truth value, or null."""
+    """Return whether a value is a finite number, a string, a boolean, or null."""
     return value is None or isinstance(value, str | bool) or (type(value) in (int, float) and math.isfinite(value))
 
 

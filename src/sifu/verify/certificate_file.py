@@ -114,13 +114,15 @@ def verify_certificate(
         path: The certificate. A timestamp is also checked if the same folder has one, under the certificate's name
             followed by `.tsr`.
         public_key: The operator's public key; None accepts the key that the certificate names.
-        authority: PEM file with the certificates of a timestamp authority, which must have signed a timestamp.
+        authority: PEM file with the certificates of a timestamp authority. If given, a timestamp signed by this
+            authority is required.
 
     Returns:
         The checks performed, with problems and notes.
 
     Raises:
         InputError: If the file is not a sifu certificate.
+        MissingExtensionError: If the certificate's method belongs to a package that is not installed.
     """
     path = Path(path)
     signers = None if authority is None else Authority.read(authority)
@@ -345,7 +347,7 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
         return  # its epsilon composes rounds whose models no longer exist
     composed = stated["epsilon_composed"]
     least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no relevant round
-    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; its inversion loses digits
+    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; inverting it loses digits
         least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))
     if not body["delta_at_most"] >= least * (1.0 - 1e-6):
         yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"

@@ -61,7 +61,7 @@ ERASING = ("rolled back", JOINED, "restored")
 
 
 def check_sample_digests(reader: RunReader) -> Iterator[str]:
-    """Yield a problem unless each founding client has one digest, and all salts of forgotten clients are erased."""
+    """Yield a problem unless each initial client has one digest, and all salts of forgotten clients are erased."""
     founders, digests = len(reader.clients()) - len(reader.joined()), reader.payload(1).get("sample_digests")
     if digests is not None and len(digests) != founders:
         yield f"clients: {len(digests)} digests of samples for {founders} clients that the run was made with"
@@ -268,7 +268,7 @@ def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iter
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each merged model that is not, to the last bit, the extrapolated mean of its groups' models.
+    """Yield a problem for each merged model that differs in any bit from the merge of its groups' models.
 
     Models that are no longer stored are skipped.
     """

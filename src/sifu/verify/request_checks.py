@@ -158,9 +158,10 @@ def _check_what_is_left(
 
 
 def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
-    """Yield a problem unless the subjects are the requested clients, under all their indices, and the node fits.
+    """Yield a problem unless the subjects are the requested clients and the new node is the recorded one.
 
-    The clients form one subject if the request asked for joint protection.
+    A subject includes all earlier indices of its clients. The clients form one subject if the request asked for joint
+    protection.
     """
     if not agree(request.multiplier, recorded.multiplier):
         budget = f"({request.terms.epsilon}, {request.terms.delta})"

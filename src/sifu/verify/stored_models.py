@@ -61,7 +61,7 @@ def said(value: Any) -> str:
 
 
 def check_models(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each model that is missing or changed, including the current one."""
+    """Yield a problem for each stored model that is missing or changed, and if the current model is not stored."""
     yield from _check_files(reader, "models")
     if reader.tip not in reader.models():
         yield f"models: the current model (node {reader.tip}) is not there"

@@ -83,6 +83,7 @@ def verify_run(
 
     Raises:
         InputError: If an argument is invalid or the folder is not a run.
+        RunDamagedError: If the database is missing or unreadable.
         MissingExtensionError: If the run needs a package that is not installed.
     """
     folder = Path(folder)
@@ -143,7 +144,7 @@ def verify_run(
                 if not result.problems:
                     raise
                 result.problems.append(f"{name}: {error}")
-            except Exception as error:  # manipulated data may fail anywhere, which is a finding, too
+            except Exception as error:  # tampered data can make any check fail; that is a problem, too
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
                 result.checked.append(name)
