@@ -39,8 +39,8 @@ def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
 def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
     """Return the events whose sealed part a purge erased, each with the number of the first purge that did.
 
-    A purge erases every measurement made before the last rollback, when a forgotten client still belonged to the
-    clients. It also erases later measurements on the data of forgotten clients. A purge of all figures erases every
+    A purge erases every measurement made before the last rollback, when a forgotten client was still taking part. It
+    also erases later measurements on the data of forgotten clients. A purge of all figures erases every
     sealed part. Any other purge keeps the distances of releases, because later certificates compose the cost of all
     releases from them.
     """

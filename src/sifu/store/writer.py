@@ -165,7 +165,8 @@ class RunWriter(RunReader):
                 without its file `head` is refused.
 
         Raises:
-            RunDamagedError: If the run fails a check. Nothing is changed then.
+            RunBusyError: If another process is writing to the run.
+            RunDamagedError: If the run fails a check.
         """
         kept_outside.witness_targets()  # refuse an invalid witness before anything is changed
         timestamp_authority()
