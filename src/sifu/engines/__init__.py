@@ -1,1 +1,1 @@
-"""Engines run rounds: the embedded simulator, and Flower."""
+"""Engines, which run rounds: the embedded simulator, Flower, and programs of the operator's own."""

@@ -1,10 +1,9 @@
-"""The mean of all replies of a round, and every drift, in one pass over them.
+"""Mean of all replies of a round, and every drift, in one pass over the replies.
 
-Replies are read where they lie, in blocks small enough to stay in the processor's cache: a block's mean is made and
-every client's distance to it added up before the next block is touched. Tracking therefore costs arithmetic on cached
-numbers and never a second trip through memory. Threads share the blocks, and partial sums are combined in the order of
-the blocks, so the bits do not depend on the number of threads. The bounds are those of rows in
-`sifu.engines.sim.client_updates`.
+Replies are read in place, in blocks that fit into the processor's cache. A block's mean is computed and every client's
+distance to it is accumulated before the next block is read. Tracking thus costs arithmetic on cached numbers, but no
+second pass through memory. Threads share the blocks, and partial sums are combined in the order of the blocks, so the
+bits do not depend on the number of threads. The bounds are those of `sifu.engines.sim.client_updates` for rows.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, root_up, sum_of_squares, up
 
 BLOCK_WORDS = 2**19
-"""Numbers of all replies together in a block: four megabytes."""
+"""Numbers per block over all replies: four megabytes."""
 MOST_THREADS = 4
-"""More would wait for the memory."""
+"""Maximum number of threads; more would wait for memory."""
 
 
 @dataclass(frozen=True)
 class _BlockSums:
-    """Of one block: every row's squared distance to the mean, ||mean||^2, ||mean - start||^2 and the Gram matrix."""
+    """Sums over one block: squared distance of every row to the mean, ||mean||^2, ||mean - start||^2, Gram matrix."""
 
     distances: Floats
     mean: float
@@ -42,7 +41,14 @@ class _BlockSums:
 def average_replies(
     replies: Sequence[Vector | ModelPieces], start: Vector, samples: Integers, want_gram: bool
 ) -> Average:
-    """The mean of `replies` less `start`, and each reply's distance to the mean, rounded up; see `Average`."""
+    """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean.
+
+    Args:
+        replies: Model of each participant.
+        start: The model that the round started from.
+        samples: Number of samples of each participant.
+        want_gram: Whether to compute the Gram matrix.
+    """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()
@@ -58,7 +64,7 @@ def average_replies(
     trusted = (norms > 1e-140) & (norms < 1e140)
     mean_norm = root_up(sum(block.mean for block in blocks), size)
     step_norm = root_up(sum(block.step for block in blocks), size)
-    if mean_norm is None or step_norm is None or not trusted.all():  # squares over- or underflowed
+    if mean_norm is None or step_norm is None or not trusted.all():  # a square over- or underflowed
         mean = _whole_mean(rows, weights, size)
         doubtful = np.flatnonzero(~np.isfinite(norms)).tolist()
         bad = tuple(place for place in doubtful if not np.isfinite(np.asarray(rows[place])).all())
@@ -67,11 +73,11 @@ def average_replies(
         for place in np.flatnonzero(~trusted).tolist():
             norms[place] = norm_up(np.asarray(rows[place], dtype=np.float64) - mean)
         mean_norm, step_norm = norm_up(mean), norm_up(step)
-    if count == 1:  # a single model is its own mean, exactly
+    if count == 1:  # a single model equals its mean exactly
         return Average(
             step, np.zeros(1), step_norm, np.zeros((1, 1)) if want_gram else None, (), gram_errors=np.zeros(1)
         )
-    # A float64 sum of M weighted rows is off by at most (M + 2) u max ||row||.
+    # The error of a float64 sum of M weighted rows is at most (M + 2) u max ||row||.
     error = (count + 2) * UNIT_ROUNDOFF * (mean_norm + float(norms.max())) * 1.001
     drifts = np.where(norms + error > 0.0, np.nextafter(norms + error, np.inf), 0.0)
     return Average(step, drifts, up(step_norm + error), gram, (), gram_errors=np.full(count, error))
@@ -80,7 +86,7 @@ def average_replies(
 def _in_threads(
     rows: Sequence[ModelPieces], weights: Floats, start: Vector, step: Floats, want_gram: bool
 ) -> list[_BlockSums]:
-    """The sums of every block, in order; `step` is filled with mean - start."""
+    """Return the sums of all blocks in order; write mean - start into `step`."""
     width = _width(rows, start.size)
     firsts = range(0, start.size, width)
     work = partial(_walk, rows, weights, start, step, want_gram)
@@ -111,7 +117,7 @@ def _walk(
 def _blocks(
     rows: Sequence[ModelPieces], weights: Floats, size: int, firsts: range
 ) -> Iterator[tuple[int, Floats, Floats]]:
-    """Block by block: its first entry, the rows in float64, their weighted mean; both are overwritten by the next."""
+    """Yield each block's first index, rows in float64, and weighted mean; the next block overwrites both arrays."""
     width = _width(rows, size)
     held, means = np.empty((len(rows), width)), np.empty(width)
     for first in firsts:

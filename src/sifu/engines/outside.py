@@ -1,7 +1,7 @@
-"""An engine that is fed from outside: a program of the operator's own speaks with the clients, by whatever road.
+"""Engine whose clients are reached by the operator's own program, over any transport.
 
-What the engine needs is a `Task`; what comes back are replies by client. That the program hands in what the clients
-sent, and for the task that was handed out, is trusted as it is of Flower's nodes.
+The engine hands out a `Task` and receives replies by client. It trusts the program to return the clients' replies to
+this task unchanged, as it trusts Flower's nodes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sifu.theory.participation import ClientIndices
 Arrays = Mapping[str, NDArray[Any]]
 Kind = Literal["train", "evaluate"]
 LOST_IN_A_ROW = 5
-"""Rounds without a single usable reply after which training stops, to be continued later."""
+"""Number of consecutive rounds without a usable reply after which training stops; it can be continued later."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What clients are to do now: `models` has the model of each of them as named arrays, which are not written to.
+    """Work for the clients; `models` holds the model of each client as named, read-only arrays.
 
-    `kind` is "train" (each answers with its trained arrays) or "evaluate" (each answers with the number of its correct
-    predictions and the sum of its losses). A round is known by `branch` and `round`: after a request, rounds begin
-    again at 0 on the next branch. Groups that train apart have models of their own in the same task.
+    `kind` is "train" (each client answers with its trained arrays) or "evaluate" (each answers with its number of
+    correct predictions and its summed loss). `branch` and `round` identify a round: after a request, rounds restart at
+    0 on the next branch. Groups that train separately have their own models in the same task.
     """
 
     kind: Kind
@@ -44,18 +44,18 @@ class Task:
 
 
 Exchange = Callable[[Task], Mapping[str, Any]]
-"""Takes a task to the clients and brings their replies, by name; who is missing did not answer."""
+"""Function that passes a task to the clients and returns their replies by name; a missing client did not reply."""
 
 
 class OutsideFederation(RemoteFederation):
-    """An `Engine` of clients that only `exchange` can reach."""
+    """Engine of clients that only `exchange` can reach."""
 
     def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
         super().__init__(blueprint, blueprint.facts)
         self._exchange, self._lost_in_a_row = exchange, 0
 
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
-        """The round of each setup in one task; without any answer a model stays as it was."""
+        """Run the rounds of all setups in one task; a model without any reply is unchanged."""
         position, models, drawn = setups[0].position, dict[str, Arrays](), list[ClientIndices]()
         for setup in setups:
             drawn.append(np.array(self.may_ask(self.draw(setup)), dtype=np.int64))
@@ -64,7 +64,7 @@ class OutsideFederation(RemoteFederation):
         results: list[RoundResult] = []
         for setup, members in zip(setups, drawn, strict=True):
             of_group = set(self._names(members))
-            if not results:  # the first one also refuses, and records, what was not asked for
+            if not results:  # the first round also refuses and records replies that were not requested
                 of_group |= set(replies) - set(models)
             handed_in = [self._reply(position, name, replies[name]) for name in replies if name in of_group]
             results.append(run_round(OpenRound(self, handed_in), setup, members))
@@ -80,9 +80,9 @@ class OutsideFederation(RemoteFederation):
         return results
 
     def _reply(self, position: Position, name: str, arrays: Any) -> Reply:
-        """A reply with its client's count of samples, copied: its sender may still hold the arrays."""
+        """Return a reply with its client's number of samples; arrays are copied, as the sender may change them."""
         samples = next((client.samples for client in self.clients if client.name == name), 0)
-        # What is not a mapping of arrays is refused as it is.
+        # Anything but a mapping of arrays is passed on and refused later.
         if isinstance(arrays, Mapping) and all(type(array) is np.ndarray for array in arrays.values()):
             arrays = np.asarray(model_pieces(arrays, self.layout))
         return Reply(name, position, samples, arrays, owned=True)
@@ -90,13 +90,13 @@ class OutsideFederation(RemoteFederation):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Refused: how many local steps its clients do is known to the operator's program alone."""
+        """Raise `InputError`: only the operator's program knows its clients' number of local steps."""
         raise InputError(
             f"this method asks clients for {steps} local steps of their own, which a server loop cannot: use another"
         )
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """How `model` does on those that answer; the others count zero samples."""
+        """Evaluate `model` on the clients that reply; others count with zero samples."""
         there = self.may_ask(clients) if self.evaluates else []
         models = dict.fromkeys(self._names(there), self._arrays(self.layout.own_copy(model)))
         replies = self._ask("evaluate", Position(0, 0), models)
@@ -131,7 +131,7 @@ class OutsideFederation(RemoteFederation):
         return [self.clients[int(client)].name for client in clients]
 
     def _arrays(self, model: Vector) -> Arrays:
-        """A model as clients get it; its arrays cannot be written to, since all of them share it."""
+        """Return a model as named arrays, read-only because all clients share them."""
         arrays: dict[str, NDArray[Any]] = {**self.layout.unflatten(model), **self.blueprint.carried}
         for array in arrays.values():
             array.flags.writeable = False

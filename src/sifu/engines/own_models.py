@@ -1,4 +1,4 @@
-"""Models of the users' own, whose training only the clients know: what they start from, and what is known of it."""
+"""Training of users' own models, known only to the clients: initial models, and the facts about the training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,16 @@ CARRIED = "keeping whole numbers of the model ({}) at their initial values"
 
 
 def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str, NDArray[Any]]:
-    """The named arrays of a fresh model, which may come as a mapping, a list of arrays or a torch module.
+    """Make an initial model as named arrays.
 
-    `initial` may take the number of the branch. A torch module is created under a seed per branch, so a branch begins
-    in the same way whenever it is created.
+    Args:
+        initial: Function that returns a torch module, a mapping of arrays, or a list of arrays. It may take the branch.
+        branch: Branch that the model is for.
+        seed: Seed of the run. A torch module is created under a seed per branch, so that a branch always starts from
+            the same model.
+
+    Raises:
+        InputError: If the function returns something else.
     """
     takes_branch = len(inspect.signature(initial).parameters) > 0
     try:
@@ -48,14 +54,14 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             "a fresh model must be a torch module, numpy arrays by name, or a list of them, found "
             f"{type(model).__name__}"
         )
-    return {str(name): np.array(value) for name, value in model.items()}  # copies: they may be trained elsewhere
+    return {str(name): np.array(value) for name, value in model.items()}  # copies: the originals may be trained
 
 
 class FreshModels:
-    """Fresh models of one layout, a vector for each branch; a function that hands out a trained one is found out.
+    """Initial models of one layout, as a vector per branch; it detects a function that returns a trained model.
 
-    What it made first is made again with every other branch. A function that never makes the same twice cannot be told
-    from one that hands out what was trained: that is trusted, as certificates say.
+    The first model is made again for every other branch and compared. A function whose models always differ cannot be
+    distinguished from one that returns a trained model; it is trusted, as certificates state.
     """
 
     def __init__(self, initial: Callable[..., Any], seed: int, layout: ModelLayout) -> None:
@@ -64,7 +70,7 @@ class FreshModels:
         self._repeats = np.array_equal(self._first, self._make(0))
 
     def __call__(self, branch: int) -> Vector:
-        """The model that a branch begins with."""
+        """Return the initial model of a branch."""
         if self._repeats and not np.array_equal(self._first, self._make(0)):
             raise InputError(
                 "the function that makes a fresh model makes another one than before: it seems to hand out a model "
@@ -86,10 +92,21 @@ def own_training(
     preprocessing: str,
     **more: Any,
 ) -> Blueprint:
-    """Training that only the clients know, of a model that `initial` makes and no data has touched (`fresh_model`).
+    """Describe a training that only the clients know, of an initial model made by `initial` (`fresh_model`).
 
-    Nothing is proven of a training function: certificates are `conditional` at best, and the spec must say what
-    expansion is assumed (`regularity.kind = "assumed"`). `more` goes into the blueprint.
+    Nothing is proven about a user's training function. Certificates are therefore `conditional` at best, and the spec
+    must state the assumed expansion (`regularity.kind = "assumed"`).
+
+    Args:
+        initial: Function that makes an initial model independent of any data.
+        spec: The spec.
+        clients: Profiles of the clients.
+        identity: How clients are identified.
+        preprocessing: How samples are preprocessed.
+        more: Further fields of the blueprint.
+
+    Raises:
+        InputError: If the spec or the model cannot be used with a user's own training.
     """
     if spec.local.rate == "auto":
         raise InputError("local.rate cannot be found for a model of your own: give the rate your clients use")
@@ -129,9 +146,9 @@ def own_training(
 
 
 RATE_KEYS = ("lr", "learning-rate", "learning_rate")
-"""What apps call the local rate in the configuration of a message."""
+"""Names of the local rate in the configuration of a message."""
 OUR_KEYS = frozenset({"branch", "round", "server-round", "client", "steps", "plan", "networks"})
-"""Of every message on Flower (`sifu.engines.flower.wire.Instruction`)."""
+"""Keys of every message on Flower (`sifu.engines.flower.wire.Instruction`)."""
 
 
 def own_blueprint(
@@ -143,10 +160,18 @@ def own_blueprint(
     evaluate_config: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[Blueprint, Spec]:
-    """As `own_training` of clients on Flower; `config` goes into every message, as `train_config` of FedAvg does.
+    """Describe a training as `own_training` does, for clients on Flower.
 
-    Evaluations get `evaluate_config` instead where it is given. What the clients are told must not contradict the spec,
-    nor our own messages.
+    Args:
+        initial: Function that makes an initial model.
+        spec: The spec.
+        profiles: Profiles of the clients.
+        config: Entries added to every message, like FedAvg's `train_config`.
+        evaluate_config: Entries added to evaluations instead of `config`, if given.
+        more: Further arguments of `own_training`.
+
+    Raises:
+        InputError: If the configuration contradicts the spec or uses keys of sifu's own messages.
     """
     taken = sorted(OUR_KEYS & {*config, *(evaluate_config or {})})
     if taken:

@@ -1,4 +1,4 @@
-"""Federations on Flower: an engine over its `Grid`, and what turns a node into a tracked client.
+"""Federations on Flower: an engine over its `Grid`, and functions that turn a node into a tracked client.
 
-Nothing here is imported unless a federation runs on Flower (the extra `flower`).
+This package is imported only if a federation runs on Flower (the extra `flower`).
 """

@@ -1,4 +1,4 @@
-"""The latest signed head of a run, as the server shows it and as each node keeps it."""
+"""Latest signed head of a run's ledger: shown by the server, and kept and checked by each node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sifu.store.reader import RunReader
 
 
 class ShownCheckpoint:
-    """Read from the run folder when its file `head` has changed, which it does with every event."""
+    """Latest checkpoint of a run folder, read again whenever the file `head` changes, that is, with every event."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,12 +31,13 @@ class ShownCheckpoint:
         self._shown: dict[str, str] = {}
         self._links: list[list[str]] = []
         self.kept: dict[int, int] = {}
-        """The event that each client has kept, by its number, as far as it is known."""
+        """Number of the event that each client has kept, as far as known."""
 
     def __call__(self, since: int | None) -> dict[str, str | int]:
-        """The checkpoint and every change of keys, as they stand in a message's config; empty if nothing is signed.
+        """Return the checkpoint and all key rotations as entries of a message's config; empty if nothing is signed.
 
-        With the number of an event `since` which a client kept, also how the checkpoint follows from it.
+        Args:
+            since: Number of an event that the client kept; the result then includes the links from it.
         """
         status = os.stat(self._folder / HEAD_FILE)
         stamp = (status.st_ino, status.st_mtime_ns)
@@ -60,12 +61,12 @@ class ShownCheckpoint:
 
     @property
     def seq(self) -> int:
-        """The number of the event that was shown last."""
+        """Number of the event shown last."""
         return len(self._links)
 
 
 FILE_OPTION = "checkpoints"
-"""The key of a node's config that names the file in which it keeps every checkpoint it was shown."""
+"""Key of a node's config that names the file in which the node keeps every checkpoint it was shown."""
 STATE = "sifu-checkpoint"
 LATEST = "latest"
 LARGEST_TEXT = 1 << 20
@@ -74,7 +75,7 @@ Handler = Callable[[Message, Context], Message]
 
 
 def guard(app: ClientApp) -> ClientApp:
-    """Let every function of an app look at the checkpoint of a message before it does anything else."""
+    """Make every function of an app check the checkpoint of a message first."""
     for name, function in list(app._registered_funcs.items()):
         if name != PROFILE_QUERY:  # there may be no run yet
             app._registered_funcs[name] = partial(witness_mod, call_next=function)
@@ -84,13 +85,13 @@ def guard(app: ClientApp) -> ClientApp:
 
 
 def witness_mod(message: Message, context: Context, call_next: Handler) -> Message:
-    """A client mod: keep the signed head of the run that a message shows, and take no part in a fork."""
+    """Check and keep the signed head that a message shows, then call the app; this is a Flower client mod."""
     look_at_checkpoint(message, context)
     return call_next(message, context)
 
 
 def look_at_checkpoint(message: Message, context: Context) -> None:
-    """Keep the checkpoint of a message, or refuse the message if it contradicts the one that is kept."""
+    """Keep the checkpoint of a message, or refuse the message if it contradicts the kept checkpoint."""
     config = message.content.get(CONFIG)
     text = config.get(CHECKPOINT) if isinstance(config, ConfigRecord) else None
     file = context.node_config.get(FILE_OPTION)
@@ -120,10 +121,19 @@ def look_at_checkpoint(message: Message, context: Context) -> None:
 def follow(
     kept: Checkpoint | None, shown: Checkpoint, changes: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
 ) -> None:
-    """Refuse a checkpoint that is not signed, or that does not follow from the one that was kept.
+    """Refuse a checkpoint that is not signed, or that does not follow from the kept one.
 
-    A head at the same number must be the same, none comes before it, and a later one is computed from the kept one by
-    the `links`: the number of the event they begin after, and time, kind and commitment of each.
+    A head with the same number must be equal, and an earlier one is refused. A later head must be computable from the
+    kept one through the links.
+
+    Args:
+        kept: The kept checkpoint; None if there is none.
+        shown: The checkpoint of the message.
+        changes: Key rotations.
+        links: Number of the event after which the links begin, and [time, kind, commitment] of each later event.
+
+    Raises:
+        InputError: If the checkpoint is refused.
     """
     if not shown.holds:
         raise InputError(f"the checkpoint of event {shown.seq} is not signed by the key it names")
@@ -177,7 +187,7 @@ def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
 
 
 def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
-    """Where the links of a message begin, and the links; what is not one gives none."""
+    """Return the first event and the links of a message; (0, []) if they are malformed."""
     try:
         first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
         sound = isinstance(links, list) and all(
@@ -193,7 +203,7 @@ def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
 
 
 def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:
-    """What the file has of a run, by number; a line that a kill cut short is passed over."""
+    """Return the checkpoints of a run in the file, by event number; incomplete lines are skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The client's side: a few lines make a training function, or a ClientApp that exists, a tracked client.
+"""Client side: functions that turn a training function or an existing ClientApp into a tracked client.
 
     app = client_app(lambda context: FunctionClient("hospital-a", samples=len(y), train=my_training))
 
-`my_training(arrays)` gets the model as named numpy arrays and returns the trained ones. A ClientApp that already
+`my_training(arrays)` receives the model as named numpy arrays and returns the trained ones. A ClientApp that already
 answers Flower's `train` (and `evaluate`) messages needs one line: `add_profile(app, "hospital-a", samples=len(y))`.
 """
 
@@ -42,18 +42,18 @@ IN_THE_CLEAR = "this client sends masked updates only: the server must run with 
 
 
 class LocalClient(Protocol):
-    """What a node can do: say what it has, train, and evaluate."""
+    """Interface of a client on a node: profile, training and evaluation."""
 
     def profile(self, instruction: Instruction) -> WireProfile:
-        """Name, samples, local steps, and bounds on its loss where it has any."""
+        """Return name, samples, local steps, and bounds on the loss if there are any."""
         ...
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """The model after `instruction.steps` local steps, and on how many samples."""
+        """Return the model after `instruction.steps` local steps, and the number of samples used."""
         ...
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """Samples, correct predictions and the sum of losses."""
+        """Return samples, correct predictions and the summed loss."""
         ...
 
 
@@ -61,10 +61,13 @@ MakeClient = Callable[[Context], LocalClient]
 
 
 def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
-    """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
+    """Make a ClientApp that takes part in rounds, masked or not.
 
-    It takes part in masked rounds too. With `masked_only` it never sends an update, or statistics, in the clear. The
-    signed heads of the run's ledger that it is shown are kept, and it takes no part in a fork (`checkpoints_of_nodes`).
+    The app keeps the signed ledger heads that the server shows, and takes no part in a fork (`checkpoints_of_nodes`).
+
+    Args:
+        make_client: Function that makes the client. It is called for every message, since each may reach a new process.
+        masked_only: Whether to refuse to send unmasked updates or statistics.
     """
     app = ClientApp()
 
@@ -110,7 +113,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
 
 def _answering(app: ClientApp, profile: Callable[[Message, Context], Message]) -> ClientApp:
-    """Let a training that asks for a profile be answered by it; there may be no run yet to be a witness of."""
+    """Let the app answer a training message that asks for a profile; there may be no run to check yet."""
     train = app._registered_funcs.get(USUAL_TRAINING)
     if train is None:
         return app
@@ -132,13 +135,19 @@ def add_profile(
     smoothness: float | None = None,
     curvature: float | None = None,
 ) -> ClientApp:
-    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is and can mask.
+    """Make a ClientApp that answers Flower's usual messages a tracked client: it also reports a profile and can mask.
 
-    The same app runs on every node: where name and samples differ, give functions of the node's context.
+    Args:
+        app: The app to extend.
+        name: Name of the client, or a function of the node's context if the same app runs on several nodes.
+        samples: Number of samples, or a function of the node's context.
+        local_steps: Local steps of a round.
+        smoothness: Bound on the smoothness of the client's loss, if known.
+        curvature: Lower bound on its curvature, if known.
     """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
-        usual = copy(message)  # its content is shared, its kind is the usual one
+        usual = copy(message)  # shares the content, but gets the usual message type
         usual.__dict__["_metadata"] = copy(message.metadata)
         usual.metadata.message_type = TRAIN
         return read_arrays(app(usual, context))
@@ -156,7 +165,7 @@ def add_profile(
 
 @dataclass(frozen=True)
 class FunctionClient:
-    """A client made of functions over named numpy arrays, in whatever framework they are written."""
+    """Client made of functions over named numpy arrays, written in any framework."""
 
     name: str
     samples: int
@@ -167,11 +176,11 @@ class FunctionClient:
     curvature: float | None = None
 
     def profile(self, instruction: Instruction) -> WireProfile:
-        """What was given."""
+        """Return the profile from the given values."""
         return WireProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """One call of the function; it knows its own number of steps."""
+        """Call the training function once; it determines its number of steps itself."""
         if instruction.steps != self.local_steps:
             raise InputError(
                 f"{instruction.steps} local steps were asked for, this client always does {self.local_steps}"
@@ -179,7 +188,7 @@ class FunctionClient:
         return self.train_arrays(model), self.samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """Correct predictions and the sum of losses."""
+        """Return samples, correct predictions and the summed loss."""
         if self.evaluate_arrays is None:
             raise InputError("this client evaluates nothing")
         correct, loss_sum = self.evaluate_arrays(model)

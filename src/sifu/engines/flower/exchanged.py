@@ -1,4 +1,4 @@
-"""Exchanges with clients as a strategy of Flower's reports them, and the sample of clients that evaluates a model."""
+"""Records of exchanges with clients for Flower strategies, and the sample of clients that evaluates a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from sifu.theory.participation import Participation, base_key, place_key
 class Exchanged:
     """Replies to the messages of one round's training or evaluation (`kind`).
 
-    `results` of `asked` clients count, and `counted` are their replies; those of a masked round are not shown.
-    `errors` are Flower's error replies, and `notes` say which client did not count and why.
+    Of the `asked` clients, `results` is the number whose replies count, and `counted` are these replies, except for
+    masked rounds, which hide them. `errors` are Flower's error replies. `notes` name the clients that do not count,
+    with the reasons.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Exchanged:
         incidents: Iterable[Incident],
         rejections: Iterable[Rejection] = (),
     ) -> Exchanged:
-        """Return what came of messages to the `nodes` of clients, where the replies of the clients `taken` count."""
+        """Return the record of messages to `nodes`, of which the replies of the clients `taken` count."""
         counting = list(taken)
         notes = [f"{incident.client}: {incident.what}".removeprefix(": ") for incident in incidents]
         notes += [f"{rejection.client}: refused, {rejection.reason}" for rejection in rejections]
@@ -50,9 +51,10 @@ class Exchanged:
 
 
 class Reporter:
-    """Listener to a federation's exchanges: both functions are called in every round.
+    """Listener to a federation's exchanges; both functions are called in every round.
 
-    `before` gets kind, position, and how many clients are asked out of how many; `after` the replies.
+    `before` receives the kind, the position, the number of clients asked and the number of known clients; `after`
+    receives the replies.
     """
 
     def __init__(self, before: Callable[[str, Position, int, int], None], after: Callable[[Exchanged], None]) -> None:
@@ -61,13 +63,13 @@ class Reporter:
 
 @dataclass(frozen=True)
 class EvaluationSample:
-    """The clients that evaluate a model: this fraction of those online, and at least so many."""
+    """Choice of the clients that evaluate a model: a `fraction` of those online, but at least `least`."""
 
     fraction: float = 1.0
     least: int = 0
 
     def draw(self, clients: Sequence[int], seed: int, model: Vector) -> list[int]:
-        """Return the evaluating clients, sorted; the same model is evaluated by the same clients."""
+        """Return the evaluating clients, sorted; the same model is always evaluated by the same clients."""
         count = max(int(len(clients) * self.fraction), self.least)
         if count >= len(clients):
             return sorted(clients)

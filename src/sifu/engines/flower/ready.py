@@ -1,7 +1,7 @@
-"""Ready-made models on Flower: what a client computes of its data, and what the server knows of it.
+"""Built-in models on Flower: the computations of a client on its data, and the server's description of the training.
 
-A node starts a process for every message, and features of images take far longer than a local step on them: they are
-kept in a folder per client (`CachedFeatures`).
+A node starts a process for every message, and computing features of images takes far longer than a local step on them.
+Features are therefore cached in a folder per client (`CachedFeatures`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sifu.theory.regularity import automatic_rate, certified_rates
 
 
 def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
-    """The shape of a sample, which all clients must share."""
+    """Return the shape of a sample; raise `InputError` if clients differ."""
     shapes = {profile.input_shape for profile in profiles}
     if len(shapes) != 1 or () in shapes:
         raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
@@ -48,7 +48,7 @@ def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def travelled_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
-    """The map of a section that travelled; kept, since drawing one takes a while."""
+    """Make the feature map of a section received in a message; cached, because drawing a map takes time."""
     return specified_map(_section(text), shape)
 
 
@@ -57,7 +57,7 @@ def _section(text: str) -> FeaturesSpec:
 
 
 def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
-    """A client's data in figures: the shape, the counts, and nothing else."""
+    """Return the profile of a client of a closed-form head: the shape and the counts of its data, and nothing else."""
     ridge = RidgeSpec(**json.loads(plan.ridge))
     labels = np.asarray(client.y)
     if ridge.task == "classification":
@@ -66,15 +66,15 @@ def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
         outputs = max(2, 1 + int(labels.max()))
     else:
         outputs = labels.shape[1] if labels.ndim == 2 else 1
-    head_of(client, plan, max(outputs, plan.outputs))  # labels and samples that cannot be used are named now
+    head_of(client, plan, max(outputs, plan.outputs))  # raises if labels or samples cannot be used
     return WireProfile(client.name, len(labels), 1, 0.0, 0.0, input_shape([client]), outputs)
 
 
 @lru_cache(maxsize=32)
 def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
-    """A federation of this client alone, which computes its statistics and evaluates a head on its data.
+    """Return a federation of this client alone, which computes its statistics and evaluates a head on its data.
 
-    Where groups tune the network under the head, it also tunes it, with batches drawn for the client's `number`.
+    If groups tune the network under the head, it also tunes the network, with batches keyed by the client's `number`.
     """
     features, ridge = travelled_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
@@ -87,7 +87,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
 
 
 def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
-    """As `head_of`, its features through the networks that a message brings."""
+    """Return `head_of` with features computed by the networks in a message."""
     plan = WirePlan.of_text(instruction.plan)
     head = head_of(client, plan, plan.outputs, instruction.client)
     if isinstance(head, TunedFederation):
@@ -99,7 +99,7 @@ def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFede
 def head_blueprint(
     spec: Spec, profiles: Sequence[WireProfile], plan: WirePlan, *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """The head that a spec describes on clients with these profiles, and the spec with what was left open filled in."""
+    """Describe the head of a spec on clients with these profiles; also return the spec with open settings resolved."""
     ridge, counted = spec.ridge, {profile.outputs for profile in profiles}
     outputs = spec.model.outputs or max(counted)
     if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
@@ -144,11 +144,11 @@ def head_blueprint(
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
-"""What a plan says of local training under the names of the spec's section `[local]`."""
+"""Fields of a plan that have the same names as in the spec's section `[local]`."""
 
 
 def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
-    """What clients must know of a spec; before the profiles are in, without rate and outputs."""
+    """Return the settings of a spec that clients need; before the profiles are known, without rate and outputs."""
     model, sent = spec.model, spec.regime.sent_settings()
     return WirePlan(
         model.kind,
@@ -166,7 +166,7 @@ def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
 
 
 def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
-    """Return a section of the spec as it travels; empty where clients do not need it."""
+    """Return a section of the spec as JSON; empty if clients do not need it."""
     return "" if section is None else json.dumps(asdict(section), sort_keys=True)
 
 
@@ -178,10 +178,9 @@ def _training(plan: WirePlan) -> LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class ReadyClient:
-    """A client that trains a ready-made model on its data: `x` (n, ...) and `y` as `engines.sim` takes them.
+    """Client that trains a built-in model on its data: `x` (n, ...) and `y` in the format of `engines.sim`.
 
-    `cache` is a folder of the node's own for features of its samples: every message may come to a new process, which
-    would compute them again.
+    `cache` is a folder on the node for features of its samples. Without it, every new process computes them again.
     """
 
     name: str
@@ -190,7 +189,7 @@ class ReadyClient:
     cache: str | Path | None = None
 
     def profile(self, instruction: Instruction) -> WireProfile:
-        """Its data in figures: nothing of them but the shape, the counts and the bounds."""
+        """Return the profile of the data: shape, counts and bounds only."""
         plan = WirePlan.of_text(instruction.plan)
         if plan.ridge:
             return head_wire_profile(self, plan)
@@ -212,7 +211,7 @@ class ReadyClient:
         )
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """K local steps, the batches drawn for this client's number."""
+        """Take the local steps on batches keyed by this client's number; return the model and the number of samples."""
         plan = WirePlan.of_text(instruction.plan)
         head = head_of(self, plan, plan.outputs, instruction.client) if plan.groups else None
         federation = (
@@ -223,7 +222,7 @@ class ReadyClient:
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """On its own data."""
+        """Evaluate a model on the client's data; return samples, correct predictions and summed loss."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
             _asked_head(self, instruction) if plan.ridge else _federation_of(self, plan, instruction.client)
@@ -232,7 +231,7 @@ class ReadyClient:
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
 
     def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
-        """(G, H, n, q) of its data, or its rows, for a head in closed form, and the digest of the feature map."""
+        """Return (G, H, n, q) of the data, or its rows, for a closed-form head, and the digest of the feature map."""
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
             raise InputError(f"statistics are for heads in closed form, this plan has a model {plan.model!r}")
@@ -242,7 +241,7 @@ class ReadyClient:
 
 @lru_cache(maxsize=32)
 def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
-    """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
+    """Return a federation of one client; cached, because Flower's simulation serves a client repeatedly."""
     if plan.features:
         features = travelled_map(plan.features, input_shape([client]))
         if client.cache is not None:
@@ -263,7 +262,20 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
 def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
+    """Describe the training of a spec on clients with these profiles.
+
+    Args:
+        spec: The spec.
+        profiles: Profiles of the clients.
+        identity: How clients are identified.
+        preprocessing: How samples are preprocessed.
+
+    Returns:
+        The description, and the spec with its local rate resolved.
+
+    Raises:
+        InputError: If the spec does not fit the clients' data.
+    """
     if spec.regime.solves:
         plan = plan_of(spec, spec.model.outputs or max(profile.outputs for profile in profiles))
         return head_blueprint(spec, profiles, plan, identity=identity, preprocessing=preprocessing)
@@ -331,7 +343,7 @@ def _rounding(
     profiles: Sequence[WireProfile],
     dtype: str,
 ) -> Callable[[float, ClientIndices], float] | None:
-    """The allowance from what clients reported; None where nothing is proven."""
+    """Return the rounding allowance from the clients' reported bounds; None if nothing is proven."""
     needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
     if not isinstance(model, LinearModel) or any(None in row for row in needed):
         return None

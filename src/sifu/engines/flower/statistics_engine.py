@@ -1,9 +1,9 @@
-"""Flower engines of closed-form heads: clients' nodes compute statistics, and one round is a solve.
+"""Flower engines of closed-form heads: clients' nodes compute statistics, and a round solves for the head.
 
-`FlowerStatistics` sees every client's statistics and checks each. `MaskedFlowerStatistics` sees their sum alone: masks
-are pairwise and modulo 2^64 (`masking`), and int64 statistics fit them without any loss. The masks of those who are
-ready cancel only in the sum over all of them, so when one part is missing, nothing can be read and the round is
-repeated without that client: a wrong sum is never returned.
+`FlowerStatistics` sees every client's statistics and checks each of them. `MaskedFlowerStatistics` sees only their sum:
+masks are pairwise and modulo 2^64 (`masking`), and int64 statistics can be masked without loss. The masks of the ready
+clients cancel only in the sum over all of them. If one part is missing, nothing can be decoded and the round is
+repeated without that client; a wrong sum is never returned.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 BYTES_AT_ONCE = 1 << 28
-"""The most bytes of statistics requested at once; clients are asked in several batches if all would exceed it."""
+"""Maximum number of bytes of statistics requested at once; larger requests are split into batches of clients."""
 
 
 class FlowerStatistics(FlowerFederation):
-    """An `Engine`, and a `StatisticsEngine`, of nodes that send statistics in the clear."""
+    """Engine, and `StatisticsEngine`, of nodes that send unmasked statistics."""
 
     def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
         super().__init__(grid, roster, blueprint, patience)
@@ -60,12 +60,12 @@ class FlowerStatistics(FlowerFederation):
         self._check_room(blueprint)
 
     def renew(self, blueprint: Blueprint) -> None:
-        """Go on with more clients, if their sum still has room."""
+        """Continue with additional clients, if the sum of all samples still fits the number format."""
         self._check_room(blueprint)
         super().renew(blueprint)
 
     def _check_room(self, blueprint: Blueprint) -> None:
-        """Overflow is refused before anybody sends anything."""
+        """Refuse a possible overflow before any client sends statistics."""
         samples = sum(client.samples for client in blueprint.clients)
         if samples > self.fixed.samples_at_most:
             raise InputError(
@@ -74,13 +74,13 @@ class FlowerStatistics(FlowerFederation):
             )
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Those whose node is there and may be asked."""
+        """Return the clients whose node is online and may be asked."""
         return sorted(self._messenger.nodes(clients)) if clients else []
 
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
-        """Statistics of each client, or its rows, checked; None for a client that does not answer in time."""
+        """Yield each client's statistics or rows after checking them; None for a client that does not reply in time."""
         largest = max((kept_bytes(self.fixed, self.clients[client].samples) for client in clients), default=1)
         at_once = max(1, BYTES_AT_ONCE // largest)
         for first in range(0, len(clients), at_once):
@@ -104,7 +104,7 @@ class FlowerStatistics(FlowerFederation):
         return Rejection(position, profile.name, reason, left_out=True)
 
     def _refusal(self, client: int, origin: Origin) -> Reason | None:
-        """Why statistics of this origin do not belong here; None if they do."""
+        """Return why statistics of this origin are refused; None if they are accepted."""
         if origin.features != self.facts.features:
             return "another feature map"
         if origin.numbers != self.fixed.describe():
@@ -118,31 +118,31 @@ class FlowerStatistics(FlowerFederation):
         return self._messenger.messages(nodes, None, position, kind, more=more or {})
 
     def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
-        """There are no rounds: a head is solved from statistics."""
+        """Raise `InputError`: a head is solved from statistics, not trained in rounds."""
         raise InputError("a head in closed form is solved from statistics, not trained in rounds")
 
     def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
-        """There are none."""
+        """Raise `InputError`: a closed-form head has no updates."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
 
 class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
-    """As `FlowerStatistics`, and a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
+    """A `FlowerStatistics` that is also a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
 
     @property
     def facts(self) -> TrainingFacts:
-        """Certificates say that single clients' statistics could not be checked."""
+        """Training facts, including that single clients' statistics could not be checked."""
         facts = super().facts
         return replace(facts, outside=(*facts.outside, MASKED_STATISTICS))
 
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
-        """Refused: statistics of a single client are never visible here."""
+        """Raise `InputError`: the statistics of a single client are never visible."""
         raise InputError("masked statistics are seen as a sum only (collect_sum)")
 
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """The sum over those who are ready and send their part; repeated without clients that go missing between."""
+        """Return the sum over all clients that are ready; repeat without clients that do not send their part."""
         rejections: dict[int, Rejection] = {}
         missing: set[int] = set()
         sent = 0
@@ -170,7 +170,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
     def _prepared(
         self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
     ) -> dict[int, bytes]:
-        """The keys of those who have their statistics ready, of the right map and the right samples."""
+        """Return the keys of clients that have prepared the right statistics; add the others to `rejections`."""
         acceptable = [client for client in clients if client not in rejections]
         messages = self._messages(acceptable, position, PREPARE_STATISTICS)
         keys = {}
@@ -185,13 +185,16 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
         return keys
 
     def _total(self, keys: dict[int, bytes], position: Position) -> tuple[NDArray[np.uint64], list[int]]:
-        """The sum of the masked words that came, and whose they are; a sum of all of them is the sum of statistics."""
+        """Return the sum of the masked words received, and their clients.
+
+        Only the sum over all clients in `keys` is the sum of their statistics.
+        """
         size = words_at(self.fixed) + 1
         total = np.zeros(size, dtype=np.uint64)
 
         def add(reply: Message) -> None:
             nonlocal total
-            total += read_masked(reply, size)  # nothing else of a reply is kept: statistics of many fill the memory
+            total += read_masked(reply, size)  # keep nothing else: statistics of many clients would fill the memory
 
         order = sorted(keys)
         more = {"clients": order, "keys": [keys[client] for client in order]}
@@ -199,7 +202,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
         return total, list(self._messenger.ask(messages, add, position, "statistics: "))
 
     def _sum(self, total: NDArray[np.uint64], clients: Sequence[int]) -> Statistics:
-        """The sum in the words of all of `clients`, refused where no data of theirs can have given it."""
+        """Return the sum as statistics of all `clients`; refuse a sum that their data cannot have given."""
         words, samples = total.view(np.int64), sum(self.clients[client].samples for client in clients)
         statistics = Statistics.from_words(self.fixed, words[:-1].copy())
         flaw, detail = find_flaw(statistics)
@@ -214,9 +217,10 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
 
 
 class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
-    """As `FlowerStatistics`, and a `TunedEngine`: each group's members tune its network, which later messages carry.
+    """A `FlowerStatistics` that is also a `TunedEngine`: members of each group tune its network.
 
-    Only what is tuned travels. A client that is left out or busy is so for both kinds of rounds.
+    Later messages contain the tuned parameters, and nothing else of the networks. A client that is excluded or busy is
+    so for both kinds of rounds.
     """
 
     tuning: FlowerFederation
@@ -239,39 +243,39 @@ class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
 
     @property
     def facts(self) -> TrainingFacts:
-        """With what is outside the theory in rounds apart: a masked one needs three members."""
+        """Training facts, including the assumptions of the groups' rounds."""
         facts, apart = super().facts, self.tuning.facts.outside
         return replace(facts, outside=(*facts.outside, *(what for what in apart if what not in facts.outside)))
 
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """From now on features go through these networks."""
+        """Compute features with these networks from now on."""
         networks = self._networks(trunks)
         self._messenger.networks = {group: self.tuning.record(networks[group]) for group in sorted(networks)}
 
     def renew(self, blueprint: Blueprint) -> None:
-        """Go on with more clients."""
+        """Continue with additional clients."""
         super().renew(blueprint)
         if blueprint.head is not None and blueprint.head.tuning is not None:
             self.tuning.renew(blueprint.head.tuning)
 
     def show_checkpoints(self, shown: ShownCheckpoint) -> None:
-        """In messages of both kinds."""
+        """Include ledger checkpoints in messages of both kinds."""
         super().show_checkpoints(shown)
         self.tuning.show_checkpoints(shown)
 
     def leave_out(self, clients: Iterable[int]) -> None:
-        """In rounds of both kinds."""
+        """Exclude these clients from rounds of both kinds."""
         chosen = list(clients)
         super().leave_out(chosen)
         self.tuning.leave_out(chosen)
 
     def take_incidents(self) -> list[Incident]:
-        """Of rounds of both kinds."""
+        """Return the incidents of rounds of both kinds, and clear them."""
         return [*self.tuning.take_incidents(), *super().take_incidents()]
 
 
 class MaskedTunedFlowerStatistics(TunedFlowerStatistics, MaskedFlowerStatistics):
-    """As `TunedFlowerStatistics`, and the server learns the sum of statistics alone."""
+    """A `TunedFlowerStatistics` in which the server learns only the sum of statistics."""
 
 
 def make_federation(
@@ -283,7 +287,16 @@ def make_federation(
     masked_updates: bool = False,
     masked_statistics: bool = True,
 ) -> FlowerFederation:
-    """The engine of a blueprint; whether it sees single clients' updates or statistics."""
+    """Make the engine of a blueprint.
+
+    Args:
+        grid: Flower's grid.
+        roster: Lookup of the clients' nodes.
+        blueprint: Description of the training.
+        patience: Waiting times.
+        masked_updates: Whether single clients' updates are hidden from the server.
+        masked_statistics: Whether single clients' statistics are hidden from the server.
+    """
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)
     if blueprint.head.tuning is not None:

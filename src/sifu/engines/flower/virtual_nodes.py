@@ -1,4 +1,4 @@
-"""An engine over the nodes of a Flower grid that a program of one's own runs (needs the extra `flower`)."""
+"""Engine over the nodes of a Flower grid that a user's own program runs (requires the extra `flower`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,19 @@ __all__ = ["Patience", "ReadyClient", "client_app", "engine_of_nodes"]
 
 
 def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing: str, patience: Patience) -> Engine:
-    """An engine of the nodes that hold the data of these clients, in this order.
+    """Make an engine of the nodes that hold the data of these clients.
 
-    Nodes are taken at their word for who they are, which is right only where this program started them all.
+    The names that nodes report are trusted, which is justified only if this program started all nodes.
+
+    Args:
+        grid: Flower's grid.
+        spec: The spec.
+        names: Names of the clients, in the order of the engine.
+        preprocessing: How samples are preprocessed.
+        patience: Waiting times.
+
+    Raises:
+        NoClientResponseError: If a client's node does not reply.
     """
     plan = plan_of(spec, spec.model.outputs).to_text()
     exchange = Exchange(grid, patience.poll)

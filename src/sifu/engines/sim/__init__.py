@@ -1,4 +1,4 @@
-"""The embedded simulator: an engine whose clients live in this process (PyTorch, clients vectorised)."""
+"""Embedded simulator: an engine whose clients are in this process (PyTorch, vectorised over clients)."""
 
 from sifu.engines.sim.embedded_clients import ClientData
 from sifu.engines.sim.local_training import LocalTraining

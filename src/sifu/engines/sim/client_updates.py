@@ -1,20 +1,20 @@
-"""The server's side of a round: the weighted mean, and how far each client's model is from it.
+"""Server side of a round: the weighted mean, and the distance of each client's model from it.
 
     mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||
 
-(eq. 5 of the paper; docs/theory.md, section 2.1). Models come as theta_i = base + u_i with one `base` for all of them
-(zero, or a multiple of the model the round started from), so that mean = base + m with m = sum_i w_i u_i, and
-drift_i = ||u_i - m||: the base drops out. Everything is float64, whatever the models are, and every norm is an upper
-bound of the norm to the *exact* mean (section 6.2 has the errors): of rows u_i where they are available, and of duals
-u_i = X_i' V_i of linear models trained between samples, where no u_i needs to be built.
+(eq. 5 of the paper; docs/theory.md, section 2.1). Models are given as theta_i = base + u_i with a common `base` (zero,
+or a multiple of the model the round started from). Then mean = base + m with m = sum_i w_i u_i, and
+drift_i = ||u_i - m||, independent of the base. Everything is computed in float64, whatever the type of the models.
+Every norm is an upper bound of the distance to the *exact* mean (section 6.2 derives the errors). The u_i are given as
+rows, or as duals u_i = X_i' V_i of linear models trained between samples, which avoids computing u_i.
 
-Clipped and noised updates: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
+Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
 
-c_i = u_i min(1, C / ||u_i||) is the update u_i = theta_i - theta of client i, clipped. The order of the sums matters
-for what can be proven (docs/theory.md, section 10): the clipped updates are averaged by themselves, so their
-rounding is bounded by C alone; the noise is averaged on its own and touches no data; one addition joins them, and
-what follows is post-processing. Clipping is exact: the norm of c_i is at most C for the very numbers that are
-averaged, since ||u_i|| is rounded up and the factor down.
+c_i = u_i min(1, C / ||u_i||) is the clipped update u_i = theta_i - theta of client i. The order of the sums matters
+for the proof (docs/theory.md, section 10). The clipped updates are averaged separately, so that C alone bounds their
+rounding. The noise is averaged separately and depends on no data. One addition joins them, and all later steps are
+post-processing. Clipping is exact: the norm of the averaged c_i is at most C, since ||u_i|| is rounded up and the
+factor is rounded down.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up, up
 
 LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
-"""Trains the participants when called: pairs of (places among them, rows of flat models)."""
+"""Function that trains the participants: it yields pairs of (places among them, rows of flat models)."""
 
 KEEP_BYTES = 2**30
-"""Local models are kept between the two passes up to this size, and trained again beyond it."""
+"""Maximum size of local models kept between the two passes; larger ones are trained again."""
 TOLERATED_EXCESS = 1e-6
-"""A drift found without building models exceeds the computed value by no more than this, relatively."""
+"""Maximum relative excess of the bound of a drift that is computed without the local models."""
 
 
 class RowUpdates:
-    """The u_i of some participants, made row by row, to be changed in place; kept between the passes if `keep`.
+    """Updates u_i of some participants, computed in rows that may be changed in place; kept between passes if `keep`.
 
-    `DualUpdates` has the same methods. Places are those of these participants among all.
+    `DualUpdates` has the same methods. Places are positions of these participants among all.
     """
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
@@ -58,7 +58,7 @@ class RowUpdates:
         self._largest = 0.0
 
     def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """The u_i themselves: (places, rows); not asked for after `distances`."""
+        """Yield the updates u_i: (places, rows); do not call this after `distances`."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -71,7 +71,7 @@ class RowUpdates:
             self._kept = kept
 
     def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """u_i - mean in float64: (places, rows)."""
+        """Yield u_i - mean in float64: (places, rows)."""
         if self._centred:
             yield from self.rows()
             return
@@ -85,12 +85,12 @@ class RowUpdates:
             self._kept, self._centred = kept, True
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """sum_i w_i u_i over these participants, from the weights of all, in float64."""
+        """Return sum_i w_i u_i over these participants in float64; `weights` are those of all participants."""
         sums = [weights[places] @ rows.to(torch.float64) for places, rows in self.rows()]
         return sum(sums[1:], start=sums[0])
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
-        """Put upper bounds of ||u_i - mean|| to their places in `norms`."""
+        """Write upper bounds of ||u_i - mean|| to their places in `norms`."""
         factor = enlargement(mean.numel())
         for places, difference in self.differences(mean):
             lengths = torch.linalg.vector_norm(difference, dim=1).numpy()
@@ -99,41 +99,48 @@ class RowUpdates:
             self._largest = max(self._largest, float(lengths.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
-        """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
+        """Bound the error of `weighted_sum` after summation with all others; call this after `distances`."""
         if weights.size == 1:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
 
     def add_row_errors(self, errors: Floats) -> None:
-        """Add to each place of `errors` how far its row of `differences` can be from u_i - mean: here nothing.
+        """Add to `errors` a bound on the error of each row of `differences`; zero for this class.
 
-        Rows are the u_i themselves; the one rounding of a difference is within what a Gram form adds.
+        Rows are the u_i themselves; the rounding of the difference is covered by the error of a Gram matrix.
         """
 
 
 class DualUpdates:
-    """Updates u_i = X_i' V_i of clients of a linear model, by V_i' (clients, outputs, rows) in float64."""
+    """Updates u_i = X_i' V_i of clients of a linear model, given by V_i' (clients, outputs, rows) in float64.
+
+    The methods are those of `RowUpdates`.
+    """
 
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
         self._part, self._gram, self._dual = part, gram, dual
         self._let_go: Callable[[], None] = (lambda: None) if keep else part.let_go
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
-        """F_i, rounded up."""
+        """Upper bounds of F_i."""
 
     def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """Yield the updates u_i: (places, rows)."""
         yield self._part.places, self._part.pulled_back(self._dual).flatten(1)
 
     def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """Yield u_i - mean: (places, rows)."""
         for places, rows in self.rows():
             yield places, rows.sub_(mean)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return sum_i w_i u_i over these participants; `weights` are those of all participants."""
         total = self._part.summed(self._dual * weights[self._part.places][:, None, None]).flatten()
         self._let_go()
         return total
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
+        """Write upper bounds of ||u_i - mean|| to their places in `norms`, computing u_i only if necessary."""
         dual, (_, outputs, samples), size = self._dual, self._dual.shape, mean.numel()
         width = size // outputs
         own = torch.bmm(dual, self._gram).mul_(dual).sum(dim=(1, 2)).numpy()
@@ -148,7 +155,7 @@ class DualUpdates:
                 + (size + 8) * whole
             ) * (1.01 * UNIT_ROUNDOFF)
             distances = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
-            # Written so that NaN is not trusted either.
+            # In this form NaN counts as not trusted.
             trusted = (slack <= TOLERATED_EXCESS * square) & (square > 1e-280) & (square < 1e280)
         if not trusted.all():
             doubtful = np.flatnonzero(~trusted)
@@ -160,11 +167,12 @@ class DualUpdates:
         self._let_go()
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
+        """Bound the error of `weighted_sum`."""
         roundings = self._dual.shape[0] * self._dual.shape[2] + weights.size + 4
         return float(weights[self._part.places] @ self._sizes) * roundings * UNIT_ROUNDOFF * 1.001
 
     def add_row_errors(self, errors: Floats) -> None:
-        """X_i' V_i is built by inner products of as many terms as a client has rows."""
+        """Add to `errors` the error of X_i' V_i: its inner products have as many terms as a client has rows."""
         errors[self._part.places] += (self._dual.shape[2] + 2) * UNIT_ROUNDOFF * self._sizes * 1.01
 
 
@@ -178,12 +186,20 @@ def average(
     samples: Integers,
     want_gram: bool,
 ) -> Average:
-    """Average participants with `samples` samples each; `offset` is base - start, off by at most `offset_error`.
+    """Average the participants.
 
-    None is an offset of zero.
+    Gram entries are plain float64 inner products of differences to the computed mean; `gram_errors` bounds the errors
+    of these differences.
 
-    Gram entries are plain float64 inner products of differences to the mean as it was computed: `gram_errors` says how
-    far these are off.
+    Args:
+        updates: Updates of all participants, in one or more parts.
+        offset: base - start; None for zero.
+        offset_error: Bound on the error of `offset`.
+        samples: Number of samples of each participant.
+        want_gram: Whether to compute the Gram matrix.
+
+    Returns:
+        The mean with all drifts.
     """
     count = samples.size
     weights = samples / samples.sum()
@@ -195,14 +211,14 @@ def average(
     if not (math.isfinite(mean_norm) or np.isfinite(mean.numpy()).all()):
         return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
     drifts = np.zeros(count)
-    if count > 1:  # a single model is its own mean, exactly
+    if count > 1:  # a single model equals its mean exactly
         for some in updates:
             some.distances(mean, drifts)
     mean_error = sum(some.sum_error(weights, mean_norm) for some in updates)
     if count > 1:
         drifts += mean_error
         drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
-        drifts[np.isnan(drifts)] = np.inf  # what overflowed on the way bounds nothing
+        drifts[np.isnan(drifts)] = np.inf  # an overflow leaves no finite bound
     shift = mean_norm if offset is None else norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
@@ -217,7 +233,7 @@ def average(
 def average_models(
     local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
 ) -> Average:
-    """Average whole local models, trained from `start`."""
+    """Average complete local models, trained from `start`."""
     keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
 
@@ -231,7 +247,7 @@ def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
 
 
 def _repaired(norms: Floats, rows: Floats) -> Floats:
-    """Norms whose squares over- or underflowed, computed again with scaling."""
+    """Recompute norms whose squares over- or underflowed, with scaling."""
     trusted = (norms > 1e-140) & (norms < 1e140)
     if not trusted.all():
         for place in np.flatnonzero(~trusted):
@@ -240,7 +256,7 @@ def _repaired(norms: Floats, rows: Floats) -> Floats:
 
 
 def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
-    """Places of the participants whose model holds a NaN or an Inf."""
+    """Return the places of participants whose model contains NaN or Inf."""
     bad: list[int] = []
     for some in updates:
         for places, rows in some.rows():
@@ -251,11 +267,11 @@ def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
 
 
 OUTSIDE = "clipping of updates"
-"""What `TrainingFacts.outside` says of it: theta + clip(u(theta)) may expand distances, so no bound on L holds."""
+"""Entry of `TrainingFacts.outside`: theta + clip(u(theta)) may expand distances, so no bound on L holds."""
 
 
 def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
-    """Each row scaled to a norm of at most `clip`, exactly; rows within it stay as they are, NaN and Inf stay bad.
+    """Scale each row to a norm of at most `clip`, exactly; shorter rows are unchanged, and NaN and Inf are kept.
 
     >>> clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(6).tolist()
     [[0.6, 0.8], [0.3, 0.4]]
@@ -269,7 +285,7 @@ def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Clipping to `clip`, and noise of `noise` times that, from the operating system or keyed by place."""
+    """Clipping of updates to `clip`, and noise of `noise` times `clip`, from the operating system or seeded."""
 
     clip: float
     noise: float
@@ -278,7 +294,7 @@ class Clipping:
 
     @staticmethod
     def of(spec: Spec) -> Clipping | None:
-        """Return what the spec's extensions ask for; None where updates are averaged as they are."""
+        """Return the clipping that the spec's extensions configure; None if updates are not clipped."""
         extras = spec.round_extras
         if extras.update_clip == 0.0:
             return None
@@ -292,9 +308,16 @@ class Clipping:
         samples: Integers,
         want_gram: bool,
     ) -> Average:
-        """Clip, add noise, average: `updates` are the c_i + noise_i as they were sent, `step` is their mean.
+        """Clip the updates, add noise, and average them.
 
-        `numbers` are those that noise is drawn for, where it is keyed.
+        The result's `updates` are the c_i + noise_i, and its `step` is their mean.
+
+        Args:
+            updates: Update of each participant.
+            position: Branch and round.
+            numbers: Client indices that key the noise.
+            samples: Number of samples of each participant.
+            want_gram: Whether to compute the Gram matrix.
         """
         sent = clip_rows(updates, self.clip)
         count, size = sent.shape
@@ -310,10 +333,10 @@ class Clipping:
         differences = sent - step
         drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
         largest = float(drifts.max()) + norm_up(step)
-        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and what joins them
+        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and their addition
         gram = differences @ differences.T if want_gram else None
         drifts = (drifts + error) * ROUNDED_UP
-        # Twice: an update with its noise was rounded, too.
+        # Twice, because adding the noise to an update rounds as well.
         errors = np.full(count, 2.0 * error)
         return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent, gram_errors=errors)
 

@@ -384,13 +384,19 @@ class ClientData(Protocol):
     """Interface of a client's data: a name, samples `x` (n, ...) and targets `y` (n,) or (n, outputs)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the client."""
+        ...
 
     @property
-    def x(self) -> Array: ...
+    def x(self) -> Array:
+        """Samples."""
+        ...
 
     @property
-    def y(self) -> Array: ...
+    def y(self) -> Array:
+        """Targets."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,19 @@
-r"""Bounds of linear models: how curved a client's loss can be, and how far floating point can have moved a round.
+r"""Bounds for linear models: the curvature of a client's loss, and the floating-point error of a round.
 
 With X the n x d matrix of samples extended by a column of ones and f the mean loss over the samples,
 
     beta = factor * lambda_max(X'X) / n,       factor = 1/2 softmax, 1/4 logistic, 1 half squared error,
 
-plus weight decay, which adds to every eigenvalue (docs/theory.md, section 5.7). A mini-batch of b samples descends
-another loss; all batches of a client are covered by (section 5.4)
+plus weight decay, which adds to every eigenvalue (docs/theory.md, section 5.7). A mini-batch of b samples has another
+loss; all batches of a client are covered by (section 5.4)
 
     beta_batch <= min( (n / b_min) beta, max_rows factor (||x||^2 + 1) ),
 
-as X_B'X_B <= X'X, and a mean of matrices x x' has no larger norm than the largest of them. Convexity gives mu >= 0 and
-nothing better, so mu is the weight decay alone.
+since X_B'X_B <= X'X, and the norm of a mean of matrices x x' is at most that of the largest of them. Convexity only
+gives mu >= 0, so mu is the weight decay alone.
 
-The allowance of a round is derived in section 6.3, that of clipped steps in section 5.9: names here are those of the
-symbols there. It holds while Psi <= 1000, which code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
+Section 6.3 derives the allowance of a round, section 5.9 that of clipped steps; names follow the symbols there. The
+allowance holds while Psi <= 1000, which code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 
 _MARGIN = 1.0 + 1e-9
-"""Covers the eigensolver's own error, a small multiple of n * 2**-53."""
+"""Factor that covers the eigensolver's own error, a small multiple of n * 2**-53."""
 _STACK_BYTES = 2**26
-"""This many bytes of samples are looked at together."""
+"""Bytes of samples that are processed together."""
 
 
 def linear_curvature(
     clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining
 ) -> tuple[Floats, Floats]:
-    """beta and energy of every client, from its samples in the type that training uses; many at a time.
+    """Compute beta and energy of every client, from its samples in the training type.
 
-    They hold for every batch a client can draw. beta has weight decay included. The energy is factor * ||X_B||_F^2 / b,
-    the sum of the eigenvalues of which beta bounds the largest (weight decay not included); rounding grows with it.
+    Both hold for every batch a client can draw. beta includes weight decay. The energy is factor * ||X_B||_F^2 / b, the
+    sum of the eigenvalues whose largest beta bounds (without weight decay); rounding errors grow with it.
 
     >>> from sifu.engines.sim.embedded_clients import OBJECTIVES
     >>> client = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
@@ -78,7 +78,7 @@ def linear_curvature(
 def _stacked_curvature(
     clients: Sequence[CheckedClient], rows: int, samples: Integers, objective: Objective, training: LocalTraining
 ) -> tuple[Floats, Floats]:
-    """beta and energy of clients side by side; those that pad a client to `rows` rows are zeros and change neither."""
+    """Compute beta and energy of stacked clients; the zero rows that pad a client to `rows` change neither."""
     factor = objective.curvature_factor
     extended = padded_samples(clients, rows)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -95,9 +95,9 @@ def _stacked_curvature(
 
 
 def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[CheckedClient]) -> Floats:
-    """Upper bounds of lambda_max(X'X) = lambda_max(XX'), from the smaller of the two matrices.
+    """Return upper bounds of lambda_max(X'X) = lambda_max(XX'), from the smaller of the two matrices.
 
-    Forming a Gram matrix with inner products of m terms in float64 is off by at most m u trace(X'X) in the
+    Computing a Gram matrix with inner products of m terms in float64 has an error of at most m u trace(X'X) in the
     Frobenius norm (Higham 2002, section 3.5), which is added.
     """
     count, width = extended.shape[1:]
@@ -114,10 +114,10 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """What the allowance depends on, client by client: all that a server needs of data it does not see.
+    """Quantities of each client that determine the allowance; a server needs nothing else of data it does not see.
 
-    `samples` is n, `batch_ratios` n/b_min, `smoothness` and `energy` as `linear_curvature` has them, `target_norms` the
-    largest ||y_row|| (least squares only).
+    `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
+    is the largest ||y_row|| (least squares only).
     """
 
     samples: Integers
@@ -128,13 +128,13 @@ class ClientSizes:
 
     @staticmethod
     def of(clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining) -> ClientSizes:
-        """Of clients whose data are available."""
+        """Compute the quantities of clients whose data are available."""
         samples = np.array([client.samples for client in clients])
         ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
         target_norms = np.zeros(len(clients))
         if not objective.labels:
             values = np.concatenate([client.y for client in clients])
-            # Scaled first, so that no square over- or underflows; an upper bound of the norm of each row.
+            # Scale first, so that no square over- or underflows; the result bounds the norm of each row from above.
             largest = np.abs(values).max(axis=1).astype(np.float64)
             scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
             norms = np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
@@ -145,10 +145,10 @@ class ClientSizes:
 def proven_allowance(
     model: LinearModel, training: LocalTraining, server_rate: float, sizes: ClientSizes, dtype: str
 ) -> Callable[[float, ClientIndices], float] | None:
-    """`round_allowance` of these clients; None where nothing is proven.
+    """Return `round_allowance` for these clients; None if nothing is proven.
 
-    The whole derivation rests on float64 and on eta beta <= 2. Whose beta that holds for is looked at round by round:
-    what is said of the training as a whole must not follow from one client's data.
+    The derivation assumes float64 and eta beta <= 2. The second condition is checked in each round for its
+    participants: a statement about the whole training must not depend on one client's data.
     """
     if dtype != "float64":
         return None
@@ -164,10 +164,18 @@ def round_allowance(
     server_rate: float,
     sizes: ClientSizes,
 ) -> float:
-    """The rounding of one float64 round of `participants` from a model of norm `start_norm`, in both worlds together.
+    """Bound the rounding error of one float64 round, summed over the run and its counterfactual.
 
-    It depends on the largest of each of their sizes, and may be infinite where many steps with momentum amplify errors
-    without limit. It is 0, and nothing is proven, where eta beta > 2 for one of them (`RunView.facts`).
+    The bound uses the largest of each quantity over the participants. It may be infinite if many steps with momentum
+    amplify errors without limit. It is 0, and nothing is proven, if eta beta > 2 for a participant (`RunView.facts`).
+
+    Args:
+        start_norm: Norm of the model that the round starts from.
+        participants: The participating clients.
+        model: The linear model.
+        training: Local training.
+        server_rate: Learning rate of the server.
+        sizes: Quantities of all clients.
     """
     if not training.rate * float(sizes.smoothness[participants].max()) <= 2.0:
         return 0.0
@@ -194,7 +202,7 @@ def round_allowance(
 def _path_radius(
     start: float, pull: float, stretch: float, smoothness: float, training: LocalTraining, labels: bool
 ) -> float:
-    """max(R, Q): no iterate of any client is longer, in either coordinates; `stretch` is sqrt(n/b_min)."""
+    """Return max(R, Q), a bound on every client's iterates in either coordinates; `stretch` is sqrt(n/b_min)."""
     if training.clip:
         radius, velocity = start, 0.0
         for _ in range(training.steps):
@@ -216,7 +224,7 @@ def _path_radius(
 
 
 def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
-    """What errors of `step` in each of K steps can grow to."""
+    """Bound the accumulated effect of an error of `step` in each of K steps."""
     if training.momentum == 0.0 and not training.clip:
         return training.steps * step
     position, velocity = 0.0, 0.0
@@ -228,7 +236,7 @@ def _after_all_steps(step: float, smoothness: float, training: LocalTraining) ->
 
 
 def _lengthen(length: float, gradient: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
-    """One momentum step on norms: everything points the worst way and adds."""
+    """Take one momentum step on norms, in the worst case where all terms add up."""
     velocity = training.momentum * velocity + gradient
     push = gradient + training.momentum * velocity if training.nesterov else velocity
     return length + training.rate * push, velocity

@@ -1,9 +1,9 @@
-"""Runs as lanes of one batched program on a GPU: engines that wait for each other and run together.
+"""Engines of several runs that run as lanes of one batched program on a GPU.
 
-Groups of a run that train apart are lanes, too: they share everything but their model and who is in them.
+Separately trained groups of a run are lanes as well: they share everything but their model and their members.
 
-Lanes share the model, the local training (with the clipping of its steps) and the way clients are sampled; seeds,
-data, budgets, stop rules and the clipping of whole updates are each lane's own.
+Lanes share the model, the local training (including the clipping of its steps) and the sampling of clients. Seeds,
+data, budgets, stop rules and the clipping of whole updates belong to each lane.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sifu.theory.facts import NO_NOISE
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 COMPARED = 8
-"""Samples of a module's gradient that a device is held against the CPU by."""
+"""Number of samples on which a module's gradient on the device is compared with the CPU's."""
 
 
 def lane_engines(
@@ -42,10 +42,20 @@ def lane_engines(
     device: str = "cuda",
     precision: str = "float32",
 ) -> list[LaneEngine]:
-    """An engine for each of `federations`, all lanes of one group; `clients` are the data they were made from.
+    """Make an engine for each of `federations`, all of them lanes of one group.
 
-    `precision` is float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three of those); it
-    is of no importance to linear models, whose arithmetic is that of their dtype.
+    Args:
+        federations: The simulated federations; they must share model, training and participation.
+        clients: The data that each federation was made from.
+        device: Torch device.
+        precision: float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three such products).
+            It does not affect linear models, which compute in their own dtype.
+
+    Returns:
+        The engines, in the order of `federations`.
+
+    Raises:
+        InputError: If the federations cannot run as lanes of one program.
     """
     if precision not in PRECISIONS:
         raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
@@ -96,7 +106,7 @@ def lane_engines(
 
 
 class _LaneData:
-    """Every distinct federation's clients one after the other, and each lane's table of rows: client * most + place."""
+    """Clients of all distinct federations in sequence, and each lane's table of rows (client * most + position)."""
 
     def __init__(self, clients: Sequence[Sequence[ClientData]], most: int, device: str) -> None:
         where: dict[int, int] = {}
@@ -114,7 +124,7 @@ class _LaneData:
         self.most, self.device = most, device
 
     def padded(self, rows_of: Callable[[ClientData], Array]) -> Tensor:
-        """What `rows_of` makes of each client (rows, ...), padded to the largest with zeros: (clients, most, ...)."""
+        """Stack `rows_of` of each client (rows, ...), padded with zeros: (clients, most, ...)."""
         values = None
         for place, client in enumerate(self.clients):
             rows = rows_of(client)
@@ -124,7 +134,7 @@ class _LaneData:
         return torch.from_numpy(values).to(self.device)
 
     def encoded(self, objective: Objective, outputs: int, dtype: str) -> Tensor:
-        """The targets as training takes them, padded."""
+        """Return the encoded targets, padded."""
 
         def encode(client: ClientData) -> Array:
             targets = torch.from_numpy(np.asarray(client.y).astype(np.int64 if objective.labels else dtype))
@@ -182,7 +192,7 @@ def _module_source(
 def _compare_with_the_cpu(
     module: ModulePass, federation: SimulatedFederation, samples: Tensor, encoded: Tensor, precision: str
 ) -> None:
-    """Hold the first client's gradient on the device against the CPU's before anything is trained."""
+    """Compare the first client's gradient on the device with the CPU's before training."""
     on_cpu = ModulePass(cast("ModuleModel", federation.model), federation.layout.dtype, torch.device("cpu"))
     model = torch.from_numpy(federation.initial_model(0))[None].to(samples.device)
     rows = (model, samples, encoded, torch.ones_like(encoded[..., 0]))

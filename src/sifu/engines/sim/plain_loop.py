@@ -1,7 +1,7 @@
-"""The plain loop: one client after the other, torch's autograd and torch's own SGD.
+"""Plain loop: one client at a time, with torch's autograd and SGD.
 
-Slow, short, and obviously right: it is what any module that a user brings is trained by, and the oracle that the
-faster paths are tested against.
+It is slow, short and easy to verify. It trains modules supplied by users, and is the reference against which the
+faster implementations are tested.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
 PROBED_APART = 0.01
-"""Distance of each parameter from its first value where clients are trained to be compared."""
+"""Offset of all parameters from their initial values in the training runs that are compared."""
 COMPARED = 3
-"""Clients whose training is repeated before the first round."""
+"""Number of clients whose training is repeated before the first round."""
 
 
 class LoopTrainer:
-    """Trains and evaluates clients one by one.
+    """Trainer and evaluator of one client at a time.
 
-    A user's module is copied afresh for each of them (`fresh_copy`). That it carries nothing from client to client all
-    the same is checked by repeating whole local trainings: of a few clients before the first round, in another order
-    and after other data, and after every round of its first client and of the very first one.
+    A user's module is copied for each client (`fresh_copy`). To check that it still carries no state from client to
+    client, whole local trainings are repeated: those of a few clients before the first round, in another order and
+    after training on other data, and after every round those of its first client and of the first compared client.
     """
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
@@ -47,22 +47,22 @@ class LoopTrainer:
         self._device = torch.device(device)
         self._data = self._put_samples(clients)
         self._pristine = model.build(plan.dtype).to(self._device)
-        """As it was made: nothing is ever computed with it."""
+        """Module as it was made; it is only copied, never run."""
         users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         self._reused = None if users else fresh_copy(self._pristine)
         self._compared: dict[int, Tensor] = {}
-        """What some clients came to when they trained for the first time, from `_compared_from`."""
+        """First training result of some clients, starting from `_compared_from`."""
         self._try_forward(clients[0], plan.outputs)
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
-        """Each client's samples and targets, on the device."""
+        """Return each client's samples and targets on the device."""
         pairs = ((torch.tensor(client.x), torch.tensor(client.y)) for client in clients)
         return [(x.to(self._device), y.to(self._device)) for x, y in pairs]
 
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
     ) -> Average:
-        """Train and average the participants."""
+        """Train the participants and average them."""
         return average_models(
             lambda: self.train(start, position, participants, self._training.steps),
             start.astype(np.float64),
@@ -74,7 +74,7 @@ class LoopTrainer:
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
-        """The local models after `steps` steps, client by client: (place among the participants, rows of models)."""
+        """Yield the local models after `steps` steps, client by client: (place among participants, rows of models)."""
         self.check_repeats(participants)
         first = None
         for place, client in enumerate(participants):
@@ -88,7 +88,7 @@ class LoopTrainer:
             self._compare_again(list(self._compared)[:1])
 
     def check_repeats(self, clients: ClientIndices | None = None) -> None:
-        """Refuse a user's module whose local trainings come to something else when they are repeated.
+        """Refuse a user's module whose local training gives a different result when it is repeated.
 
         Some of `clients` (None: of all) train, then the first of them on other labels, then all in reverse order.
         """
@@ -96,7 +96,7 @@ class LoopTrainer:
             return
         samples = self._plan.samples
         chosen = np.arange(len(samples)) if clients is None else np.asarray(clients)
-        # A single sample is too few for some layers; beyond that small clients are quick.
+        # Some layers need more than one sample; otherwise prefer small clients, which train fast.
         order = sorted(chosen.tolist(), key=lambda client: (samples[client] < 2, samples[client]))[:COMPARED]
         first = {client: self._train_to_compare(client) for client in order}
         self._train_on_other_labels(order[0])
@@ -108,8 +108,8 @@ class LoopTrainer:
             refuse_another_result(self._compared[client], self._train_to_compare(client))
 
     def _compared_from(self) -> Vector:
-        """The first parameters moved a little: under a last layer of zeros nothing would show."""
-        # reshape, because parameters of a GPU may lie with their channels last
+        """Return the initial parameters plus an offset: a last layer of zeros would hide differences."""
+        # reshape, because parameters on a GPU may be stored with channels last
         parts = [parameter.detach().reshape(-1) for parameter in self._pristine.parameters()]
         first: Vector = torch.cat(parts).cpu().numpy()
         return first + np.asarray(PROBED_APART, dtype=first.dtype)
@@ -120,7 +120,7 @@ class LoopTrainer:
             return self._train_client(start, Position(0, 0), client, self._training.steps, data)
 
     def _train_on_other_labels(self, client: int) -> None:
-        """Train a client on its samples in reverse order, with other targets: larger gradients than any own ones."""
+        """Train a client on its samples in reverse order with other targets, which give larger gradients."""
         x, y = self._data[client]
         other = y.flip(0) if y.is_floating_point() else (y + 1) % max(2, self._plan.outputs)
         self._train_to_compare(client, (x.flip(0), other))
@@ -133,7 +133,7 @@ class LoopTrainer:
         steps: int,
         data: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The client's model after `steps` steps, on other `data` where given."""
+        """Return the client's model after `steps` steps, trained on `data` instead of its own if given."""
         x, y = self._data[client] if data is None else data
         training, module = self._training, self._module_at(start)
         module.train()
@@ -159,7 +159,7 @@ class LoopTrainer:
         return parameters_to_vector(module.parameters()).detach().clone()
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
-        """Correct predictions and sum of losses of each client."""
+        """Return the number of correct predictions and the summed loss of each client."""
         objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
         loss_sum = np.zeros(len(clients))
         for place, client in enumerate(clients):
@@ -178,7 +178,7 @@ class LoopTrainer:
         return correct, loss_sum
 
     def _module_at(self, model: Vector) -> nn.Module:
-        """A module with a copy of the parameters `model` and the initial buffers, fresh if it is a user's."""
+        """Return a module with a copy of the parameters `model` and the initial buffers; users' modules are copied."""
         module = fresh_copy(self._pristine) if self._reused is None else self._reused
         vector_to_parameters(torch.tensor(model, device=self._device), module.parameters())
         if self._reused is not None:
@@ -188,7 +188,7 @@ class LoopTrainer:
         return module
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:
-        """Refuse a module that cannot take the clients' samples before any round has begun."""
+        """Refuse a module that cannot process the clients' samples before any round starts."""
         x, y = self._data[0]
         module = fresh_copy(self._pristine).eval()
         try:
@@ -212,7 +212,7 @@ class LoopTrainer:
 
 
 def refuse_another_result(first: Tensor, again: Tensor) -> None:
-    """Refuse a module whose local training came to other bits when it was repeated."""
+    """Refuse a module whose repeated local training gave other bits."""
     if torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
         return
     away = float((first - again).abs().max())

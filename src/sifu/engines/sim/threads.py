@@ -1,12 +1,12 @@
-"""How many threads torch uses for an operation, and long runs of short operations outside Python's lock.
+"""Number of threads of torch's operations, and TorchScript for sequences of short operations.
 
-Threads that shared an operation wait for the next one in a busy loop, for milliseconds: welcome where operations follow
-each other closely, in the way of other users of those cores.
+After an operation torch's threads wait for the next one in a busy loop for some milliseconds. This is fast for
+operations in quick succession, but slows down other users of those cores.
 
-A pass of a network is a hundred operations of some twenty microseconds each. Between two of them a thread needs
-Python's lock, and two threads that train clients side by side lose a fifth to a third of their time to waiting for it.
-TorchScript runs a whole method without the lock. It is deprecated and asks for plain code, so nothing depends on it:
-where it cannot be used, the same methods run as the Python they are written in, to the same bits.
+A pass of a network consists of a hundred operations of about twenty microseconds each. Between two of them a thread
+needs Python's lock, and two threads that train clients in parallel lose a fifth to a third of their time waiting for
+it. TorchScript runs a whole method without the lock. It is deprecated and restricts the code it compiles, so it is
+optional: without it, the same methods run as Python, with the same bits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import TypeVar, cast
 import torch
 
 SMALL_MODEL = 100_000
-"""Below this many parameters threads wait for each other longer than they work."""
+"""Number of parameters below which threads would wait for each other longer than they work."""
 
 
 def few_threads(size: int) -> AbstractContextManager[None]:
-    """One thread for a small model, as many as there were for a large one."""
+    """Use one thread for a small model, and the current number for a large one."""
     return nullcontext() if size >= SMALL_MODEL or torch.get_num_threads() == 1 else one_thread()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch's operations by this thread alone."""
+    """Restrict torch's operations to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -44,13 +44,13 @@ _one_at_a_time = threading.Lock()
 
 
 def scripted(module: AnyModule) -> AnyModule:
-    """`module` with its exported methods compiled, sharing its tensors; itself where that is not possible.
+    """Return `module` with its exported methods compiled, sharing its tensors; the module itself if this fails.
 
-    Silences all warnings of the process while it compiles, as there is no other way to silence torch's.
+    All warnings of the process are silenced during compilation, as torch's cannot be silenced otherwise.
     """
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return cast("AnyModule", torch.jit.script(module))
-        except Exception:  # whatever a later torch may raise, the module works as it is
+        except Exception:  # whatever torch raises, the uncompiled module works
             return module

@@ -1,7 +1,7 @@
-"""The embedded engine of heads on networks that groups tune: rounds of descent apart, then statistics.
+"""Embedded engine of heads on networks tuned by groups: rounds of SGD in separate groups, then statistics.
 
-Groups tune with the plain loop, one client after the other, or on a GPU without leaving it; features go through the
-networks that the run says are there (docs/theory.md, section 15.5).
+Groups tune with the plain loop, one client at a time, or entirely on a GPU. Features are computed by the networks that
+the run selects (docs/theory.md, section 15.5).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
-    """A `TunedEngine` of clients whose data are available."""
+    """A `TunedEngine` of clients whose data are available in this process."""
 
     tuning: TuningFederation
 
@@ -59,7 +59,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         self.tuning = TuningFederation(clients, features.network, local, seed, numbers)
 
     def on(self, device: str, precision: str) -> TunedOnDevice:
-        """The same engine whose groups tune, and whose features are computed, on a device."""
+        """Return the same engine with tuning and features computed on a device."""
         given, facts = self._plan
         moved = TunedOnDevice(*given, **facts)
         clients, features, *_, local, seed = given
@@ -70,23 +70,23 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         return moved
 
     def check_module(self) -> None:
-        """Refuse a network whose local trainings come to something else when they are repeated."""
+        """Refuse a network whose local training gives a different result when it is repeated."""
         self.tuning.check_module()
 
     def compute_features_on(self, device: str) -> None:
-        """Compute features on a device from now on, whichever networks they go through."""
+        """Compute features on a device from now on, with any networks."""
         self._tuned = self._tuned.on(device)
         super().compute_features_on(device)
 
     def use_trunks(self, trunks: Sequence[Trunk]) -> None:
-        """Compute features through these networks of groups from now on."""
+        """Compute features with these networks of groups from now on."""
         self.use_networks(self._tuned.networks(trunks))
 
     def use_networks(self, networks: Mapping[int, Vector]) -> None:
-        """Compute features through these networks from now on, of each block or of a merge.
+        """Compute features with these networks from now on; there is one per block, or one for a merge.
 
-        Blocks do not depend on each other: where some are struck and the others stay, features that are kept for
-        evaluations are those of the new map once the struck blocks are zero, and no network runs again.
+        Blocks are independent of each other. If some are dropped and the others stay, cached features become those of
+        the new map by setting the dropped blocks to zero, and no network runs again.
         """
         through = {group: hashlib.sha256(vector.tobytes()).hexdigest() for group, vector in networks.items()}
         if through == self._through:
@@ -102,11 +102,11 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
 
 
 class TunedOnDevice(TunedFederation):
-    """A separate class, since an engine's class decides what certificates may claim (`run.devices`)."""
+    """A `TunedFederation` on a device; certificates depend on the class of an engine (`run.devices`)."""
 
 
 class TuningFederation(SimulatedFederation):
-    """FedAvg of what is tuned, from the public network and a last layer of zeros: no seed is in its first model."""
+    """FedAvg of the tuned parameters, from the public network and a last layer of zeros, independent of the seed."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class TuningFederation(SimulatedFederation):
         dtype, given = number_format(network), []
         for client in clients:
             x = np.asarray(client.x)
-            x = (x / 255.0 if x.dtype == np.uint8 else x).astype(dtype)  # bytes become 255ths
+            x = (x / 255.0 if x.dtype == np.uint8 else x).astype(dtype)  # scale bytes to [0, 1]
             given.append(client_data.ClientData(client.name, x, np.asarray(client.y)))
         model = tuned_model(network)
         super().__init__(given, model, local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers, **loop)
         self._first = network.flat()
 
     def initial_model(self, branch: int) -> Vector:
-        """The public network, whatever the branch."""
+        """Return the public network for every branch."""
         return self._first.copy()
 
 
 class TuningOnDevice(TuningFederation, StreamsGroupRounds):
-    """The same on a device: networks of groups stay there from round to round."""
+    """A `TuningFederation` on a device: the groups' networks stay there from round to round."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
     ) -> Iterator[list[StreamedRound]]:
-        """Rounds of groups, each from its own model; how far clients drift is not looked at: nothing needs it."""
+        """Yield rounds of groups, each from its own model; drifts are not computed, because nothing needs them."""
         vectors = [self.loop.on_device(self.layout.own_copy(model)) for model in models]
         for start in range(position.round, wanted.stop.max_rounds):
             vectors, finite = self.loop.means(vectors, Position(position.branch, start), groups)
@@ -176,7 +176,7 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
 
 
 def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:
-    """That of the parameters that are tuned."""
+    """Return the element type of the tuned parameters."""
     kind = next(iter(network.parameters())).dtype
     if kind not in TORCH_TYPES.values():
         raise InputError(f"a network that is tuned has parameters of float32 or float64, found {kind}")
@@ -184,5 +184,5 @@ def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:
 
 
 def tuned_model(network: TunedNetwork) -> ModuleModel:
-    """What groups train."""
+    """Return the model that groups train."""
     return ModuleModel(partial(fresh_copy, network))

@@ -1,1 +1,1 @@
-"""Convolutional networks on the CPU: passes written out by hand."""
+"""Hand-written training of convolutional networks on the CPU."""

@@ -1,10 +1,10 @@
-"""Convolutional networks on the CPU: hand-written passes, one thread per client, the cores on different clients.
+"""Training of convolutional networks on the CPU with hand-written passes, on several clients in parallel.
 
-A batch is cut into pieces whose buffers fit in a core's cache, and the gradients of the pieces are added in an order
-that depends on the batch alone. So the bits do not depend on how many threads there are or on who else takes part.
-Every thread trains its own clients; those left over, when the threads do not divide them, are trained by
-several threads each, which share the pieces of every batch, if it has several. Five clients on two cores: two each,
-and one together.
+A batch is split into pieces whose buffers fit into a core's cache. The gradients of the pieces are summed in an order
+that depends only on the batch, so the bits depend neither on the number of threads nor on the other participants. Each
+thread trains its own clients. If the number of clients is not a multiple of the number of threads, several threads
+share each remaining client by sharing the pieces of its batches. For example, with five clients on two cores, each core
+trains two clients and both share the fifth.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
 
 PIECE_BYTES = 3 * 2**19
-"""The largest buffer of a piece of a batch is at most this: most of a core's second-level cache."""
+"""Maximum size of the largest buffer of a piece: most of a core's second-level cache."""
 
 SUMS = 4
-"""Pieces are added up in this many sums, so at most this many threads share a client."""
+"""Number of sums of pieces, and so the maximum number of threads that share a client."""
 
 SCRIPT_AFTER = 50
-"""A pass that is used this often is compiled: for the paper's networks that takes as long as 10 to 70 passes."""
+"""Number of uses after which a pass is compiled, which takes as long as 10 to 70 passes of the paper's networks."""
 
 CLIENTS_AHEAD = 32
-"""Clients trained before their models are handed on, the same for any number of threads."""
+"""Number of clients trained before their models are yielded, independent of the number of threads."""
 
 
 class ConvTrainer:
-    """Trains and evaluates the clients of a `ConvNet` with softmax loss."""
+    """Trainer and evaluator of the clients of a `ConvNet` with softmax loss."""
 
     def __init__(self, network: ConvNet, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
         shape = clients[0].x.shape[1:]
@@ -82,16 +82,16 @@ class ConvTrainer:
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
     ) -> Average:
-        """Train and average the participants.
+        """Train the participants and average them.
 
-        What is done between clients is done by one thread: those that torch would share it with go on waiting in a busy
-        loop on the cores that train (`sifu.engines.sim.threads`).
+        Work between clients uses one thread: torch's other threads would keep waiting in a busy loop on the cores that
+        train (`sifu.engines.sim.threads`).
         """
         threads, steps = torch.get_num_threads(), self._training.steps
         with one_thread(), ExitStack() as stack:
 
             def train() -> Iterator[tuple[slice, Tensor]]:
-                # Closed in here even if averaging fails half-way: closing sets the number of threads.
+                # Close the generator here even if averaging fails, because closing restores the number of threads.
                 return stack.enter_context(closing(self.train(start, position, participants, steps, threads)))
 
             return average_models(train, start.astype(np.float64), samples, start.itemsize, want_gram)
@@ -104,13 +104,13 @@ class ConvTrainer:
         steps: int,
         threads: int | None = None,
     ) -> Generator[tuple[slice, Tensor]]:
-        """The local models after `steps` steps, some clients at a time: (places among the participants, rows).
+        """Yield the local models after `steps` steps, some clients at a time: (places among the participants, rows).
 
-        By `threads` threads, by default as many as torch would use.
+        `threads` is the number of threads, by default torch's.
         """
         model = torch.from_numpy(start)[self._order]
         largest = int(self._samples[participants].max(initial=1))
-        # A thread without a piece of a batch would only wait for the others.
+        # A thread without a piece of a batch would only wait.
         most_pieces = len(self._pieces(min(largest, self._training.batch_size or largest)))
         threads = threads or torch.get_num_threads()
         with _crew(threads) as crew:
@@ -133,12 +133,12 @@ class ConvTrainer:
                     ]
                 errors = [job.exception() for job in waiting]
                 for error in errors:
-                    if error and not isinstance(error, threading.BrokenBarrierError):  # which follows from another
+                    if error and not isinstance(error, threading.BrokenBarrierError):  # a consequence of another error
                         raise error
                 yield slice(first, first + chosen.size), rows
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
-        """Correct predictions and sum of losses of each client."""
+        """Return the number of correct predictions and the summed loss of each client."""
         parameters = parameter_views(self._network, torch.from_numpy(model)[self._order])
         prepared = prepare(self._network, parameters)
         sizes = self._samples[clients]
@@ -164,12 +164,12 @@ class ConvTrainer:
         return correct, np.bincount(owner, weights=losses, minlength=clients.size)
 
     def _pieces(self, samples: int) -> list[tuple[int, int]]:
-        """Cuts `samples` samples into as few pieces as fit, as equal as can be."""
+        """Split `samples` samples into as few pieces of nearly equal size as fit."""
         count = -(-samples // self._piece)
         return [(samples * piece // count, samples * (piece + 1) // count) for piece in range(count)]
 
     def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
-        """Set a local training up: the model, the batches and the keys of the dropped units."""
+        """Set up a local training: the model, the batches and the dropout keys."""
         local.value.copy_(model)
         plan, hidden = self._plan, [layer for layer in self._network.linear_layers if layer.hidden]
         local.batches = [torch.from_numpy(rows + self._first[client]) for rows in plan.batches(position, client, steps)]
@@ -187,14 +187,14 @@ class ConvTrainer:
         try:
             self._descend(local, member, team, meeting)
         except BaseException:
-            meeting.abort()  # or the others would wait for ever
+            meeting.abort()  # otherwise the others would wait forever
             raise
         if member == 0:
             torch.index_select(local.value, 0, self._back, out=row)
             self._locals.give(local)
 
     def _descend(self, local: _Local, member: int, team: int, meeting: threading.Barrier | None) -> None:
-        """All steps of one client: this member's pieces of every batch, and its share of the parameters."""
+        """Take all steps of one client: this member's pieces of every batch, and its share of the parameters."""
         passes = self._passes.take()
         size = self._network.parameters
         share = slice(size * member // team, size * (member + 1) // team)
@@ -211,10 +211,10 @@ class ConvTrainer:
                 total.add_(other[share])
             if self._training.clip:
                 if meeting:
-                    meeting.wait()  # the whole sum is needed for its norm
+                    meeting.wait()  # the norm needs the whole sum
                 factor = self._training.clip_factor(torch.linalg.vector_norm(local.sums[0], dtype=torch.float64))
                 if meeting:
-                    meeting.wait()  # before anybody changes it
+                    meeting.wait()  # until all members have read the sum
                 total.mul_(factor.to(total.dtype))
             self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
             if meeting:
@@ -230,7 +230,7 @@ class ConvTrainer:
         pieces: Sequence[tuple[int, int]],
         prepared: list[Tensor],
     ) -> None:
-        """Sum `number` of a step: the gradients of every SUMS-th piece from that one on."""
+        """Compute sum `number` of a step: the gradients of every SUMS-th piece, starting with that one."""
         batch = local.batches[step]
         for low, high in pieces[number::SUMS]:
             first = low == pieces[number][0]
@@ -256,7 +256,7 @@ class ConvTrainer:
 
 
 class _Local:
-    """One client's training: model, velocity and sums of gradients in pass order, batches, keys of dropped units."""
+    """State of one client's training: model, velocity and sums of gradients in pass order, batches, dropout keys."""
 
     def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
         self.value = torch.empty(network.parameters, dtype=dtype)
@@ -269,7 +269,7 @@ class _Local:
 
 
 class _Passes:
-    """A thread's buffers for every size of a piece."""
+    """Buffers of a thread for every size of a piece."""
 
     def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
         self._network, self._dtype = network, dtype
@@ -280,7 +280,7 @@ class _Passes:
         self.room = room_to_prepare(network, dtype)
 
     def of(self, samples: int) -> ConvPass:
-        """The buffers for `samples` samples."""
+        """Return the buffers for `samples` samples."""
         self._uses[samples] += 1
         if samples not in self._by_size:
             self._by_size[samples] = ConvPass(self._network, samples, self._dtype)
@@ -293,29 +293,29 @@ Thing = TypeVar("Thing")
 
 
 class _Spares(Generic[Thing]):
-    """Things to use by one thread at a time: taken when there is one to spare, else made."""
+    """Pool of objects that are used by one thread at a time, and made on demand."""
 
     def __init__(self, make: Callable[[], Thing]) -> None:
         self._make, self._spare = make, list[Thing]()
 
     def take(self) -> Thing:
-        """One that no one uses."""
+        """Return an unused object."""
         try:
             return self._spare.pop()
         except IndexError:
             return self._make()
 
     def give(self, thing: Thing) -> None:
-        """Hand one back."""
+        """Return an object to the pool."""
         self._spare.append(thing)
 
 
 @contextmanager
 def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that each run torch's operations by themselves."""
+    """Start threads that each run torch's operations on their own."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:
             yield crew
     finally:
-        torch.set_num_threads(before)  # threads that others start later take the latest number set
+        torch.set_num_threads(before)  # threads started later inherit the most recent setting

@@ -1,1 +1,1 @@
-"""Whole experiments as one program on a GPU: many runs (lanes) with many clients each, round after round."""
+"""Programs that run whole experiments on a GPU: many runs (lanes) with many clients each."""

@@ -1,12 +1,12 @@
-"""The plain loop on one device, for networks too large to be mapped over models: everything stays there.
+"""Plain loop on one device, for networks too large to be mapped over models; samples and models stay on the device.
 
-Samples are put on the device once, a client's step is one captured graph, and means of groups are made where the models
-are. A step of a small batch leaves most of a GPU idle, so clients take turns in a few lanes: copies of the network,
-each with its own queue. On a CPU, and where capture fails, the same steps run one by one.
+Samples are copied to the device once, a client's step is one captured graph, and the means of groups are computed on
+the device. A step with a small batch leaves most of a GPU idle, so clients are distributed over a few lanes: copies of
+the network, each with its own queue. On a CPU, or if capture fails, the same steps run without a graph.
 
-What becomes of a client's model follows from its own samples, from the model it begins with and from the plan: batches
-are filled up with its own samples, which count for nothing, to the plan's batch size (whole data: to a multiple of
-`FILLED`), and means are added up in the order of clients, whatever lane they had.
+A client's model depends only on its own samples, the starting model and the plan. Batches are padded with the client's
+own samples, with weight zero, to the plan's batch size (whole data: to a multiple of `FILLED`). Means are summed in
+the order of clients, regardless of their lanes.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from sifu.theory.arrays import Array, Integers
 from sifu.theory.participation import ClientIndices
 
 LANES = 3
-"""Clients at work at the same time, where memory allows; more were no faster on an H200."""
+"""Maximum number of clients that train concurrently; more were no faster on an H200."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FILLED = 32
-"""Whole data are filled up to a multiple of this: a graph has one size of batch."""
+"""Whole data are padded to a multiple of this, because a graph has a fixed batch size."""
 MOST_GRAPHS = 8
-"""Sizes of batches that a lane captures; others run uncaptured."""
+"""Maximum number of batch sizes that a lane captures; others run without a graph."""
 DRAWN = 4
-"""Samples of no client, on which steps warm up and are captured."""
+"""Number of artificial samples, on which steps warm up and are captured."""
 WARM_UPS = 3
-"""Steps before a capture, in which libraries choose and load what they need."""
+"""Steps before a capture, in which libraries select and load their kernels."""
 SAME_STEP = 1e-2
-"""A replayed step moves parameters as a step does that runs one by one, relative to the largest move."""
+"""Tolerance between a replayed step and the same step without a graph, relative to the largest change."""
 RESULT_BYTES = 2**32
-"""Of local models that wait on the device to be added up."""
+"""Maximum size of local models kept on the device until they are summed."""
 
 
 class CapturedLoop(LoopTrainer):
     """A `LoopTrainer` whose samples and models stay on a device.
 
-    `why_uncaptured` says why steps run one by one; it is empty where graphs are replayed.
+    `why_uncaptured` is the reason why steps run without graphs; it is empty if graphs are replayed.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class CapturedLoop(LoopTrainer):
         self._queue.synchronize()
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
-        """Views of all samples and of all targets, which lie on the device one client after the other.
+        """Copy all samples and targets to the device and return views of each client's part.
 
-        Behind them lie `DRAWN` samples of no client: what a module keeps of a warm-up is in every replay of the graph.
+        `DRAWN` artificial samples follow them: warm-ups use these, because any state that a module keeps from a warm-up
+        is part of every replay of the graph.
         """
         sizes = [client.samples for client in clients]
         drawn = np.random.default_rng(0).random((DRAWN, *clients[0].x.shape[1:])).astype(clients[0].x.dtype)
@@ -96,7 +97,7 @@ class CapturedLoop(LoopTrainer):
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
-        """The local models after `steps` steps, client by client."""
+        """Yield the local models after `steps` steps, client by client."""
         self.check_repeats(participants)
         vector, first = self.on_device(start), None
         for places in self._train_together([(vector, int(client)) for client in participants], position, steps):
@@ -109,16 +110,16 @@ class CapturedLoop(LoopTrainer):
 
     @property
     def largest_sample(self) -> float:
-        """The largest number in all samples, without its sign."""
+        """Largest absolute value in all samples."""
         return float(self._samples[:-DRAWN].abs().max())
 
     def on_device(self, model: Vector) -> Tensor:
-        """A copy of a model on the device."""
+        """Return a copy of a model on the device."""
         with self._queue.here():
             return self._queue.upload(model)
 
     def to_host(self, vector: Tensor) -> Vector:
-        """A copy of a model from the device."""
+        """Return a copy of a model on the host."""
         with self._queue.here():
             model: Vector = vector.cpu().numpy().copy()
         return model
@@ -126,7 +127,7 @@ class CapturedLoop(LoopTrainer):
     def means(
         self, starts: Sequence[Tensor], position: Position, groups: Sequence[ClientIndices]
     ) -> tuple[list[Tensor], bool]:
-        """The mean model of each group after a round from its own model, and whether all numbers are finite."""
+        """Train each group for one round and return the mean models, and whether all values are finite."""
         jobs = [(group, int(client)) for group, members in enumerate(groups) for client in members]
         with self._queue.here():
             sums = [torch.zeros(start.numel(), dtype=torch.float64, device=self._device) for start in starts]
@@ -147,7 +148,7 @@ class CapturedLoop(LoopTrainer):
         return means, finite
 
     def _repeat_in_every_lane(self, first: Tensor, job: tuple[Tensor, int], position: Position, steps: int) -> None:
-        """Refuse a module that gives a client, or the first one that was compared, another model than before."""
+        """Repeat a job, and the first compared client, in every lane; refuse a module whose results differ."""
         compared = next(iter(self._compared))
         start, at = self.on_device(self._compared_from()), Position(0, 0)
         for expected, again, place, count in (
@@ -162,13 +163,13 @@ class CapturedLoop(LoopTrainer):
     def _train_client(
         self, start: Vector, position: Position, client: int, steps: int, data: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """The client's model; `data` must be None: all data are on the device already."""
+        """Return the client's model; `data` must be None, because all data are on the device already."""
         (_,) = self._train_together([(self.on_device(start), client)], position, steps)
         self._queue.synchronize()
         return self._results[0].clone()
 
     def _train_on_other_labels(self, client: int) -> None:
-        """Train on the samples of no client in every lane there is."""
+        """Train on the artificial samples in every lane."""
         start = self.on_device(self._compared_from())
         for lane in self._lanes:
             lane.queue.after(self._queue)
@@ -177,9 +178,9 @@ class CapturedLoop(LoopTrainer):
             self._queue.after(lane.queue)
 
     def _train_together(self, jobs: Sequence[tuple[Tensor, int]], position: Position, steps: int) -> Iterator[range]:
-        """Places of `jobs`, each the model to begin with and the client, as many as there is room for.
+        """Train jobs and yield their positions, as many at a time as fit into `_results`.
 
-        Their models are rows of `_results` once the queue has got so far.
+        A job is a starting model and a client. Its model is a row of `_results` once the queue has been processed.
         """
         for first in range(0, len(jobs), len(self._results)):
             places = range(first, min(first + len(self._results), len(jobs)))
@@ -197,7 +198,7 @@ class CapturedLoop(LoopTrainer):
             yield places
 
     def _filled(self, client: int, batches: Sequence[Integers]) -> tuple[Integers, Array]:
-        """Rows of all samples for each step, and what each counts for: the last ones are the client's first, for 0."""
+        """Return the sample rows and weights of each step; padding repeats the client's first sample with weight 0."""
         most = max(len(batch) for batch in batches)
         width = self._training.batch_size or -(-most // FILLED) * FILLED
         chosen = np.full((len(batches), width), self._firsts[client], dtype=np.int64)
@@ -208,7 +209,7 @@ class CapturedLoop(LoopTrainer):
         return chosen, shares
 
     def _make_lanes(self, count: int) -> None:
-        """More lanes, as long as half of the device's memory is free: a graph keeps what its step needs for good."""
+        """Make more lanes while half of the device's memory is free: a graph keeps its memory permanently."""
         width = self._training.batch_size
         while len(self._lanes) < min(count, self._lane_count):
             if self._device.type == "cuda" and self._lanes:
@@ -224,7 +225,7 @@ class CapturedLoop(LoopTrainer):
             self._lanes.append(lane)
 
     def _why_never_captured(self) -> str:
-        """Why no graph can do the module's steps, as far as it can be seen without trying."""
+        """Return a reason why the module's steps cannot be captured; empty if none is known before trying."""
         if self._device.type != "cuda":
             return "graphs are for GPUs"
         start, results = self.on_device(self._compared_from()), []
@@ -238,16 +239,16 @@ class CapturedLoop(LoopTrainer):
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Products of the precision, by algorithms that give the same bits every time."""
+        """Set the precision of products, and algorithms that give the same bits every time."""
         rough = self._precision == "bfloat16"
-        # Casts of weights are not kept: a graph would replay the products and not the casts.
+        # Do not cache casts of weights: a graph would replay the products without the casts.
         cast = torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False) if rough else nullcontext()
         with fixed_algorithms(), products_in(self._precision), cast:
             yield
 
     @contextmanager
     def _keyed(self, position: Position, client: int) -> Iterator[None]:
-        """All generators keyed by the place, where steps run one by one and may draw."""
+        """Key all generators by the position if steps run without graphs and may draw random numbers."""
         if not self.why_uncaptured:
             yield
             return
@@ -256,7 +257,7 @@ class CapturedLoop(LoopTrainer):
 
 
 class _Copy:
-    """A fresh copy of a network whose parameters are parts of a flat vector."""
+    """Fresh copy of a network whose parameters are views of a flat vector."""
 
     def __init__(self, pristine: nn.Module, flat: Tensor) -> None:
         self.network = fresh_copy(pristine).train()
@@ -267,7 +268,7 @@ class _Copy:
 
 
 class _Lane:
-    """A network at work on one client: a graph's own copy, or a fresh one for each client where there is no graph."""
+    """Network that trains one client at a time: the graphs' own copy, or without a graph a fresh copy per client."""
 
     def __init__(
         self,
@@ -287,7 +288,10 @@ class _Lane:
         self.queue = DeviceQueue(samples.device)
 
     def train(self, start: Tensor, chosen: Tensor, shares: Tensor, result: Tensor, *, captured: bool) -> None:
-        """A client's steps from `start`, one for each row of `chosen`, into `result`; call inside the lane's queue."""
+        """Take one step for each row of `chosen` from `start` and write the model into `result`.
+
+        Call this inside the lane's queue.
+        """
         width = chosen.shape[1]
         if captured and width not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             self.queue.synchronize()
@@ -306,7 +310,7 @@ class _Lane:
         result.copy_(self.flat)
 
     def train_on_drawn(self, start: Tensor, width: int, *, captured: bool) -> None:
-        """Two steps on the samples of no client; call inside the lane's queue."""
+        """Take two steps on the artificial samples; call this inside the lane's queue."""
         chosen, shares = self._batch(width)
         self._choose_drawn(chosen, shares)
         self.train(
@@ -318,7 +322,7 @@ class _Lane:
         shares.fill_(1.0 / len(chosen))
 
     def capture(self, width: int) -> str:
-        """Make the graph of a step with batches of a width; else say why there is none, and go on without."""
+        """Capture the graph of a step with batches of a width; return an empty string, or why this failed."""
         if width in self._graphs:
             return ""
         chosen, shares = self._batch(width)
@@ -356,7 +360,7 @@ class _Lane:
             buffer.copy_(first)
 
     def _batch(self, width: int) -> tuple[Tensor, Tensor]:
-        """Where a step finds its rows and what they count for."""
+        """Return the buffers from which a step reads its rows and their weights."""
         if width not in self._batches:
             chosen = torch.zeros(width, dtype=torch.int64, device=self.flat.device)
             self._batches[width] = chosen, torch.zeros(width, dtype=self.flat.dtype, device=self.flat.device)

@@ -1,12 +1,12 @@
-"""Triton kernels that take values forward through convolutions, and gradients back to their inputs.
+"""Triton kernels for the forward pass through convolutions, and for the gradients of their inputs.
 
-They are for many small convolutional classifiers at once, each with its own weights. One *slot* is one client of one
-run. Parameters of slot g lie at models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix
-[inputs, outputs] and then its bias. A convolution is an implicit product of patches with that matrix, with bias, ReLU
-(if RELU: some layers have none) and 2x2 max-pooling fused behind it: `winner` remembers which of the four positions won
-(DEAD where ReLU cut it off), which is all the backward pass needs.
+They process many small convolutional classifiers at once, each with its own weights. A *slot* is one client of one run.
+The parameters of slot g are models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix [inputs, outputs],
+followed by its bias. A convolution is an implicit product of patches with that matrix, fused with bias, ReLU (if RELU;
+some layers have none) and 2x2 max-pooling. `winner` stores which of the four positions was the maximum (DEAD if ReLU
+set it to zero), which is all the backward pass needs.
 
-Pixels are NHWC. Images and activations lie in borders of zeros as wide as the padding, so that an address is a corner
+Pixels are NHWC. Images and activations have borders of zeros as wide as the padding, so that an address is a corner
 plus an offset and no load needs a mask.
 """
 
@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 
 DEAD = tl.constexpr(4)
-"""The winner among a pooled output's four positions (0 to 3) where ReLU cut it off."""
+"""Value of `winner` for an output that ReLU set to zero; other values are the position (0 to 3) of the maximum."""
 
 
 @triton.jit
 def place_of(number, BATCH, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Places in BATCH planes of HEIGHT x WIDTH: whether there is one, its number, sample, row and column.
+    """Return positions in BATCH planes of HEIGHT x WIDTH: validity, number, sample, row and column.
 
-    The first stands in for those behind the last.
+    Numbers after the last position are replaced by the first.
     """
     real = number < BATCH * HEIGHT * WIDTH
     inner = tl.where(real, number, 0)
@@ -35,7 +35,7 @@ def place_of(number, BATCH, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def sample_of(rows, row_stride, g, n, BATCH, GATHER: tl.constexpr):
-    """Where sample n of slot g's batch lies: the image that its row names (GATHER), or the slot's own activation."""
+    """Return the index of sample n of slot g's batch: the image of its row (GATHER), or the slot's own activation."""
     if GATHER:
         sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
     else:
@@ -45,20 +45,20 @@ def sample_of(rows, row_stride, g, n, BATCH, GATHER: tl.constexpr):
 
 @triton.jit
 def tap_offset(k, W: tl.constexpr, CI: tl.constexpr):
-    """From a corner to input k of a 3x3 patch."""
+    """Return the offset from a corner to input k of a 3x3 patch."""
     tap = k // CI
     return ((tap // 3) * W + tap % 3) * CI + k % CI
 
 
 @triton.jit
 def block_offset(k, W: tl.constexpr, CI: tl.constexpr):
-    """From a corner to input k of a block of 4x4 pixels."""
+    """Return the offset from a corner to input k of a block of 4x4 pixels."""
     return k // (4 * CI) * (W * CI) + k % (4 * CI)
 
 
 @triton.jit
 def load_patch(at, inside, CI: tl.constexpr, BK: tl.constexpr):
-    """Load a tile of patches; a mask only where the tile reaches behind the last tap."""
+    """Load a tile of patches, with a mask only if the tile extends beyond the last tap."""
     if (9 * CI) % BK == 0:
         values = tl.load(at)
     else:
@@ -68,7 +68,7 @@ def load_patch(at, inside, CI: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _best_of_four(value0, value1, value2, value3):
-    """2x2 max-pooling: the largest value and its position; the first of equal ones wins, as in torch."""
+    """Compute 2x2 max-pooling: the largest value and its position; the first of equal values wins, as in torch."""
     won = tl.where(value1 > value0, 1, 0)
     best = tl.maximum(value1, value0)
     won = tl.where(value2 > best, 2, won)
@@ -83,7 +83,7 @@ def _store_output(
     BATCH, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr,
     KEEP_WINNER: tl.constexpr,
 ):  # fmt: skip
-    """ReLU, and store out[g, n, py, px, co] behind its border; and which position won."""
+    """Apply ReLU and store out[g, n, py, px, co] inside its border, and the position of the maximum."""
     inside = real[:, None] & (co[None, :] < CO)
     row = ((g * BATCH + n) * (PH + 2 * BORDER) + py + BORDER) * (PW + 2 * BORDER) + px + BORDER
     if RELU:
@@ -104,9 +104,9 @@ def convolve(
     KEEP_WINNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """3x3 convolution, bias, ReLU and (POOL) 2x2 max-pooling: out[g, n, py, px, co] and which position won.
+    """Compute a 3x3 convolution, bias, ReLU and (POOL) 2x2 max-pooling: out[g, n, py, px, co] and `winner`.
 
-    H x W is the input with its padding, `out` has a border of BORDER zeros for the next convolution's.
+    H x W is the input including its padding; `out` has a border of BORDER zeros for the next convolution.
     """
     g = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -149,10 +149,11 @@ def convolve_block(
     KEEP_WINNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`convolve` with pooling of a few channels: the 4 x 4 pixels that a pooled output sees are one row of a product.
+    """Compute `convolve` with pooling for few channels; the 4 x 4 input pixels of an output are one row of a product.
 
-    Each of the four positions has its own matrix, the 3x3 taps shifted within 4x4 and zeros around them: more
-    arithmetic than a patch for every position, but a quarter of the loads. A program does TILES tiles one by one.
+    Each of the four positions has its own matrix: the 3x3 taps shifted within 4x4, and zeros around them. This needs
+    more arithmetic than a patch for every position, but a quarter of the loads. A program computes TILES tiles in
+    sequence.
     """
     g = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, 16 * CI)
@@ -192,7 +193,7 @@ def spread_gradient(
     CO: tl.constexpr, POOL: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, LEAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Undo pooling and ReLU: the gradient at each of a convolution's own outputs, LEAD behind a border of zeros.
+    """Compute the gradient of a convolution's outputs before pooling and ReLU, LEAD pixels inside a zero border.
 
     `spread` is (samples, SH, SW, CO); its border is never written and stays zero.
     """
@@ -221,7 +222,7 @@ def convolution_input_gradient(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[g, n, y, x, ci]: the gradient of a convolution's H x W input (without padding) from `spread_gradient`."""
+    """Compute out[g, n, y, x, ci], the gradient of a convolution's H x W input (without padding), from `spread`."""
     g = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     real, _, n, y, x = place_of(m, BATCH, H, W)

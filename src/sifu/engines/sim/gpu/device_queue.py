@@ -1,8 +1,7 @@
-"""Work of a device in the order it was queued, while the host continues; and work captured as one graph to replay.
+"""Asynchronous queues of device work, and work captured as a graph to replay.
 
-Nothing that goes through here waits for the device: a copy from ordinary memory would, so everything is copied to or
-from pinned memory. A caller that needs a result sleeps until the `Mark` behind it, without spinning. On a CPU work is
-done at once.
+No operation here waits for the device. A copy from ordinary memory would, so all copies use pinned memory. A caller
+that needs a result sleeps until the `Mark` after it, without spinning. On a CPU all work is done immediately.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Mark = torch.cuda.Event | SimpleNamespace
-"""A place in a queue: `query` says whether everything before it is done, `synchronize` waits until it is."""
+"""Position in a queue: `query` returns whether all earlier work is done, `synchronize` waits for it."""
 DONE = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
-"""The mark of a CPU, where everything is done when it is handed in."""
+"""Mark of a CPU, where all submitted work is already done."""
 
 
 class DeviceQueue:
-    """A stream of a GPU; queues of one device run next to each other."""
+    """Stream of a GPU; the queues of one device run in parallel."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,7 +33,7 @@ class DeviceQueue:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """What this thread asks the device for inside goes into this queue."""
+        """Submit the device work of this thread to this queue while the context is active."""
         if self._stream is None:
             yield
         else:
@@ -42,12 +41,12 @@ class DeviceQueue:
                 yield
 
     def after(self, other: DeviceQueue) -> None:
-        """What is handed in from now on waits for what `other` was handed in so far."""
+        """Make later work wait for all work submitted to `other` so far."""
         if self._stream is not None and other._stream is not None:
             self._stream.wait_stream(other._stream)
 
     def mark(self) -> Mark:
-        """A mark behind everything handed in so far."""
+        """Return a mark after all work submitted so far."""
         if self._stream is None:
             return DONE
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -55,21 +54,21 @@ class DeviceQueue:
         return event
 
     def synchronize(self) -> None:
-        """Wait until everything handed in so far is done."""
+        """Wait until all work submitted so far is done."""
         self.mark().synchronize()
 
     def upload(self, values: NDArray[np.generic]) -> Tensor:
-        """A copy of `values` on the device; call inside `here`."""
+        """Return a copy of `values` on the device; call this inside `here`."""
         host = torch.from_numpy(np.ascontiguousarray(values))
         return host.clone() if self._stream is None else host.pin_memory().to(self._device, non_blocking=True)
 
     def download(self, values: Tensor) -> NDArray[Any]:
-        """A copy of `values` that is there once a later mark is reached; call inside `here`."""
+        """Return a copy of `values` that is valid once a later mark is reached; call this inside `here`."""
         if self._stream is None:
             return values.numpy().copy()
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        values.record_stream(self._stream)  # it may have been made in another queue, which must not reuse it yet
+        values.record_stream(self._stream)  # keeps another queue from reusing its memory too early
         return host.numpy()
 
 
@@ -80,9 +79,9 @@ _counting = threading.Lock()
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep Python's collector from running, in any thread, until the last of those who ask for it is done.
+    """Disable Python's garbage collector in all threads until the last active context ends.
 
-    What it finds may hold a graph of an earlier program, and freeing a graph in a thread that captures another one ends
+    A collection may free a graph of an earlier program. Freeing a graph in a thread that captures another one aborts
     the capture with an error.
     """
     global _pauses, _collects
@@ -103,11 +102,11 @@ def without_collector() -> Iterator[None]:
 def capture(
     device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Record `work`; it (or `first`, if that does) is run once before, to compile what it needs.
+    """Record `work` as a graph, after running it (or `first`, if given) once to compile its kernels.
 
-    Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
-    It is recorded in a separate stream: torch's default one is shared by all graphs, and with it cuBLAS's workspace, in
-    which graphs replayed next to each other could overwrite each other's sums.
+    Threads of other lanes may use the device meanwhile, so capture errors are restricted to this thread's calls. The
+    graph is recorded in a separate stream. Torch's default stream is shared by all graphs, together with cuBLAS's
+    workspace, in which graphs that run in parallel could overwrite each other's sums.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -121,14 +120,14 @@ def capture(
 
 
 SEVERAL = 5
-"""Rounds that one graph does where there are as many: the host has less to do."""
+"""Number of rounds per graph where enough rounds are left, which reduces the work of the host."""
 
 
 class CapturedRounds:
-    """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs.
+    """Runner of rounds that increment a device counter and write history[counter]; on a GPU it replays graphs.
 
-    `one_round` is handed to every call and not kept: it is a method of the owner of this object, and the two would keep
-    each other, with their graphs, until a collection.
+    `one_round` is passed to every call and not stored. It is a method of this object's owner, and the reference cycle
+    would keep both and their graphs alive until a garbage collection.
     """
 
     def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
@@ -136,7 +135,7 @@ class CapturedRounds:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def run(self, one_round: Callable[[], None], rounds: int) -> None:
-        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        """Run `rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
         if self._counter.device.type != "cuda":
             self._counter.zero_()
             for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""One run's engine in a group of lanes: the same protocol as the embedded one, rounds from the group."""
+"""Engine of one run in a group of lanes: the protocol of the embedded engine, with rounds computed by the group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
-    """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
+    """Engine of one lane of a group; `close` it when its run is done, so that other lanes do not wait for it."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
-        # What this lane asks for on its own does not wait until the rounds run ahead are done.
+        # Requests of this lane alone do not wait for rounds that the group runs ahead.
         self._queue = DeviceQueue(group.device)
-        # What this device does otherwise than the embedded engine stands in every certificate.
+        # Every certificate lists how this device differs from the embedded engine.
         linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one module
         self.facts = replace(
             federation.facts,
@@ -55,15 +55,15 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
 
     @property
     def sample_digests(self) -> tuple[str, ...]:
-        """Of each client's samples, as the embedded engine has them."""
+        """Digest of each client's samples, as in the embedded engine."""
         return self._federation.sample_digests
 
     def initial_model(self, branch: int) -> Vector:
-        """A fresh model, the same as the embedded engine's."""
+        """Return the initial model of a branch, as in the embedded engine."""
         return self._federation.initial_model(branch)
 
     def close(self) -> None:
-        """The group continues without this lane."""
+        """Remove this lane from the group."""
         self._group.close(self._lane)
 
     def run_round(
@@ -76,7 +76,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """One round on its own."""
+        """Run one round."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
         wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, int(want_updates), evaluated=NONE)
         together = self._run_together([model], position, [active], wanted, absent=absent, single=True)
@@ -90,7 +90,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds from the group, a chunk at a time."""
+        """Yield rounds computed by the group in chunks."""
         with contextlib.closing(self._run_together([model], position, [active], wanted)) as rounds:
             for (done,) in rounds:
                 yield done
@@ -98,9 +98,9 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
     ) -> Iterator[list[StreamedRound]]:
-        """Rounds of groups of clients, each from its own model: every group is a lane of the same program.
+        """Yield rounds of groups of clients, each from its own model; every group is a lane of the same program.
 
-        Models stay on the device until they are fetched: few of them are.
+        Models stay on the device until they are read, because only a few of them are.
         """
         return self._run_together(models, position, groups, wanted, models_stay=True)
 
@@ -112,11 +112,11 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         wanted: RoundsWanted,
         **how: Any,
     ) -> Generator[list[StreamedRound]]:
-        """Rounds of each group from its own model; `how` are further arguments of `_stream`."""
+        """Yield rounds of each group from its own model; `how` are further arguments of `_stream`."""
         if wanted.want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
         origin = self._upload(wanted.origin, "float64")
-        # Groups mostly begin with the same model: it is put into device order and sent once.
+        # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}
         starts = {key: self._upload(model) for key, model in different.items()}
         streams = [
@@ -135,7 +135,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             self._group.end(streams)
 
     def _upload(self, model: Vector, dtype: str = "") -> Tensor:
-        """A model in device order, in its own type or another one."""
+        """Upload a model in device order, in its own type or another one."""
         with self._group.queue.here():
             return self._group.queue.upload(self._in_device_order(model).astype(dtype or self.layout.dtype))
 
@@ -176,13 +176,13 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """theta_i - model of each client after its first `steps` local steps of this position."""
+        """Return theta_i - model of each client after its first `steps` local steps at this position."""
         start = self._in_device_order(model)
         updates = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
         return np.asarray(updates[:, self._places])
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """How `model` does on the data of each of `clients`."""
+        """Evaluate `model` on the data of each of `clients`."""
         with self._queue.here():
             start = self._queue.upload(self._in_device_order(model))
         return self._evaluation(self._group.evaluate(self._queue, self._lane, start), np.asarray(clients))
@@ -191,7 +191,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         return Evaluation(clients, self._samples[clients], evaluated[0][clients], evaluated[1][clients])
 
     def _rounds(self, stream: LaneStream, chunk: Chunk, active: ClientIndices) -> Iterator[StreamedRound]:
-        """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""
+        """Yield the rounds of a chunk with norms rounded up."""
         wanted = stream.wanted
         slots, size = chunk.participants.shape[1], self.layout.size
         real = chunk.participants >= 0
@@ -218,14 +218,14 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                evaluated = chunk.evaluated.get(ahead + 1)  # now, if the device did not know that it would be wanted
+                evaluated = chunk.evaluated.get(ahead + 1)  # None if the device could not know that it is needed
                 clients = np.asarray(looked_at)
                 evaluation = (
                     self.evaluate(self._model_of(chunk, ahead), clients)
                     if evaluated is None
                     else self._evaluation(evaluated, clients)
                 )
-                if not stream.models_stay:  # groups are looked at as if nothing were known (`stream_group_rounds`)
+                if not stream.models_stay:  # groups are evaluated as if no accuracy were known
                     stream.accuracy = evaluation.accuracy
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
@@ -245,17 +245,17 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             )
 
     def _model_of(self, chunk: Chunk, ahead: int) -> Vector:
-        """The model after a round of a chunk."""
+        """Return the model after a round of a chunk."""
         model = chunk.models[ahead]
         if isinstance(model, np.ndarray):
-            # A copy that does not keep the chunk alive, made without handing the interpreter to another thread.
+            # Copy, so that the chunk can be freed; `bytearray` does not release the interpreter's lock.
             return np.frombuffer(bytearray(model), dtype=model.dtype)
         with self._queue.here():
             fetched: Vector = model.index_select(0, self._entries).cpu().numpy()
         return fetched
 
     def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:
-        """Refuse the round that starts at `at` if it could not be run as it should."""
+        """Refuse the round that starts at `at` if it has too many participants or is not finite."""
         if drawn > slots:
             raise RoundRejectedError(
                 f"{drawn} clients were drawn for a round that has room for {slots}; the last good state stays. "

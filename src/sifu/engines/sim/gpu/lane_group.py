@@ -1,12 +1,13 @@
-"""Many runs as lanes of one program: waiting runs join the next batch, finished ones drop out.
+"""Group of lanes that run in one program: waiting runs join the next batch, finished ones leave.
 
-Each run has its own engine (`LaneEngine`) and a thread that uses it like any other engine. A thread that wants
-rounds opens a stream and takes chunks of rounds from it. One thread of the group hands the device the next rounds of
-all streams together, without ever waiting for it: while the threads look at one chunk, the device runs the next, from
-models that never leave it. A lane that stops drops what was run ahead for it; every random choice of a round is keyed
-by its position, so running ahead gives the same bits.
+Each run has its own engine (`LaneEngine`) and a thread that uses it like any other engine. A thread that needs rounds
+opens a stream and takes chunks of rounds from it. The group's worker thread submits the next rounds of all streams
+together, without waiting for the device. While the threads process one chunk, the device computes the next from models
+that stay on it. A lane that stops discards the rounds computed in advance. Every random choice of a round is keyed by
+its position, so computing in advance does not change the bits.
 
-A lane may have several streams at a time: its groups, which train apart. They are opened and taken together.
+A lane may have several streams at a time, one for each of its separately trained groups. They are opened and read
+together.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from sifu.engines.sim.gpu.schedule import (
 from sifu.theory.participation import base_key
 
 CHUNK = 20
-"""Rounds that run before anything is read back."""
+"""Number of rounds that run before results are read back."""
 LONE_CHUNK = 60
-"""The same for a single lane, whose rounds are so short that reading back counts."""
+"""Number of rounds per chunk of a single lane, whose rounds are so short that reading back takes noticeable time."""
 AHEAD = 2
-"""Chunks of a stream at most: one that is being looked at, one that is being run."""
+"""Maximum number of chunks of a stream: one being processed and one being computed."""
 PATIENCE = 0.02
-"""Seconds that an idle device waits for a lane that was there the last time: few lanes take almost as long as many."""
+"""Seconds an idle device waits for a lane of the previous batch: few lanes take almost as long as many."""
 GLANCE = 0.002
-"""Seconds between two looks at a device that is busy."""
+"""Polling interval of a busy device, in seconds."""
 CHUNK_BYTES = 2**28
-"""Bytes that the models of a chunk take on the host; fewer rounds are run at once where models are large."""
+"""Maximum size of a chunk's models on the host; large models reduce the rounds per chunk."""
 STAYING_BYTES = 2**32
-"""Bytes that the models of a chunk take on the device, of which history has as many again."""
+"""Maximum size of a chunk's models on the device, without `history`, which has the same size."""
 MOST_PROGRAMS = 8
-"""Programs that are kept, with their buffers on the device."""
+"""Maximum number of cached programs, with their buffers on the device."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-"""Numbers of lanes a program is made for; lanes beyond the streams available stay empty."""
+"""Numbers of lanes for which programs are made; unused lanes stay empty."""
 
 
 class LaneGroup:
-    """Runs the streams of its lanes."""
+    """Scheduler of the streams of its lanes."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class LaneGroup:
         self.queue, self._copies = DeviceQueue(self.device), DeviceQueue(self.device)
         self.entries = torch.from_numpy(source.entries).to(self.device)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # what was made above went into another queue
+            torch.cuda.synchronize(self.device)  # the tensors above were created in another queue
         self._last = self.queue.mark()
         self._changed = threading.Condition()
         self._device_lock = threading.RLock()
@@ -105,15 +106,15 @@ class LaneGroup:
     # -- what lanes call -----------------------------------------------------------------------------------------
 
     def open(self, streams: Sequence[LaneStream]) -> None:
-        """Begin to run rounds of one lane's streams, all at the same place. `end` them when no more are taken."""
+        """Start computing rounds of one lane's streams, all at the same position; `end` them when they are done."""
         with self._changed:
             self._streams.extend(streams)
             self._changed.notify_all()
 
     def take(self, streams: Sequence[LaneStream]) -> list[Chunk] | None:
-        """The next rounds of streams opened together, as many of each; None after the last.
+        """Return the next rounds of streams that were opened together, equally many of each; None after the last.
 
-        The chunks taken before count as looked at.
+        This also releases the chunks of the previous call.
         """
         with self._changed:
             for stream in streams:
@@ -132,14 +133,13 @@ class LaneGroup:
         for chunk in chunks:
             chunk.ready.synchronize()
         with self._changed:
-            # Threads share one interpreter: a thread that begins to look now would hold up the one that feeds the
-            # device.
+            # Threads share one interpreter lock: starting to process now would delay the thread that feeds the device.
             while self._feeding:
                 self._changed.wait()
         return chunks
 
     def end(self, streams: Sequence[LaneStream]) -> None:
-        """No one takes rounds of these streams any more: what was run ahead is dropped."""
+        """Close these streams and discard the rounds computed in advance."""
         with self._changed:
             self._streams = [stream for stream in self._streams if stream not in streams]
             for stream in streams:
@@ -148,7 +148,7 @@ class LaneGroup:
             self._changed.notify_all()
 
     def close(self, lane: int) -> None:
-        """A lane will not ask again; the last one to say so waits for what still runs, and lets go of the device."""
+        """Remove a lane; the last one to leave waits for running work and releases the device."""
         with self._changed:
             self._open.discard(lane)
             self._streams = [stream for stream in self._streams if stream.lane != lane]
@@ -161,10 +161,10 @@ class LaneGroup:
             self._programs.clear()
             self._drawers.clear()
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # other processes may want it
+                torch.cuda.empty_cache()  # for other processes
 
     def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
-        """Correct predictions and losses of every client of a lane, past what the group's queue still has to do."""
+        """Return correct predictions and losses of every client of a lane, without waiting for the group's queue."""
         with self._device_lock, self.queue.here():
             program = next(iter(self._programs.values()), None) or self._lone_program()
         with queue.here():
@@ -175,7 +175,7 @@ class LaneGroup:
     def local_updates(
         self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
     ) -> NDArray[Any]:
-        """theta_i - model of some clients after `steps` steps, in device order."""
+        """Return theta_i - model of some clients after `steps` steps, in device order."""
         with self._device_lock, self.queue.here():
             program, slots = self._lone_program(), self.source.drawing.slots
             tables = self._tables.select(self._one(lane))
@@ -208,7 +208,7 @@ class LaneGroup:
                 with self._device_lock, self.queue.here():
                     chunks = self._run(streams)
                     self._last = self.queue.mark()
-            except BaseException as error:  # handed to every thread that waits
+            except BaseException as error:  # passed to every waiting thread
                 with self._changed:
                     self._feeding = False
                     for stream in streams:
@@ -226,8 +226,10 @@ class LaneGroup:
                 self._changed.notify_all()
 
     def _gather(self) -> list[LaneStream] | None:
-        """The streams to run next: all that are expected, or those available when an idle device has waited;
-        None when all lanes are closed."""
+        """Return the streams to run next; None when all lanes are closed.
+
+        These are all expected streams, or the available ones once an idle device has waited long enough.
+        """
         since, last_count = time.monotonic(), 0
         with self._changed:
             while self._open:
@@ -235,9 +237,9 @@ class LaneGroup:
                 missing = self._expected() - {stream.lane for stream in streams}
                 now = time.monotonic()
                 if len(streams) != last_count or not self._last.query():
-                    since, last_count = now, len(streams)  # one more has come, so others may be close behind
+                    since, last_count = now, len(streams)  # a stream has arrived, so others may follow soon
                 if streams and (not missing or now - since > PATIENCE):
-                    # A lane that did not come in time is not waited for until it has returned.
+                    # Do not wait for a late lane again until it has returned.
                     self._away = (self._away | missing) - {stream.lane for stream in streams}
                     self._feeding = True
                     return streams
@@ -245,16 +247,16 @@ class LaneGroup:
         return None
 
     def _expected(self) -> set[int]:
-        """Lanes that will want rounds soon: not those that are away, or whose last rounds have been handed out."""
+        """Return the lanes that will soon need rounds: neither late, nor at the end of their rounds."""
         ending = {stream.lane for stream in self._streams if stream.left <= 0}
         going = {stream.lane for stream in self._streams if stream.left > 0}
         return self._open - self._away - (ending - going)
 
     def _run(self, streams: list[LaneStream]) -> list[Chunk]:
-        """Hand the device the next rounds of some streams, and all that will be read of them."""
+        """Submit the next rounds of some streams, and the copies of their results."""
         count = len(streams)
         capacity = next((size for size in CAPACITIES if size >= count), count)
-        # Slots of a lane that hold each of these streams; groups share a power of two, so that programs do.
+        # Slots per lane, rounded up to a power of two, so that groups of similar size share programs.
         most, whole = max(stream.slots for stream in streams), self.source.drawing.slots
         slots = min(whole, 1 << (most - 1).bit_length()) if most > 0 else 1
         width = width_for(self.source.drawing.participation, [stream.clients for stream in streams])
@@ -266,7 +268,7 @@ class LaneGroup:
         rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
         if any(stream.single for stream in streams):
             rounds = 1
-        # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
+        # A round whose updates are wanted ends a chunk: the next round overwrites them.
         for ahead in range(rounds):
             if any(
                 ahead < stream.left and stream.wanted.wants_updates(stream.position.round + ahead) for stream in streams
@@ -291,7 +293,7 @@ class LaneGroup:
         return self._read(program, schedule, streams, rounds)
 
     def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
-        """Clipping and noise of each lane, with a seed for every slot of every round."""
+        """Load clipping and noise of each lane, with a seed for every slot of every round."""
         if not self._clipped:
             return
         program.clip.copy_(self._clips[drawer.lanes, 0])
@@ -303,7 +305,7 @@ class LaneGroup:
 
     def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
         count = len(streams)
-        # The program writes there again: what is needed of it later is copied.
+        # The next run overwrites the history: copy all that is needed later.
         history = program.history[: rounds + 1, :count]
         tips = history[rounds].clone()
         own = [min(rounds, stream.left) for stream in streams]
@@ -335,7 +337,7 @@ class LaneGroup:
         measured = self.queue.download(program.measured[:rounds, :count])
         participants = self.queue.download(schedule.participants[:rounds, :count])
         total = schedule.drawn[:rounds].sum(dim=1, keepdim=True)
-        # Where there was no room for all, each lane hears of it.
+        # If a round had too many participants, report this to every lane.
         drawn = self.queue.download(torch.where(total > program.width, total, schedule.drawn[:rounds, :count]))
         fetched = self._fetch(history[1:], streams)
         ready = self._copies.mark()
@@ -349,14 +351,14 @@ class LaneGroup:
         ]  # fmt: skip
 
     def _fetch(self, history: Tensor, streams: list[LaneStream]) -> list[NDArray[Any] | Tensor]:
-        """The models (rounds, parameters) of each stream: on the host, or in device order where they stay there."""
+        """Return the models (rounds, parameters) of each stream: on the host, or in device order if they stay."""
         coming = [place for place, stream in enumerate(streams) if not stream.models_stay]
         fetched: list[NDArray[Any] | Tensor] = [history[:, place] for place in range(len(streams))]
         if len(coming) < len(streams):
-            # Of models that stay few are fetched: each is put into its own order then, which would cost more here.
+            # Few models that stay are read; each is reordered then, because reordering all of them would cost more.
             fetched = list(history.clone().unbind(dim=1))
-        # Models go to the host next to the next rounds, so that fetching one need not ask the device and then
-        # wait for its turn in the interpreter again.
+        # Models are copied to the host in parallel with the next rounds, so that reading one later waits neither for
+        # the device nor for the interpreter lock.
         chosen = history if len(coming) == len(streams) else history[:, coming]
         if coming:
             chosen = chosen.index_select(2, self.entries)
@@ -376,9 +378,9 @@ class LaneGroup:
         lanes: list[int],
         clients: NDArray[np.int64] | None = None,
     ) -> list[Evaluated]:
-        """Correct predictions and losses of every client of some lanes, there once a later mark is reached.
+        """Return correct predictions and losses of every client of some lanes, valid once a later mark is reached.
 
-        Where `clients` are given, only theirs; the others have zeros.
+        If `clients` are given, only they are evaluated; the others have zeros.
         """
         tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
         everyone = tables.shape[1]
@@ -395,14 +397,14 @@ class LaneGroup:
         return [(hits[place], total[place]) for place in range(count)]
 
     def _lone_program(self) -> Program:
-        """A program of one lane in which every client has a slot that a round may need."""
+        """Return a program of one lane with as many slots as a round may need."""
         slots = self.source.drawing.slots
         return self._program(1, slots, slots)
 
     def _program(self, capacity: int, slots: int, width: int) -> Program:
         key = (capacity, slots, width)
         if key not in self._programs:
-            # Rare, so it may wait: for what still runs in a program that goes, and for a new one's data to be there.
+            # Rare, so it may wait: for work in a program to be dropped, and for the data of the new one.
             self.queue.synchronize()
             while len(self._programs) >= MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
@@ -412,12 +414,12 @@ class LaneGroup:
                 drawing = replace(self.source.drawing, slots=slots)
                 self._drawers[capacity, slots] = ScheduleDrawer(self._tables, drawing, capacity, self._chunk)
             self.queue.synchronize()
-        self._programs[key] = self._programs.pop(key)  # the one used longest ago comes first
+        self._programs[key] = self._programs.pop(key)  # keep the least recently used program first
         return self._programs[key]
 
 
 def _looked_at(program: Program, streams: list[LaneStream]) -> NDArray[np.int64] | None:
-    """The clients whose data these streams' models are evaluated on, if it is enough to look at some."""
+    """Return the clients on which these streams' models are evaluated; None for all clients."""
     first, *others = (stream.wanted.evaluated for stream in streams)
     if first is None or program.whole_lanes:
         return None

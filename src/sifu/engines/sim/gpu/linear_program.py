@@ -1,9 +1,10 @@
 """Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph per round.
 
-The arithmetic is that of `engines.sim.linear`: steps between samples where clients have few of them (W_k = a_k W_0 +
-X'V_k, so a step needs only G = XX'), between features otherwise. Local models are then built and measured directly: on
-a GPU their bytes cost less than the care that drifts without them need. `engines.sim.float_rounding` bounds any order
-of sums. Clipped steps are those of `engines.sim.linear`, too: in float64 between features only.
+The arithmetic is that of `engines.sim.linear`: steps between samples if clients have few of them (W_k = a_k W_0 +
+X'V_k, so a step needs only G = XX'), otherwise steps between features. The local models are always computed and
+measured directly, because on a GPU their memory costs less than computing drifts without them.
+`engines.sim.float_rounding` bounds any order of sums. As in `engines.sim.linear`, clipped steps in float64 are taken
+between features only.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from sifu.engines.sim.models import LinearModel
 
 
 class LinearProgram(Program):
-    """`samples` (clients of all lanes, rows, features + 1) are padded with zero rows, `targets` likewise.
+    """Program that trains a linear model.
 
-    A row of the schedule is client * rows + place. `everyone`: the participants of a lane stay the same through a
-    chunk. Slots are not packed: they lie in the order of their lanes.
+    `samples` (clients of all lanes, rows, features + 1) and `targets` are padded with zero rows. A row of the schedule
+    is client * rows + position. `everyone` means that the participants of a lane do not change within a chunk. Slots
+    are not packed: they are in the order of their lanes.
     """
 
     whole_lanes = True
@@ -60,14 +62,14 @@ class LinearProgram(Program):
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
-        """XX' of each client where steps between samples are cheaper, and norms found there exact enough."""
+        """Return XX' of each client; None if steps between features are cheaper or needed for precise norms."""
         _, rows, width = samples.shape
         if training.clip and samples.dtype == torch.float64:
             return None
         return torch.bmm(samples, samples.transpose(1, 2)) if cheaper_between_samples(rows, width, training) else None
 
     def load(self, schedule: Schedule) -> None:
-        """Take over the schedule of the next rounds."""
+        """Load the schedule of the next rounds."""
         rounds, rows = schedule.rows.shape[0], self.samples.shape[1]
         self.weights[:rounds] = schedule.weights
         drawn = schedule.rows[:, : self._steps_apart].to(torch.int64)
@@ -82,7 +84,7 @@ class LinearProgram(Program):
             self._take(self._clients[0])
 
     def _take(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The data of the slots; kept in place when everyone takes part, since a graph holds on to its addresses."""
+        """Return the data of the slots; with `everyone` the tensors are reused, since a graph holds their addresses."""
         fresh = (
             self.samples.index_select(0, clients),
             self.targets.index_select(0, clients),
@@ -112,7 +114,7 @@ class LinearProgram(Program):
         self._end_round(exact, mean, torch.linalg.vector_norm(local - mean[:, None], dim=2))
 
     def local_models(self, at: int, lane: int) -> Tensor:
-        """The slots of a lane, which lie next to each other."""
+        """Return the slots of a lane, which are contiguous."""
         return self.params[lane * self.slots : (lane + 1) * self.slots]
 
     def _local_steps(self, steps: int) -> None:
@@ -161,7 +163,7 @@ class LinearProgram(Program):
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """As every program does it; `rows` are whole lanes."""
+        """Evaluate each lane's model on its samples, as in `Program.evaluate`; `rows` are complete lanes."""
         correct = torch.zeros(rows.shape, dtype=torch.int32, device=self.device)
         losses = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
         start = np.asarray(firsts) // self._lane_rows

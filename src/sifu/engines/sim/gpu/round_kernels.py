@@ -1,6 +1,6 @@
-"""Triton kernels of linear layers, and around the local steps: hand the model out, descend, clip, average, measure.
+"""Triton kernels of linear layers, and kernels around the local steps: distribute, descend, clip, average, measure.
 
-Slots and parameters are as in `sifu.engines.sim.gpu.convolution_kernels`.
+Slots and parameters are defined in `sifu.engines.sim.gpu.convolution_kernels`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ def take_step(
     models, velocities, at, real, weight, gradient,
     rate, momentum, decay, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
 ):  # fmt: skip
-    """One step as torch.optim.SGD does it, of the parameters at `at`, whose values are `weight`.
+    """Take one step of torch.optim.SGD for the parameters at `at`, whose values are `weight`.
 
-    A gradient with one dimension more is summed over its first. CLIPPED: the gradient is stored at `velocities`, and
-    the step is left to `clipped_step`.
+    A gradient with an additional first dimension is summed over it. If CLIPPED, the gradient is stored at `velocities`,
+    and `clipped_step` takes the step.
     """
     if CLIPPED:
         if len(gradient.shape) > len(weight.shape):
@@ -33,7 +33,7 @@ def _descend(
     rate, momentum, decay, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     if not FIRST:
-        # Before the gradient is used: where a load stands decides layouts, hence which products and sums are fused.
+        # Load first: the position of a load decides layouts and thus which products and sums are fused.
         before = tl.load(velocities + at, mask=real, other=0.0)
     if len(gradient.shape) > len(weight.shape):
         gradient = tl.sum(gradient, axis=0)
@@ -55,14 +55,14 @@ def descend_convolution(
     slots, size, length, weight_at, rate, momentum, decay,
     PARTS: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of a convolution's gradient in order and take one step."""
+    """Sum the parts of a convolution's gradient in order and take one step."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = j < length
     gradient = tl.zeros((BLOCK,), dtype=tl.float32)
     TOGETHER: tl.constexpr = 8 if PARTS % 8 == 0 else PARTS
     for start in range(0, PARTS, TOGETHER):
-        for ahead in tl.static_range(TOGETHER):  # this many loads are on their way at once
+        for ahead in tl.static_range(TOGETHER):  # issue this many loads at once
             gradient += tl.load(partial + ((start + ahead) * slots + g) * length + j, mask=real, other=0.0)
     at = g * size + weight_at + j
     weight = tl.load(models + at, mask=real, other=0.0)
@@ -71,7 +71,7 @@ def descend_convolution(
 
 @triton.jit
 def gradient_squares(gradients, partial, size, BLOCK: tl.constexpr):
-    """partial[slot, block]: the sum of squares of a block of the slot's gradient, in float64."""
+    """Compute partial[slot, block], the sum of squares of a block of the slot's gradient, in float64."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(gradients + g * size + j, mask=j < size, other=0.0).to(tl.float64)
@@ -80,7 +80,7 @@ def gradient_squares(gradients, partial, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def clip_factors(partial, factors, clip, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """factors[slot] = min(1, c / norm) (`LocalTraining.clip_factor`); the partial sums are added in a fixed order."""
+    """Compute factors[slot] = min(1, c / norm) (`LocalTraining.clip_factor`), with sums in a fixed order."""
     g = tl.program_id(0).to(tl.int64)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(0, BLOCKS, BLOCK):
@@ -95,7 +95,7 @@ def clipped_step(
     gradients, factors, models, velocities, size, rate, momentum, decay,
     FIRST: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step of all parameters by the gradient of each slot times its factor; weight decay comes after clipping."""
+    """Take one step of all parameters by each slot's gradient times its factor, adding weight decay after clipping."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = j < size
@@ -107,7 +107,7 @@ def clipped_step(
 
 @triton.jit
 def hand_out(history, counter, order, models, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """models[slot] = the lane's current model, history[counter, lane]."""
+    """Copy each slot's lane's current model, history[counter, lane], to models[slot]."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     now = tl.load(counter).to(tl.int64)
@@ -120,7 +120,7 @@ def hand_out(history, counter, order, models, lanes, width, size, SLOTS: tl.cons
 def update_norms(
     history, counter, order, models, partial, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """partial[slot, block]: sums of squares of the slot's update theta_i - theta."""
+    """Compute partial[slot, block], the sum of squares of a block of the slot's update theta_i - theta."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     now = tl.load(counter).to(tl.int64)
@@ -135,7 +135,7 @@ def clip_and_noise(
     history, counter, order, models, real_entries, norms, clip, noise, seeds, lanes, width, size,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """theta_i = theta + u_i min(1, C / |u_i|) + z C xi, with C and z of the slot's lane; C = 0 leaves it alone."""
+    """Compute theta_i = theta + u_i min(1, C / |u_i|) + z C xi with C and z of the slot's lane; C = 0 disables it."""
     g = tl.program_id(1).to(tl.int64)
     now = tl.load(counter).to(tl.int64)
     slot = tl.load(order + now * width + g)
@@ -159,10 +159,10 @@ def average(
     history, counter, places, models, weights, origins, partial, lanes, size, server_rate,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
+    """Compute the next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
 
-    partial[lane, q, block] is of theta_i - mean for q < SLOTS, then of mean - theta, of the next model - origin and
-    of theta. An empty round leaves the model as it was; what belongs to empty slots is left as it is.
+    partial[lane, q, block] belongs to theta_i - mean for q < SLOTS, then to mean - theta, to the next model minus
+    origin and to theta. An empty round leaves the model unchanged; entries of empty slots are not written.
     """
     lane = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -197,7 +197,7 @@ def average(
 
 @triton.jit
 def collect(partial, counter, measured, lanes, BLOCKS: tl.constexpr, QUANTITIES: tl.constexpr, BLOCK: tl.constexpr):
-    """measured[counter, lane, q] = the square root of a quantity's partial sums."""
+    """Compute measured[counter, lane, q], the square root of the sum of a quantity's partial sums."""
     lane = tl.program_id(0).to(tl.int64)
     q = tl.program_id(1)
     now = tl.load(counter).to(tl.int64)
@@ -214,7 +214,7 @@ def _product(
     size, BATCH, weight_at, IN: tl.constexpr, OUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Outputs o of samples n of slot g, without the bias."""
+    """Return outputs o of samples n of slot g, without the bias."""
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, IN, BK):
         f = start + tl.arange(0, BK)
@@ -232,7 +232,7 @@ def _product(
 
 @triton.jit
 def _row_and_label(rows, labels, row_stride, g, n, BATCH):
-    """Which sample of the data is number n of slot g's batch, and its label; -1 where there is none."""
+    """Return the data row of sample n of slot g's batch and its label; -1 if there is none."""
     row = tl.load(rows + g * row_stride + n, mask=n < BATCH, other=-1).to(tl.int64)
     label = tl.load(labels + tl.maximum(row, 0), mask=row >= 0, other=-1).to(tl.int32)
     return row, label
@@ -240,7 +240,7 @@ def _row_and_label(rows, labels, row_stride, g, n, BATCH):
 
 @triton.jit
 def _mix(value):
-    """`sifu.theory.participation.mix`."""
+    """Compute `sifu.theory.participation.mix`."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
@@ -253,7 +253,7 @@ def hidden_layer(
     IN: tl.constexpr, OUT: tl.constexpr, DROPOUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[g, n, o] = ReLU(inputs W + b), with dropout by hashing the unit's place (`sifu.theory.participation`)."""
+    """Compute out[g, n, o] = ReLU(inputs W + b), with dropout keyed by position (`sifu.theory.participation`)."""
     g = tl.program_id(2).to(tl.int64)
     n = tl.program_id(1) * BM + tl.arange(0, BM)
     o = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -275,10 +275,10 @@ def hidden_layer_backward(
     IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a hidden layer's input, and one step of its weights, reading them once.
+    """Compute the gradient of a hidden layer's input and take one step of its weights, which are read once.
 
-    `upstream` is the gradient of `outputs`; BM covers the whole batch. The input's own ReLU is masked where its
-    gradient is used.
+    `upstream` is the gradient of `outputs`; BM covers the whole batch. The mask of the input's own ReLU is applied
+    where its gradient is used.
     """
     g = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
@@ -319,7 +319,7 @@ def classify(
     IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The last layer, softmax cross-entropy over the real rows of the batch, its gradient, and one step, per slot."""
+    """Compute the last layer, softmax cross-entropy over the true rows, its gradient, and one step, per slot."""
     g = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BM)
     o = tl.arange(0, BN)
@@ -353,7 +353,7 @@ def score(
     row_stride, size, BATCH, weight_at, bias_at,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The last layer in evaluation: whether each row is classified rightly, and its loss."""
+    """Compute the last layer in evaluation: whether each row is classified correctly, and its loss."""
     g = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.arange(0, BN)

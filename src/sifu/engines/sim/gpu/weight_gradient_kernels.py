@@ -1,7 +1,7 @@
 """Triton kernels for the gradients of convolutions' weights.
 
 Sums over samples are split into a fixed number of parts that are added in order, so the same inputs give the same bits.
-Slots, parameters and `winner` are as in `sifu.engines.sim.gpu.convolution_kernels`.
+Slots, parameters and `winner` are defined in `sifu.engines.sim.gpu.convolution_kernels`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def _outputs_from(
     first, rows, upstream, winner, row_stride, g, co,
     BATCH: tl.constexpr, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """BR outputs of slot g's batch from number `first` on: the sample, row and column of each, gradients and winners.
+    """Load BR outputs of slot g's batch, starting at number `first`: sample, row, column, gradient and winner of each.
 
-    Behind the last there is no gradient, and nothing won.
+    Past the last output the gradient is zero and no position is the maximum.
     """
     real, inner, n, y, x = place_of(first + tl.arange(0, BR), BATCH, PH, PW)
     sample = sample_of(rows, row_stride, g, n, BATCH, GATHER)
@@ -39,7 +39,7 @@ def convolution_weight_gradient(
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
     BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """partial[part, g, k, co] = sum over a part of the samples of patch_k * gradient_co, and the bias' likewise."""
+    """Compute partial[part, g, k, co], the sum of patch_k * gradient_co over a part of the samples, and the bias."""
     part = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)
     k = tl.program_id(0) * BKW + tl.arange(0, BKW)
@@ -83,7 +83,7 @@ def block_weight_gradient(
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
     BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The weight gradient to `convolve_block`: partial[4 part + s] is what position s of the four adds."""
+    """Compute the weight gradient of `convolve_block`; partial[4 part + s] is the contribution of position s."""
     part = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
     K: tl.constexpr = 16 * CI
@@ -119,7 +119,7 @@ def block_weight_gradient(
     _store_shifted(partial + (first + slots) * length, acc1, u, v - 1, ci, co, CI, CO)
     _store_shifted(partial + (first + 2 * slots) * length, acc2, u - 1, v, ci, co, CI, CO)
     _store_shifted(partial + (first + 3 * slots) * length, acc3, u - 1, v - 1, ci, co, CI, CO)
-    # The bias is in the first of the four; the others' stays at the zeros it was made with.
+    # The bias gradient is stored with the first position; the entries of the others stay zero.
     tl.store(partial + first * length + bias_at + co, tl.sum(bias, axis=0), mask=co < CO)
 
 
@@ -131,9 +131,9 @@ def row_weight_gradient(
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
     BC: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The weight gradient of a row of taps of a pooled convolution, for BC of its channels.
+    """Compute the weight gradient of a row of taps of a pooled convolution, for BC of its channels.
 
-    A pixel is loaded once for the two positions side by side that see it. `partial` is as in
+    A pixel is loaded once for the two adjacent positions that use it. `partial` is defined in
     `convolution_weight_gradient`.
     """
     dy = tl.program_id(0) // (CI // BC)
@@ -185,7 +185,7 @@ def descend_by_weight_gradient(
     FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The whole weight gradient of an unpooled convolution of few outputs, and the step it makes."""
+    """Compute the whole weight gradient of an unpooled convolution with few outputs, and take the step."""
     g = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BKW + tl.arange(0, BKW)
     in_k = k < 9 * CI
