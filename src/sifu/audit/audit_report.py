@@ -46,6 +46,7 @@ class AuditOptions:
 
     Attributes:
         subjects: Maximum number of forgotten subjects to replay.
+        replays: Number of replays of each statistic.
         shadows: Number of shadow federations with, and without, the client; 0 for none.
         shadow_rounds: Maximum number of rounds of a shadow federation.
         relearn_rounds: Maximum number of rounds of relearning.

@@ -97,7 +97,15 @@ def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
 def designed_run(
     folder: Path, epsilon: float, *, clients: int = 5, participation: str = "all", accounting: str = "round"
 ) -> Run:
-    """Train forty rounds of the designed task, and execute a request that uses the whole budget half-way."""
+    """Train forty rounds of the designed task, and execute a request that uses the whole budget half-way.
+
+    Args:
+        folder: Folder of the run.
+        epsilon: The epsilon of the budget.
+        clients: Number of clients.
+        participation: Participation as in a spec.
+        accounting: Accounting of sensitivities as in a spec.
+    """
     run = train(
         {
             "seed": 5,
@@ -143,7 +151,13 @@ def carried_out_by(method: type[Method]) -> Iterator[None]:
 def run_controls(
     epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Control]:
-    """Run every control in temporary folders, and return the results."""
+    """Run every control in temporary folders, and return the results.
+
+    Args:
+        epsilon: The epsilon of the budget.
+        seed: Seed of the audit's draws; None draws from the operating system.
+        progress: Called with the name of the step, the work done, and the total work.
+    """
     a_fifth: dict[str, Any] = {"clients": 40, "participation": "poisson(0.2)", "accounting": "population"}
     cases: list[tuple[str, str, type[Method], dict[str, Any]]] = [
         (HONEST, "nothing is wrong", Sifu, {}),

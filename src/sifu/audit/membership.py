@@ -168,7 +168,7 @@ RELEARN_BRANCH = 1 << 40
 class WatermarkSuccess:
     """Accuracy on the clients' marked samples, with their own marks and with fresh marks that nobody trained with.
 
-    An accuracy with the own marks above that with fresh ones shows that the model remembers the mark.
+    If the accuracy is higher with their own marks than with fresh ones, the model remembers the marks.
     """
 
     own: float
@@ -176,7 +176,7 @@ class WatermarkSuccess:
 
     @property
     def success(self) -> float:
-        """Accuracy with the own marks minus accuracy with fresh ones."""
+        """Accuracy with the clients' own marks minus accuracy with fresh ones."""
         return self.own - self.fresh
 
 

@@ -68,7 +68,16 @@ class EpsilonBound:
 
 
 def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
-    """Return (lower, upper) limits of rates, each wrong with probability at most `mistake` (Clopper & Pearson 1934)."""
+    """Return confidence limits of rates (Clopper & Pearson 1934).
+
+    Args:
+        hits: Number of successes for each rate.
+        trials: Number of trials.
+        mistake: Maximum probability that a limit is wrong.
+
+    Returns:
+        The lower and the upper limits.
+    """
     from scipy.special import betaincinv
 
     counts = hits.astype(np.float64)

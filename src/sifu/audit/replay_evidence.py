@@ -251,7 +251,13 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
 
 
 def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
-    """Return the nodes whose true distance exceeds Psi by more than `slack`, relative to the model."""
+    """Return the nodes whose true distance exceeds Psi.
+
+    Args:
+        rows: True distance and Psi of each node.
+        evidence: Results of the replay.
+        slack: Tolerance, relative to the length of the model.
+    """
     return [
         row
         for row in rows
@@ -260,7 +266,14 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> l
 
 
 def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
-    """Yield a sentence for each case in which noise hid less than was charged, or charges exceeded the budget."""
+    """Yield a sentence for each case in which noise hid less than was charged, or charges exceeded the budget.
+
+    Args:
+        watched: The subject.
+        edges: Noise edges that are charged to the subject.
+        evidence: Results of the replay.
+        slack: Relative tolerance.
+    """
     request = watched.request
     if request is None:
         return

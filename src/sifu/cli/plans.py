@@ -329,7 +329,7 @@ def _print_pilot(advice: Advice) -> None:
 
 
 def _print_training_ways(advice: Advice, everything: bool) -> None:
-    """Print the comparison of training regimes; with `everything`, also the reason for each figure."""
+    """Print the comparison of training regimes; with `everything`, also an explanation of each."""
     columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
     tuned = any(way.name == "blocks" for way in advice.ways)
     title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"

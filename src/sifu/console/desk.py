@@ -419,7 +419,7 @@ class RunAtDesk:
         return self.jobs.verifications().get(self.key)
 
     def _check_share(self, clients: Sequence[str]) -> None:
-        """Refuse a request if requesters would then ask for more than half of the clients before any approval."""
+        """Refuse a request if unapproved requests would then exclude more than half of the clients from training."""
         with self.run.view() as view:
             lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
             held = {

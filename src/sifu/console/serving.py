@@ -134,7 +134,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(binding: Binding) -> None:
-    """Refuse settings that would send tokens and names over an unprotected network."""
+    """Refuse settings that would send tokens and names over an unprotected network.
+
+    Raises:
+        InputError: If the settings are incomplete, invalid or unprotected.
+    """
     if (binding.certificate is None) != (binding.key is None):
         raise InputError("TLS needs both: --tls-cert FILE and --tls-key FILE")
     for path in (binding.certificate, binding.key):

@@ -178,10 +178,13 @@ class TokenFile:
             name: Owner of the token.
             roles: Roles of the owner.
             days: Days until the token expires; None for never.
-            sign_in: Whether the owner signs in through a provider; then the secret opens nothing.
+            sign_in: Whether the owner signs in through a provider and needs no secret.
 
         Returns:
-            The token and its secret, which is not stored.
+            The token and its secret, which is not stored; the secret is empty with `sign_in`.
+
+        Raises:
+            InputError: If a role or the number of days is not allowed, or the owner already has a valid token.
         """
         owner = actor_name(name).strip()
         unknown = [role for role in roles if role not in ROLES]
@@ -207,7 +210,11 @@ class TokenFile:
         return token, "" if sign_in else secret
 
     def revoke(self, name_or_id: str) -> list[Token]:
-        """Revoke the tokens with this id or owner, and return them."""
+        """Revoke the tokens with this id or owner, and return them.
+
+        Raises:
+            InputError: If there is no such token.
+        """
         with self._changing() as tokens:
             chosen = [token for token in tokens if name_or_id in (token.id, token.name) and not token.revoked]
             if not chosen:

@@ -152,7 +152,15 @@ def byte_size(count: float) -> str:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
-    """Write small grey text at `offset` points from a place; it is never parsed as mathematics."""
+    """Write small grey text, which is never parsed as mathematics.
+
+    Args:
+        axes: The axes to draw on.
+        text: The text.
+        place: Coordinates in the data.
+        offset: Distance from the place, in points.
+        **options: Further options of matplotlib's `annotate`.
+    """
     chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
     axes.annotate(text, place, xytext=offset, textcoords="offset points", **chosen)
 

@@ -268,7 +268,16 @@ def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tup
 
 
 def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
-    """Add missing rows to a target and return their number; with `follow`, until no process writes to the run."""
+    """Add missing rows to a target.
+
+    Args:
+        folder: The run folder.
+        target: A file, or `mlflow:EXPERIMENT`.
+        follow: Whether to continue until no process writes to the run.
+
+    Returns:
+        The number of rows added.
+    """
     check_target(target)
     opened, count = None, 0
     while True:

@@ -140,7 +140,7 @@ class OwnServer:
         accuracy: Name of the accuracy among the metrics, if unusual.
         evaluates: False for apps without evaluation.
         evaluate_config: Config of evaluation messages; `config` if not given.
-        evaluation_sample: Number of clients that evaluate.
+        evaluation_sample: Fraction and minimum number of the clients that evaluate.
         reporter: Receives every round's messages and replies.
         evaluate_fn: Called with the number of rounds and the model after each round; its result is only displayed.
         save_model: Called with the model when the server ends.
@@ -233,7 +233,7 @@ def serve_on_flower(
         make_blueprint: Makes the training plan from the spec and the clients' profiles.
         patience: Time limits; those of the settings by default.
         progress: Called after each round.
-        level: Required level of the certificates; that of each request by default.
+        level: Minimum level of the certificates; that of each request if None.
         tell: Receives messages for people.
         spec: Used instead of the file that the settings name.
 

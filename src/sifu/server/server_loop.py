@@ -71,7 +71,7 @@ def serve(
         engine: Engine that trains the clients.
         linger: Seconds to wait for more requests when all work is done.
         lock_wait: Seconds to wait for an earlier server that still holds the lock.
-        level: Required level of the certificates; that of each request by default.
+        level: Minimum level of the certificates; that of each request if None.
         progress: Called after each round.
         tell: Receives messages for people.
         after_mail: Called before the first round, and after inbox messages were ingested or `more_mail` returned true.

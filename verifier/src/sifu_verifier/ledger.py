@@ -43,7 +43,7 @@ def check_ledger(run: RunFolder) -> None:
         at, text, payload = f"event {event['seq']}", event["payload"], parsed(event["payload"])
         run.agree(f"{at}: number", event["seq"], number)
         run.agree(f"{at}: payload", text, canonical(payload))
-        if event["nonce"] or event["seq"] > run.wish:  # section 6e: otherwise its nonce was erased
+        if event["nonce"] or event["seq"] > run.wish:  # section 6e: a purge erases nonces of earlier events
             run.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
             run.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
         fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]

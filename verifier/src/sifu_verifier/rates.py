@@ -57,7 +57,7 @@ def found_anew(run: RunFolder, request: Row) -> bool:
 
 
 def automatic_rate(run: RunFolder, clients: Any) -> float:
-    """Return the automatic local rate of these clients (section 2)."""
+    """Return the automatic local rate of these clients (section 4)."""
     largest = min(largest_rates(run, clients).values())
     if run.facts["momentum"]:
         largest /= 1 + RELATIVE  # x_max is an eigenvalue, and is rounded down (section 4)

@@ -196,7 +196,12 @@ def is_evidence(target: Path) -> bool:
 
 
 def verify_evidence(target: str | Path, public_key: str | None = None) -> Verification:
-    """Check a bundle of evidence: the operator's key signed all files, and the certificate is consistent."""
+    """Check a bundle of evidence: the operator's key signed all files, and the certificate is consistent.
+
+    Args:
+        target: The zip file, or the folder of its unpacked files.
+        public_key: The operator's published key in hexadecimal digits; the bundle's own if None.
+    """
     target = Path(target)
     check_public_key(public_key)
     if target.is_dir():

@@ -1,6 +1,7 @@
-"""Checks the evidence in this folder, without sifu and without the operator: python verify.py --public-key HEX
+"""Check of the evidence in this folder, without sifu and without the operator.
 
-Exit code 0 if everything holds, 1 if something does not. It needs the package cryptography and nothing else.
+Usage: python verify.py --public-key HEX. The exit code is 0 if everything holds, and 1 otherwise. It needs only the
+package cryptography.
 """
 
 import argparse
