@@ -1,4 +1,4 @@
-"""The Python API: train, plan, forget, verify, in the shape of the command line."""
+"""Python API: train, plan, forget and verify, with the structure of the command line."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LoadedModel", "PredictedRow"):  # torch comes in when a model is used
+    if name in ("LoadedModel", "PredictedRow"):  # torch is imported when a model is used
         return getattr(importlib.import_module("sifu.export.loaded_model"), name)
     raise AttributeError(f"module 'sifu.api' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A run from Python: train, plan, request, forget, verify, export, and look after it."""
+"""A run from Python: train, plan, request, forget, verify, export and maintain it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedKey:
-    """A public key of the operator, and the event that named it."""
+    """A public key of the operator, and the event that introduced it."""
 
     key: str
     since: int
@@ -76,18 +76,25 @@ class NamedKey:
 
 @dataclass(frozen=True)
 class OperatorKeys:
-    """The operator's public keys in the order they were named, and whether the private one is encrypted at rest."""
+    """The operator's public keys in order of introduction, and whether the private key is encrypted at rest."""
 
     public_keys: tuple[NamedKey, ...]
     encrypted: bool
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the keys as plain values, ready for JSON."""
         return asdict(self)
 
 
 class Run:
-    """A run folder and, where training is needed, the engine that goes with it."""
+    """A run folder and, if training is needed, its engine.
+
+    Args:
+        folder: The run folder.
+        make_engine: Builder of the engine; by default it is built from the spec.
+        data_folder: Folder of a named data set.
+        remember: Whether to remember the operator's key of the run on this account.
+    """
 
     def __init__(
         self,
@@ -98,7 +105,7 @@ class Run:
         remember: bool = True,
     ) -> None:
         self.folder = Path(folder)
-        with RunReader(self.folder) as reader:  # refuses at once what is not a run
+        with RunReader(self.folder) as reader:  # raises at once if it is not a run
             check_known_key(reader)
             if remember:
                 remember_key(reader)
@@ -107,27 +114,30 @@ class Run:
         self._views: dict[Any, RunView] = {}
 
     def reader(self) -> RunReader:
-        """A fresh reader, for a with block."""
+        """Return a new reader, for a with block."""
         return RunReader(self.folder, shared=self._memory)
 
     def writer(self, *, vouching: bool = False) -> RunWriter:
-        """The run for writing, for a with block: no other process can write meanwhile.
+        """Return the run for writing, for a with block; no other process can write meanwhile.
 
-        `vouching` opens one whose last events were written without the operator's key, to sign them.
+        Args:
+            vouching: Whether to open a run whose last events were written without the operator's key, in order to sign
+                them.
         """
         return RunWriter.open(self.folder, self._memory, vouching=vouching)
 
     @contextmanager
     def snapshot(self) -> Iterator[RunReader]:
-        """A reader that sees one instant of the run; what cannot be read is blamed on damage."""
+        """Yield a reader that sees one instant of the run; unreadable content is reported as damage."""
         with self.reader() as reader, reader.snapshot(), blaming_damage(reader):
             yield reader
 
     @contextmanager
     def view(self) -> Iterator[RunView]:
-        """The run at this instant; what was worked out is used again as long as nothing was written.
+        """Yield the run at this instant; derived values are reused as long as nothing is written.
 
-        A view has one user at a time, for its reader belongs to one thread: who comes meanwhile gets a new one.
+        A view has one user at a time, because its reader belongs to one thread. Concurrent users get views of their
+        own.
         """
         stamps = [_stamp(self.folder / name) for name in (DATABASE, f"{DATABASE}-wal")]
         with self.snapshot() as reader:
@@ -139,17 +149,17 @@ class Run:
                 reader.take_over(view.reader)
                 view.reader = reader
             yield view
-        self._views = {state: view}  # after an error it is not used again
+        self._views = {state: view}  # after an error, the view is not reused
 
     @property
     def spec(self) -> Spec:
-        """The merged spec of the run."""
+        """Merged spec of the run."""
         with self.reader() as reader:
             return Spec.from_mapping(reader.spec)
 
     @contextmanager
     def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
-        """The run for writing, its record checked; refused `before` something that a finished training comes before."""
+        """Yield the run for writing after checking its record; with `before`, only if training is finished."""
         with self.writer(vouching=vouching) as writer:
             check_integrity(writer)
             if before and writer.phase != "ready":
@@ -158,7 +168,7 @@ class Run:
 
     @contextmanager
     def _writer_if_free(self) -> Iterator[RunReader]:
-        """The run for writing, its letters taken in; a reader while another process writes to it."""
+        """Yield the run for writing after ingesting its inbox; a reader while another process writes to it."""
         try:
             writer = self.writer()
         except RunBusyError:
@@ -170,43 +180,61 @@ class Run:
             yield writer
 
     def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
-        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows.
+        """Return the engine of this run, which is built when it is first needed.
 
-        Refused where it lacks the data of a client that stays, which those `leaving` do not.
+        Args:
+            newcomers: Whether new clients may follow the clients that the run knows.
+            leaving: Clients that leave, whose data are not needed.
+
+        Raises:
+            InputError: If the data of a remaining client are missing or changed.
         """
         return self._engines.current(newcomers=newcomers, leaving=leaving)
 
     def engine_again(self) -> Engine:
-        """The engine with the client that is to join again: the prepared one, or the data are read once more."""
+        """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
         return self._engines.again()
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
-        """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
+        """Return a new engine on the CPU that never had the data of `clients`; None if the run has a given engine."""
         return self._engines.without(clients)
 
     def complete_engine(self) -> Engine:
-        """The engine with the data of everyone, also of those who left, unless the rate is no longer one for them."""
+        """Return the engine with everyone's data, including clients that left.
+
+        Data of a client that left are not needed if its loss is too steep for the current rate.
+        """
         return self._engines.complete()
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
-        """Build the engine with what a client has left without the records of `terms`; refuse one that could not go on.
+        """Build the engine without the records of `terms`, before anything is rolled back.
 
-        `reader` tells who the client is. Done before anything is rolled back: afterwards the client cannot join
-        again, nor the request end.
+        After a rollback it would be too late: the client could not rejoin, and the request could not end.
+
+        Args:
+            reader: The run.
+            terms: Terms of a request for records.
+
+        Raises:
+            InputError: If the run could not continue with the client's remaining records.
         """
         self._engines.prepare_records(reader, terms)
 
     def measure_held_out(self, writer: RunWriter) -> None:
-        """Note by `writer` how well the current model does on the held-out rows of those who stay, where there are any.
+        """Record, with `writer`, the figures of the current model on the held-out rows of the remaining clients.
 
-        Rows that cannot be used are no reason to fail: what was trained or forgotten stands.
+        Rows that cannot be used are ignored, because the training or the request is already complete.
         """
         self._engines.measure_held_out(writer)
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
-        """Continue the first training until its stop rule holds; nothing to do if it already does.
+        """Continue the first training until its stop rule holds; do nothing if it already does.
 
-        `progress` is called after every round, here and in `rebuild` and `join`.
+        Args:
+            progress: Called after every round.
+
+        Returns:
+            The run itself.
         """
         engine = self.engine()
         with self.writer() as writer:
@@ -220,7 +248,14 @@ class Run:
         return self
 
     def rebuild(self, progress: ProgressCallback | None = None) -> int:
-        """Build groups again whose models requests erased; returns how many there were. For `progress` see `train`."""
+        """Rebuild the groups whose models requests erased.
+
+        Args:
+            progress: Called after every round.
+
+        Returns:
+            The number of groups.
+        """
         engine = self.engine()
         with self._checked_writer("rebuild its groups") as writer:
             worker = worker_of(writer, self._engines, engine, progress)
@@ -229,12 +264,18 @@ class Run:
         return count
 
     def release(self, progress: ProgressCallback | None = None) -> Released:
-        """Bring the released model up to date with who should be in it: every client but those who are left out.
+        """Bring the released model up to date with the clients that should be in it.
 
-        Left out are the forgotten, and clients that an approved request names which still waits. Approved requests for
-        records are executed first. A head in closed form is solved again if it has too few or too many clients.
-        Elsewhere clients whose request was refused or withdrawn get as many rounds as were run without them. Requests
-        to forget clients are not executed: that is `forget`. For `progress` see `train`.
+        These are all clients except the forgotten ones and those that a waiting, approved request names. Approved
+        requests for
+        records are executed first. A closed-form head is solved again if it has too few or too many clients. In other
+        runs,
+        clients whose request was refused or withdrawn get as many rounds as were run without them. Requests to forget
+        clients
+        are not executed; `forget` does that.
+
+        Args:
+            progress: Called after every round.
         """
         with self._checked_writer("release its model") as writer:
             return bring_up_to_date(writer, self._engines, progress)
@@ -242,13 +283,20 @@ class Run:
     def join(
         self, progress: ProgressCallback | None = None, *, file: str | Path | None = None, name: str | None = None
     ) -> list[str]:
-        """Let clients join; a head in closed form is solved again with them.
+        """Let clients join; a closed-form head is solved again with them.
 
-        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a `file` of the
-        kind that the run was trained from: a CSV or Parquet table with the same columns in any order, or an .npz file
-        with x and y. Give the client's `name` unless a column or array of the file names it. The run stores the path.
-        Each newcomer sends its statistics once. Returns their names; after an interruption the same call continues.
-        For `progress` see `train`.
+        Open the run with all clients, `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a `file`. Each
+        newcomer
+        sends its statistics once. After an interruption, the same call continues.
+
+        Args:
+            progress: Called with the progress of the solve.
+            file: File of the format that the run was trained from: a CSV or Parquet table with the same columns in any
+                order, or an .npz file with x and y. The run stores its path.
+            name: Name of the client, unless a column or array of the file names it.
+
+        Returns:
+            The names of the new clients.
         """
         spec = self.spec
         spec.regime.check_joining()
@@ -270,22 +318,27 @@ class Run:
         return names
 
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
-        """What a request for `clients` would do: node, noise, rounds, level. Changes nothing.
+        """Return what a request for `clients` would do: node, noise, rounds, level. Changes nothing.
 
-        `terms` that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes,
-        and its `ways` describe the alternatives: level, rounds with an interval, traffic, time, what an attacker gains,
-        what is kept, and what it costs those forgotten earlier.
+        Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives: level,
+        rounds
+        with an interval, traffic, time, the gain of an attacker, what is kept, and the cost to clients forgotten
+        earlier.
+
+        Args:
+            clients: Names of the clients.
+            **terms: Terms that differ from the run's spec.
         """
         with self.view() as view:
             wanted = new_terms(view, self._engines, clients, terms)
             plan = plan_request(view, wanted)
             if wanted.records and not view.regime.solves:
-                with suppress(InputError):  # a plan can do without the data; a request needs them
+                with suppress(InputError):  # a plan does not need the data; a request does
                     self._engines.prepare_records(view.reader, wanted)
             return with_plain_names(view.reader, plan)
 
     def plan_of(self, request: str) -> Plan:
-        """What a waiting request would do now, planned from exactly the terms it has in the ledger."""
+        """Return what a waiting `request` would do now, with exactly the terms it has in the ledger."""
         with self.view() as view:
             row = row_of(view.reader, request)
             if not row.waits:
@@ -293,7 +346,7 @@ class Run:
             return with_plain_names(view.reader, plan_request(view, row.terms))
 
     def most_expensive(self) -> str:
-        """The name of the active client that is most expensive to forget now."""
+        """Return the name of the active client that is most expensive to forget now."""
         with self.snapshot() as reader:
             return most_expensive(RunView(reader))
 
@@ -307,12 +360,19 @@ class Run:
         nonces: Mapping[str, str] | None = None,
         **terms: Unpack[TermsGiven],
     ) -> str:
-        """Put a request for `clients` into the ledger; returns its id.
+        """Record a request for `clients` in the ledger, or post it to the inbox while another process writes.
 
-        With `nonces` (`sifu.new_nonces`) by the identity of each record, the public certificate commits to these
-        identities: hand each person its nonce, the run keeps none. The same id in `request` with the same terms again
-        changes nothing. `deadline_days` from now it is overdue. `actor` is who asks, by default the name of
-        this account. `terms` that are not given come from the run's spec.
+        Args:
+            clients: Names of the clients.
+            request: Id of the request; by default a new one. The same id with the same terms again changes nothing.
+            deadline_days: Days until the deadline.
+            actor: Name of the person who asks; by default that of this account.
+            nonces: Nonce by identity of each record (`sifu.new_nonces`). The public certificate then commits to these
+                identities. Give each person the nonce; the run keeps none.
+            **terms: Terms that differ from the run's spec.
+
+        Returns:
+            The id of the request.
         """
         with self._writer_if_free() as reader:
             view = RunView(reader)
@@ -329,7 +389,7 @@ class Run:
         return posted
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
-        """Return those `nonces`, by identity, that open a commitment of the `request`, or of its inbox message."""
+        """Return the `nonces`, by identity, that open a commitment of the `request`, or of its inbox message."""
         with self.reader() as reader:
             seq = reader.steps().get(("request received", request))
             if seq is None:
@@ -344,7 +404,7 @@ class Run:
         }
 
     def record_identities(self, request: str) -> tuple[str, ...]:
-        """Return the identities of the records that a waiting `request` names; none where the data have none here."""
+        """Return the identities of the records that a waiting `request` names; none if the data have none here."""
         with self.reader() as reader:
             row = row_of(reader, request)
             given = self._engines.clients() if self._engines.clients else ()
@@ -355,16 +415,20 @@ class Run:
         return ()
 
     def request_signed(self, statement: dict[str, Any]) -> str:
-        """Take in the `statement` that a client signed with its node's key (`sifu clients sign`); returns its id.
+        """Ingest the `statement` that a client signed with its node's key (`sifu clients sign`).
 
-        What does not count is refused and recorded.
+        Returns:
+            The id of the request.
+
+        Raises:
+            InputError: If the statement does not count; this is recorded as well.
         """
         request = id_of_signed(statement)
         with self._writer_if_free() as reader:
             post(self.folder, "signed", request, statement)
             if not isinstance(reader, RunWriter):
                 check_signed(reader, statement, request)
-                return request  # the server takes it in
+                return request  # the server ingests it
             refusals = [sentence for sentence in take_in(reader) if sentence.startswith(f"signed {request}: ")]
         if refusals:
             raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
@@ -373,11 +437,17 @@ class Run:
     def decide(
         self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
     ) -> Decided:
-        """Record that a waiting `request` was verified, approved, refused or withdrawn, by `actor` and with a `reason`.
+        """Record a decision on a waiting request; while another process writes to the run, post it to the inbox.
 
-        An approval records the digest of the request's terms and counts for these alone. With `terms`, the digest that
-        was looked at (`RequestStatus.terms_digest`), the decision is refused if the request has other terms.
-        While another process writes to the run, the decision is posted to its inbox and read between rounds.
+        An approval records the digest of the request's terms and counts for these terms only.
+
+        Args:
+            request: Id of the request.
+            decision: verified, approved, refused or withdrawn.
+            reason: Reason, which a refusal needs.
+            actor: Name of the person who decides; by default that of this account.
+            terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
+                the request has other terms.
         """
         name = actor_name(actor)
         with self._writer_if_free() as reader:
@@ -395,45 +465,57 @@ class Run:
         nonces: Mapping[str, str] | None = None,
         **terms: Unpack[TermsGiven],
     ) -> list[Outcome]:
-        """Carry out the queued requests, or one of them, or a new one for `clients`.
+        """Execute the queued requests, or one of them, or a new one for `clients`.
 
-        A request of `release = "now"` is done with the model it starts from; rounds to its target follow in this call.
+        Without a `method`, each request is executed by the method with the fewest predicted rounds among those that
+        reach at
+        least `level` (by default `conditional`). `level` is the only one of the terms that also applies to queued
+        requests. A
+        plan below it is refused and nothing is changed. A request with `release = "now"` is done with its starting
+        model; the
+        rounds to its target follow in this call.
 
-        Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
-        `level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
-        refused and nothing is changed. `compare_scratch` also trains Scratch for each request, to
-        compare the number of rounds. `progress` is called after every round. For `nonces` see `request`.
+        Args:
+            clients: Names of the clients of a new request.
+            request: Id of the request.
+            compare_scratch: Whether to train Scratch for each request as well, to compare the number of rounds.
+            progress: Called after every round.
+            nonces: As for `request`.
+            **terms: Terms that differ from the run's spec.
+
+        Returns:
+            The outcomes of the executed requests.
         """
         with self._checked_writer() as writer:
             return carry_out(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
 
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of the requests that are done, in order."""
+        """Return the outcomes of the finished requests, in order."""
         with self.snapshot() as reader:
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 
     def request_status(self, request: str) -> str:
-        """Of a `request`: `received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
+        """Return the status of a `request`, such as received, running or done; posted while it waits in the inbox."""
         with self.reader() as reader:
             return next((row.status for row in reader.requests() if row.request == request), POSTED)
 
     def request_record(self, request: str) -> RequestRecord:
-        """One request with every step of its life."""
+        """Return one `request` with all steps of its life."""
         with self.snapshot() as reader:
             return records_of(reader, [row_of(reader, request)])[0]
 
     def request_records(self) -> list[RequestRecord]:
-        """Every request with every step of its life, in the order they were received."""
+        """Return all requests with all steps of their lives, in the order of reception."""
         with self.snapshot() as reader:
             return records_of(reader, reader.requests())
 
     def public_record(self) -> list[PublicRequest]:
-        """The requests without personal data."""
+        """Return the requests without personal data."""
         with self.reader() as reader:
             return public_record(reader, current_time())
 
     def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
-        """The signed certificate of a `request`, as recorded, in the `form` for the public or for an auditor."""
+        """Return the recorded certificate of a `request`, in the `form` for the public or for an auditor."""
         with self.reader() as reader:
             text = reader.certificates().get((request, form))
             if text is None:
@@ -441,12 +523,12 @@ class Run:
         return Certificate(form, **json.loads(text))
 
     def attestation(self, request: str) -> dict[str, Any]:
-        """A `request`'s public certificate as an in-toto statement in a DSSE envelope, signed by the operator."""
+        """Return a `request`'s public certificate as an in-toto statement in a signed DSSE envelope."""
         with self.reader() as reader:
             return attest(reader, request)
 
     def status(self) -> RunStatus:
-        """Clients, rounds, Psi, kept models and requests."""
+        """Return clients, rounds, Psi, kept models and requests."""
         with self.view() as view:
             return status_of(view)
 
@@ -459,16 +541,22 @@ class Run:
     ) -> Verification:
         """Recompute every claim of the run from its recorded scalars, offline.
 
-        The ledger must be signed with `public_key` where one is given. An `anchor`, and the checkpoints in files that
-        `witnesses` kept, must be in the chain; timestamps must be signed by the `authority` whose certificates a PEM
-        file holds.
+        Args:
+            public_key: Key that the ledger must be signed with; by default the known one.
+            anchor: Head of an earlier state, which must be in the chain.
+            witnesses: Files with checkpoints that witnesses kept, which must be in the chain.
+            authority: PEM file with the certificates of the authority that must have signed the timestamps.
         """
         return verify_run(self.folder, public_key, anchor, witnesses, authority)
 
     def timestamp(self, authority: str | None = None) -> list[str]:
-        """Fetch the RFC 3161 timestamps that are missing; returns what they are of.
+        """Fetch missing RFC 3161 timestamps.
 
-        From the `authority` at this address, or from the one that SIFU_TIMESTAMP names.
+        Args:
+            authority: Address of the authority; by default the one in SIFU_TIMESTAMP.
+
+        Returns:
+            The events that were timestamped.
         """
         address = check_authority(authority) if authority else timestamp_authority()
         if address is None:
@@ -482,60 +570,69 @@ class Run:
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors, and its description to a second file with .json added.
 
-        A path that ends in .onnx becomes an ONNX file, which holds the same description. Where groups tune the network,
-        what they tuned is in a third file, with .networks added.
+        If groups tune the network, their networks are written to a third file, with .networks added.
+
+        Args:
+            path: File to write; one that ends in .onnx becomes an ONNX file, which holds the same description.
         """
         with self.reader() as reader:
             return export_model(reader, Path(path), self._engines)
 
     def model(self) -> nn.Module:
-        """The current released model as a torch module: `model(x)` are the scores of raw samples.
+        """Return the current released model as a torch module: `model(x)` returns the scores of raw samples.
 
-        A named kind is a `LoadedModel`. A module of your own is made by the factory that `open_run(..., model=...)` was
-        given, and computes as the recorded accuracy was: batch normalisation takes the statistics of the current batch.
+        A named kind becomes a `LoadedModel`. A module of your own is made by the factory passed to `open_run(...,
+        model=...)`,
+        and computes as for the recorded accuracy: batch normalisation uses the statistics of the current batch.
         """
         with self.reader() as reader:
             return released_module(reader, self._engines.model)
 
     def anchor(self) -> str:
-        """`SEQ:HASH` of the last event, to be published or kept elsewhere."""
+        """Return `SEQ:HASH` of the last event, to be published or kept elsewhere."""
         with self.reader() as reader:
             return reader.value("head")
 
     def keys(self) -> OperatorKeys:
-        """The operator's public keys with the event each was named by, and whether the private one is encrypted."""
+        """Return the operator's public keys with their events, and whether the private key is encrypted."""
         with self.reader() as reader:
             named = tuple(NamedKey(key, seq) for seq, key in keys_of(reader))
         return OperatorKeys(named, keys.is_encrypted(self.folder))
 
     def rotate_key(self, brought: str | Path | None = None) -> str:
-        """Replace the operator's key by a new one or the one `brought` in a PEM file; returns the new public key."""
+        """Replace the operator's key by a new one, or by the one `brought` in a PEM file; return the new public key."""
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
 
     def sign(self, *, clock: bool = False) -> tuple[int, int] | None:
-        """Vouch for events that were written without the operator's key, and for a run whose file `head` is gone.
+        """Sign events that were written without the operator's key, and a run whose file `head` is missing.
 
-        With `clock`, say that the clock is right now although it contradicts the last event.
+        Args:
+            clock: Whether to state that the clock is right now although it contradicts the last event.
+
+        Returns:
+            The first and the last of these events; None if all were signed.
         """
         with self._checked_writer(vouching=True) as writer:
             return vouch(writer, clock=clock)
 
     def backup(self, file: str | Path) -> str:
-        """Write the whole run into one file; returns the anchor of that state, to be kept elsewhere."""
+        """Write the whole run into one `file`; return the anchor of that state, to be kept elsewhere."""
         with self._checked_writer() as writer:
             return back_up(writer, Path(file))
 
     def purge(self, *, figures: bool = False) -> Purge:
-        """Permanently erase what still holds an uncovered part of anyone forgotten; says what remains and why.
+        """Permanently erase what still holds an uncovered part of any forgotten client; return what remains and why.
 
-        With `figures` also what certificates by noise rest on: drifts, Psi, sigma and the auditor's certificates. The
-        run is verified first, which is the last time for these certificates; this cannot be undone.
+        Args:
+            figures: Whether to erase also what certificates by noise rest on: drifts, Psi, sigma and the auditor's
+                certificates. The run is verified first, which is the last time these certificates can be verified. This
+                cannot be undone.
         """
         verified = None
         if figures:
             with self._checked_writer():
-                pass  # a writer first finishes an erasure that was interrupted, which does not verify half-way
+                pass  # opening a writer finishes an interrupted erasure, which would not verify half-done
             with self.reader() as reader:
                 verified = reader.value("head")
             if problems := self.verify().problems:
@@ -548,7 +645,7 @@ class Run:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file, if it is there."""
+    """Return inode, size and modification time of a file; None if it does not exist."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The requests of a run: their terms, how they are carried out, and what is told of them."""
+"""Requests of a run: their terms, their execution, and their record."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ CertificateForm = Literal["public", "auditor"]
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request with every step of its life."""
+    """A request with all steps of its life."""
 
     status: RequestStatus
     steps: tuple[RequestStep, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the request as plain values, ready for JSON."""
         return asdict(self.status) | {"state": self.status.state, "steps": [asdict(step) for step in self.steps]}
 
 
@@ -63,7 +63,7 @@ class Certificate:
     signature: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """The content of the certificate's file."""
+        """Return the content of the certificate's file."""
         return {"body": self.body, "public_key": self.public_key, "signature": self.signature}
 
 
@@ -77,7 +77,7 @@ def carry_out(
     progress: ProgressCallback | None,
     nonces: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
-    """The queued requests, or one of them, or a new one, see `Run.forget`."""
+    """Execute the queued requests, or one of them, or a new one, see `Run.forget`."""
     level = terms.get("level")
     if level is not None and level not in LEVELS:
         raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {level!r}")
@@ -105,7 +105,7 @@ def carry_out(
         (_is_open(row) and row.request not in lacking) or row.terms.release == "now" for row in view.requests
     ):
         return []
-    keys.load_key(writer.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
+    keys.load_key(writer.folder, writer.value("public_key"))  # fail before the work if the key is missing
     leaving = () if wanted is None or wanted.records else wanted.clients
     earlier = released_model(writer) if released_node(writer) == writer.tip else None
     worker = worker_of(writer, engines, engines.current(leaving=leaving), progress)
@@ -165,9 +165,13 @@ def worker_of(
 class Released:
     """The released model after `Run.release`.
 
-    `rounds` counts the rounds or solves that it took, 0 if the model was up to date. `returned` are clients that are in
-    it again, `left_out` what pending requests leave out, `executed` requests for records that were executed first.
-    `published` says whether a head was released with noise (`release.noise`).
+    Attributes:
+        rounds: Rounds or solves that it took; 0 if the model was up to date.
+        clients: Number of clients in the model.
+        returned: Clients that are in the model again.
+        left_out: Clients that pending requests leave out.
+        executed: Requests for records that were executed first.
+        published: Whether a head was released with noise (`release.noise`).
     """
 
     rounds: int
@@ -179,7 +183,7 @@ class Released:
 
 
 def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
-    """Bring the released model up to date with who should be in it, see `Run.release`."""
+    """Bring the released model up to date with the clients that should be in it, see `Run.release`."""
     take_in(writer)
     before = len(releases(writer))
     worker = worker_of(writer, engines, engines.current(), progress)
@@ -200,12 +204,12 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
 
 
 def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
-    """The terms of a request; records that are named by identities become row numbers in the client's data."""
+    """Return the terms of a request; identities of records are replaced by row numbers in the client's data."""
     records = given.get("records")
     if isinstance(records, str):
         raise InputError(f"records must be a list of identities or row numbers, found {records!r}")
     if records is not None and view.spec.data.name == TABLE:
-        records = [str(record) for record in records]  # without data.id a row's number in the file identifies it
+        records = [str(record) for record in records]  # without data.id, the row number in the file identifies a row
     if records is not None and any(isinstance(record, str) for record in records):
         if isinstance(clients, str) or len(clients) != 1:
             raise InputError("records are rows of one client's data: name that client alone")
@@ -218,7 +222,7 @@ def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given:
 
 
 def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> None:
-    """Say now what the server that writes to the run will find when it opens a letter of the inbox."""
+    """Check a signed request now as the running server will when it ingests the message."""
     try:
         check_new(RunView(reader), terms_of_signed(reader, statement), request)
     except InputError as error:
@@ -226,18 +230,22 @@ def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> 
 
 
 def records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRecord]:
-    """Requests with every step of their lives."""
+    """Return requests with all steps of their lives."""
     statuses = request_statuses_of(reader, rows, current_time())
     return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 
 
 def with_plain_names(reader: RunReader, plan: Plan) -> Plan:
-    """A plan for people: clients go by the names that they first joined under."""
+    """Return a plan for display: clients have the names that they first joined under."""
     return replace(plan, terms=replace(plan.terms, clients=plain_names(reader, plan.terms.clients)))
 
 
 def row_of(reader: RunReader, request: str) -> RequestRow:
-    """The row of a request, which must be in the ledger."""
+    """Return the row of a request.
+
+    Raises:
+        InputError: If it is not in the ledger.
+    """
     rows = {row.request: row for row in reader.requests()}
     if request not in rows:
         raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
@@ -245,12 +253,12 @@ def row_of(reader: RunReader, request: str) -> RequestRow:
 
 
 def check_not_settled(view: RunView, request: str | None) -> None:
-    """A request that was refused or withdrawn is never carried out: saying that it is in the ledger would mislead."""
+    """Check that a request was not refused or withdrawn, because such a request is never executed."""
     for row in view.requests:
         if row.request == request and row.status in ("refused", "withdrawn"):
             raise InputError(f"request {request} was {row.status}: ask again with another id")
 
 
 def _is_open(row: RequestRow) -> bool:
-    """Whether there is something left to be done for a request."""
+    """Return whether a request is not settled yet."""
     return row.waits or row.status == "running"

@@ -1,11 +1,11 @@
-"""What keeps a run safe: backups in one file, folders restored from them, and the operator's key and its signatures.
+"""Safekeeping of a run: backups in one file, restoration from them, the operator's key and its signatures.
 
-Other people's tools read the public certificate as an in-toto statement in a DSSE envelope.
+Other tools read the public certificate as an in-toto statement in a DSSE envelope:
 
 envelope   DSSE v1, signed with the operator's Ed25519 key; https://github.com/secure-systems-lab/dsse
 payload    an in-toto Statement v1 whose predicate is the body of the public certificate
-subject    the certificate's file, by the SHA-256 that the event `request done` commits to, too; of a bundle of
-           evidence also its other files, so that one signature covers them all
+subject    the certificate's file, by the SHA-256 that the event `request done` commits to as well; for an evidence
+           bundle also its other files, so that one signature covers them all
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
 def back_up(writer: RunWriter, file: Path) -> str:
-    """Write the whole run into one file; the ledger records that it was made. Returns its anchor."""
+    """Write the whole run into one file, and record this in the ledger; return the anchor of that state."""
     if file.exists():
         raise InputError(f"{file} exists: choose another name for the backup, or remove it")
     if not file.parent.is_dir():
@@ -84,9 +84,13 @@ def back_up(writer: RunWriter, file: Path) -> str:
 class Restoration:
     """A run folder made from a backup.
 
-    `complete` says that the anchor that was given is its last event. `requests` were brought back by certificates
-    issued since, and the models of the nodes in `erased` went, since they held a part of their clients; so did these
-    clients' own updates and statistics.
+    Attributes:
+        run: The folder.
+        backup_head: Last event of the backup.
+        complete: Whether the given anchor is that event.
+        requests: Requests restored from certificates issued since the backup.
+        erased: Nodes whose models were erased because they held a part of these requests' clients. The clients' own
+            updates and statistics were erased as well.
     """
 
     run: str
@@ -96,7 +100,7 @@ class Restoration:
     erased: tuple[int, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON."""
+        """Return the restoration as plain values, ready for JSON."""
         return asdict(self)
 
 
@@ -109,11 +113,17 @@ def restore(
 ) -> Restoration:
     """Make a run `folder` from the backup `file`; its ledger records this permanently.
 
-    `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
-    it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since
-    releases may have been made that it knows nothing of. `certificates` issued since the backup bring their requests
-    back: the clients are no longer sampled, and kept models that hold their part, their updates and their statistics
-    are erased at once.
+    Args:
+        file: The backup.
+        folder: The new run folder.
+        anchor: Latest head that was published or kept. A backup that does not hold it is older than the run was.
+        certificates: Certificates issued since the backup. Their requests are restored: the clients take part no
+            longer, and kept models that hold their part, their updates and their statistics are erased at once.
+        accept_older: Whether to accept an older backup. Every certificate made from it is at best conditional, since
+            there may have been releases that it does not know.
+
+    Raises:
+        InputError: If the backup is older and not accepted, or a certificate does not belong to the run.
     """
     file, folder = Path(file), Path(folder)
     if anchor is not None:
@@ -141,7 +151,8 @@ def restore(
                         f"certificate {body['body']['request']} does not belong to this run, or its signature does "
                         "not hold"
                     )
-        # Recorded before the folder gets its name: there is no instant at which it looks as if nothing had happened.
+        # Recorded before the folder gets its name, so that the folder never exists without the record of its
+        # restoration.
         late, dropped, complete = _record_restoration(
             staged, file, head, anchor, held, [certificate["body"] for certificate in given]
         )
@@ -151,7 +162,7 @@ def restore(
 
 
 def _accept_earlier_key(staged: Path) -> None:
-    """A backup from before a change of keys is signed with an earlier key of the run, which is known here."""
+    """Accept an earlier key of the run, known here, for a backup made before a key rotation."""
     with RunReader(staged) as reader:
         run, key = reader.value("run"), reader.value("public_key")
         if known_key_problem(run, key) is None and key_problem(reader):
@@ -159,11 +170,11 @@ def _accept_earlier_key(staged: Path) -> None:
 
 
 def check_whole(staged: Path, file: Path) -> None:
-    """Refuse a backup whose run does not verify: its list of files is as easily forged as its files."""
+    """Check that the run in a backup verifies, because its list of files is as easily forged as its files."""
     verification = verify_run(staged)
     if verification.problems:
         raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {verification.problems[0]}")
-    if not keys.is_encrypted(staged):  # an encrypted one is opened when it is needed, with its passphrase
+    if not keys.is_encrypted(staged):  # an encrypted key is opened with its passphrase when it is needed
         try:
             keys.load_key(staged, verification.public_key)
         except RunDamagedError as error:
@@ -176,7 +187,7 @@ def check_whole(staged: Path, file: Path) -> None:
 def _record_restoration(
     staged: Path, file: Path, head: str, anchor: str | None, held: bool, bodies: list[dict[str, Any]]
 ) -> tuple[list[str], tuple[int, ...], bool]:
-    """Bring back the requests of `bodies`, erase what holds their clients' part, and say that this is a restoration."""
+    """Restore the requests of `bodies`, erase what holds their clients' part, and record the restoration."""
     with RunWriter.open(staged) as writer:
         with transaction(writer.connection, None):
             writer.connection.execute("PRAGMA journal_mode=WAL")
@@ -195,7 +206,7 @@ def _record_restoration(
                 leaving |= set(body["clients"])
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
-        view.indices(names)  # refuses those that are unknown or forgotten
+        view.indices(names)  # raises if one is unknown or forgotten
         gone = view.leaving(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
         networks = behaviour_of(view).networks_among(dropped)
@@ -244,12 +255,12 @@ def _read_certificate(path: Path) -> dict[str, Any]:
 
 
 def _request_again(body: dict[str, Any]) -> dict[str, Any]:
-    """The request behind a certificate, to be carried out once more.
+    """Return the request behind a certificate, to be executed again.
 
-    A certificate does not say which records it is about, so that client is to be forgotten whole.
+    A certificate does not say which records it is about, so the whole client is forgotten.
     """
     stated = {name: body[name] for name in TERMS if name in body and name not in ("records", "level")}
-    if body["level"] == "none":  # that no level was asked for stands in no certificate; it shows in what was issued
+    if body["level"] == "none":  # no certificate states that no level was demanded
         stated["level"] = "none"
     terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
     return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}
@@ -260,7 +271,7 @@ PREDICATE_TYPE = "urn:sifu:public-certificate:4"
 
 
 def statement_of(reader: RunReader, request: str, others: Mapping[str, bytes]) -> dict[str, Any]:
-    """The in-toto statement of a request's public certificate, and of the `others` that are handed out with it."""
+    """Return the in-toto statement of a request's public certificate, and of the `others` files handed out with it."""
     text = reader.certificates(request).get((request, "public"))
     if text is None:
         raise no_certificate(reader, request, "public")
@@ -277,7 +288,7 @@ def statement_of(reader: RunReader, request: str, others: Mapping[str, bytes]) -
 
 
 def attest(reader: RunReader, request: str, others: Mapping[str, bytes] | None = None) -> dict[str, Any]:
-    """The statement in a signed envelope, as a JSON object; needs the operator's key."""
+    """Return the statement in an envelope signed with the operator's key, as a JSON object."""
     statement = canonical_json(statement_of(reader, request, others or {}))
     envelope = Envelope(statement, PAYLOAD_TYPE, {})
     envelope.sign(CryptoSigner(load_key(reader.folder, reader.value("public_key"))))
@@ -286,7 +297,7 @@ def attest(reader: RunReader, request: str, others: Mapping[str, bytes] | None =
 
 
 def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
-    """Put a new key (or the one `brought` as a PEM file) in place of the operator's; returns its public half."""
+    """Replace the operator's key by a new one (or the one `brought` as a PEM file); return the new public key."""
     old_hex = writer.value("public_key")
     old = keys.load_key(writer.folder, old_hex)
     if brought is None:
@@ -314,7 +325,12 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
 
 
 def accept_key(folder: Path, public_key: str) -> None:
-    """Take a run's key for the operator's although another one is known here; the caller has compared it."""
+    """Accept a run's key as the operator's although another one is known here; the caller has compared it.
+
+    Args:
+        folder: The run folder.
+        public_key: The key, which must be that of the run.
+    """
     check_public_key(public_key)
     with RunReader(folder) as reader:
         present = reader.value("public_key")
@@ -325,12 +341,16 @@ def accept_key(folder: Path, public_key: str) -> None:
 
 
 def vouch(writer: RunWriter, *, clock: bool = False) -> tuple[int, int] | None:
-    """Sign for events that were written without the key; returns the first and the last, None if all had a signature.
+    """Sign events that were written without the key; the new event records permanently that they were signed late.
 
-    The writer was opened `vouching`. The event says permanently that these were signed only now. With `clock` another
-    event says before that the clock is right now, whatever the last event was dated.
+    Args:
+        writer: The run, opened with `vouching`.
+        clock: Whether to record that the clock is right now, whatever the date of the last event.
+
+    Returns:
+        The first and the last unsigned event; None if all were signed.
     """
-    keys.load_key(writer.folder, writer.value("public_key"))  # says what is missing, if it is
+    keys.load_key(writer.folder, writer.value("public_key"))  # raises if the key is missing
     events = writer.events()
     tail = unsigned_tail(events)
     with uninterrupted():

@@ -1,6 +1,6 @@
-"""Ways into a run: train a new one, continue one, open one, or find all under some folders, and what waits in them.
+"""Entry points: train a new run, continue or open one, find runs under folders, and list their pending requests.
 
-A spec comes from a TOML file with overrides; what looks like a mistake in it, or in data, is warned of.
+A spec comes from a TOML file with overrides; likely mistakes in it, or in the data, cause warnings.
 """
 
 from __future__ import annotations
@@ -65,10 +65,16 @@ def open_run(
     device: Device = "auto",
     precision: Precision = "float32",
 ) -> Run:
-    """The existing run in `folder`. `model` and `clients` are needed to continue one that was made from Python.
+    """Open the existing run in `folder`.
 
-    `engine` is used instead of building one; it must be of the same model, clients and training. `data_folder`,
-    `device` and `precision` are those of `train`.
+    Args:
+        folder: The run folder.
+        model: Model of a run made from Python, needed to continue it; as for `train`.
+        clients: Clients of a run made from Python, needed to continue it; as for `train`.
+        data_folder: As for `train`.
+        engine: Engine to use instead of building one; it must have the same model, clients and training.
+        device: As for `train`.
+        precision: As for `train`.
     """
     check_choice(device, precision)
     if isinstance(clients, Iterable):
@@ -106,16 +112,19 @@ def train(
     device: Device = "auto",
     precision: Precision = "float32",
 ) -> Run:
-    """FedAvg with tracking into the folder `run`; continues a run that was not finished.
+    """Train with FedAvg and tracking into the folder `run`; continue a run that was not finished.
 
-    `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
-    function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
-    arrays or to torch data sets, or a frame of pandas or polars or a data set of Hugging Face, whose columns the spec
-    names as those of a table (`data.label`, `data.client`, ...). `engine` is used instead of building one from the
-    spec, with which it must agree. `data_folder` holds the files of a named data set (by default SIFU_DATA or
-    the user's cache). `progress` is called after every round.
-    `device` is auto, cpu or cuda (`sifu.run.devices`); `precision` is that of networks on a GPU: float32, tf32,
-    tf32x3, or bfloat16 where groups tune them.
+    Args:
+        spec: A Spec, a mapping, or the path of a TOML file.
+        run: The run folder.
+        model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's.
+        clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
+            set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
+        data_folder: Folder of the files of a named data set; by default SIFU_DATA or the user's cache.
+        progress: Called after every round.
+        engine: Engine to use instead of building one from the spec, with which it must agree.
+        device: auto, cpu or cuda (`sifu.run.devices`).
+        precision: Precision of networks on a GPU: float32, tf32, tf32x3, or bfloat16 if groups tune them.
     """
     check_choice(device, precision)
     if spec is None:
@@ -155,7 +164,7 @@ def train(
         check_repeats(engine)
         digests = shown_digests(engine) or ()
         resolved = replace(spec, **spec.regime.settled(engine.facts.local_rate))
-    # Remember where the data lay, so that a later command finds them from wherever it is called.
+    # Record the location of the data, so that later commands find them from any working directory.
     data_spec = resolved.data
     located = replace(
         data_spec,
@@ -179,9 +188,17 @@ def _absolute(place: str | Path) -> str:
 def create_run(
     folder: Path, given: Spec, resolved: Spec, engine: Engine, sample_digests: Sequence[str] = ()
 ) -> RunWriter:
-    """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in.
+    """Create a run of an engine's clients, not yet trained.
 
-    Groups whose number or rounds are left open get those of the rule, which knows how many clients there are.
+    An automatic number of groups, or of their rounds, is replaced by that of the rule, which depends on the number of
+    clients.
+
+    Args:
+        folder: The run folder.
+        given: The spec as given.
+        resolved: The spec with automatic values replaced.
+        engine: The engine.
+        sample_digests: Digests of the clients' samples.
     """
     if resolved.data.held_out_by == "number":
         raise InputError('data.held_out_by = "number" is how runs made before drew their rows: leave it out')
@@ -192,7 +209,7 @@ def create_run(
             "use an engine of sifu's own"
         )
     check_names([client.name for client in engine.clients])
-    Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
+    Regularities.of(engine.clients, engine.facts, resolved)  # raises if Psi can never be tracked
     new = NewRun(
         given.to_mapping(),
         resolved.to_mapping(),
@@ -208,13 +225,13 @@ def create_run(
 
 
 def check_same_spec(existing: Run, given: Spec) -> None:
-    """A run is continued with the spec it was made with."""
+    """Check that a run is continued with the spec it was created with."""
     with existing.reader() as reader:
         recorded, wanted = reader.asked, given.to_mapping()
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:
-            # A run made before a section or key existed did what its default does.
+            # A run created before a section or key existed behaves as its default.
             recorded_value = recorded.get(section, {}).get(key, value) if key else recorded[section]
             if recorded_value != value:
                 name = f"{section}.{key}" if key else section
@@ -228,7 +245,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def versions() -> dict[str, str]:
-    """Return what the run is made with; where there is a GPU also its name, its driver and its libraries."""
+    """Return the versions of the software and, if there is a GPU, its name, driver and libraries."""
     import torch
 
     ours = {"sifu": __version__, "python": platform.python_version()}
@@ -242,17 +259,17 @@ def versions() -> dict[str, str]:
 
 
 DEEPEST = 4
-"""How many folders below the one named runs are looked for; links are not followed."""
+"""Largest depth below a given folder at which runs are searched; links are not followed."""
 
 
 def find_runs(*folders: str | Path) -> list[Path]:
-    """The run folders among `folders` and below them, each once, in the order of their names."""
+    """Return the run folders among `folders` and below them, each once, in the order of their names."""
     runs: dict[Path, Path] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder: name run folders, or folders that hold some")
         below = []
-        for path, inner, _ in os.walk(folder):  # a folder that this account may not look into is passed over
+        for path, inner, _ in os.walk(folder):  # folders that this account cannot read are skipped
             here = Path(path)
             if (here / DATABASE).is_file():
                 below.append(here)
@@ -264,7 +281,7 @@ def find_runs(*folders: str | Path) -> list[Path]:
 
 
 def pending_requests(*folders: str | Path) -> list[PendingRequest]:
-    """The pending requests of all runs in `folders`, overdue ones first, then by deadline."""
+    """Return the pending requests of all runs in `folders`, by deadline."""
     runs = find_runs(*folders)
     if not runs:
         raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")
@@ -273,14 +290,14 @@ def pending_requests(*folders: str | Path) -> list[PendingRequest]:
 
 
 def pending_of(run: str | Path) -> list[PendingRequest]:
-    """The requests that wait in one run."""
+    """Return the pending requests of one run."""
     with RunReader(Path(run)) as reader:
         check_known_key(reader)
         return pending_in(reader, current_time())
 
 
 def clock_problem_of(run: str | Path) -> str | None:
-    """A sentence if the clock contradicts the run's last event; none where the run cannot be read."""
+    """Return a sentence if the clock contradicts the run's last event; None if not, or if the run is unreadable."""
     try:
         with RunReader(Path(run)) as reader:
             return clock_problem(
@@ -291,7 +308,7 @@ def clock_problem_of(run: str | Path) -> str | None:
 
 
 def overdue_of(run: str | Path) -> list[PendingRequest]:
-    """The requests of a run that are overdue; none where the run cannot be read, which others report."""
+    """Return the overdue requests of a run; empty if the run is unreadable, which is reported elsewhere."""
     try:
         return [request for request in pending_of(run) if request.overdue]
     except (SifuError, OSError):
@@ -303,7 +320,7 @@ LONGEST_OVERRIDE = 4000
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """The spec in the TOML file `path` with `overrides` (each `key=value`) on top, checked."""
+    """Return the checked spec in the TOML file `path`, with `overrides` (each `key=value`) applied."""
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -313,13 +330,13 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
         mapping = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the spec {path}: {error.strerror}. Write one with: sifu init {path}") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return Spec.from_mapping(with_overrides(mapping, overrides))
 
 
 def with_overrides(mapping: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """`mapping` with each `section.key=value` set; values are TOML, or plain text where that fails."""
+    """Return `mapping` with each `section.key=value` set; values are TOML, or plain text if that fails."""
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in mapping.items()}
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -343,7 +360,7 @@ def with_overrides(mapping: dict[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:
-    """Warn of what someone would want to know before training; the command line prints each as a sentence."""
+    """Warn about likely mistakes in the data before training; the command line prints each as a sentence."""
     sentences = []
     participation = Participation.parse(spec.server.participation)
     if participation.kind == "fixed" and participation.count > len(clients):

@@ -1,4 +1,4 @@
-"""Where a run stands: clients, rounds, Psi, kept models, requests."""
+"""Status of a run: clients, rounds, Psi, kept models, requests."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
 
 MOST_TOLD = 10
-"""Refusals and incidents that are shown; the ledger has them all."""
+"""Largest number of refusals and incidents shown; the ledger has them all."""
 MOST_SHOWN = 20
-"""Clients and requests in the table that a notebook shows."""
+"""Largest number of clients and requests in the table that a notebook shows."""
 LATEST_ROUNDS = 200
-"""Over how many of the latest rounds in which something went wrong late clients are counted."""
+"""Number of latest rounds with incidents over which late clients are counted."""
 ClientState = Literal["active", "waiting", "forgotten"]
 
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """A client now: its bound Psi, and the noise that would hide it at the current model."""
+    """Current status of a client: its Psi, and the noise that would hide it at the current model."""
 
     name: str
     samples: int
@@ -54,7 +54,7 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """A model on disk; `depth` is None where it is not on the active history."""
+    """A model on disk; `depth` is None if it is not on the active history."""
 
     node: int
     depth: int | None
@@ -64,7 +64,7 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group that trains apart: its members now, the rounds its stored model has had, and whether it is finished."""
+    """A group that trains separately: its members, the rounds of its stored model, and whether it is finished."""
 
     group: int
     members: int
@@ -74,7 +74,7 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """Clients' updates on disk, or their statistics, of a head in closed form."""
+    """Files of clients' updates, or of the statistics of a closed-form head."""
 
     files: int
     bytes: int
@@ -82,7 +82,7 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """How much of its budget a client forgotten by noise has used, and what is left."""
+    """Budget of a client forgotten by noise: used and left."""
 
     clients: tuple[str, ...]
     budget: float
@@ -92,7 +92,7 @@ class BudgetStatus:
 
 @dataclass(frozen=True)
 class InboxLetter:
-    """A letter in the inbox; `trouble` says why it cannot be opened."""
+    """A message in the inbox; `trouble` says why it cannot be opened."""
 
     kind: str
     id: str
@@ -101,7 +101,7 @@ class InboxLetter:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A letter or a newcomer that was refused."""
+    """A message or a newcomer that was refused."""
 
     time: str
     what: str
@@ -110,11 +110,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """A request: its terms, how far it is, until when it must be done, and what it cost.
+    """A request: its terms, progress, deadline and cost.
 
-    `approvals` names who approved it, `approvals_missing` says how many more must before it is carried out.
-    `records` counts those of its one client, None where clients are forgotten whole. `terms` is everything that was
-    asked for, `terms_digest` what an approval of it is about (`RequestTerms.digest`).
+    `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
+    executed.
+    `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is what an
+    approval refers to (`RequestTerms.digest`).
     """
 
     request: str
@@ -139,8 +140,7 @@ class RequestStatus:
 
     @property
     def state(self) -> str:
-        """Where it stands, in the words that people see: received, waiting for approval, approved, running, done,
-        refused or withdrawn."""
+        """State as shown to people: received, waiting for approval, approved, running, done, refused or withdrawn."""
         if self.status in ("running", "done", "refused", "withdrawn"):
             return self.status
         if self.approvals_missing:
@@ -150,13 +150,17 @@ class RequestStatus:
 
 @dataclass(frozen=True, repr=False)
 class RunStatus:
-    """Everything `sifu status` shows.
+    """Content of `sifu status`.
 
-    `rounds` are those on the active history, `rounds_run` all that were ever run; of a head in closed form they count
-    how often it was solved. `psi_star` is the influence that
-    noise of `sigma` hides, `psi_status` whether what Psi rests on is met, assumed or failed. `bytes_kept` says by
-    method what a request needs on disk. `accuracy` (None for a run that predicts real numbers) and `loss` are means
-    over the active clients' training samples. `held_out` are the figures on held-out rows, where there are any.
+    `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
+    count
+    solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of Psi
+    are
+    met, assumed or failed. `bytes_kept` says by method what a request needs on disk. `accuracy` (None for regression)
+    and
+    `loss` are means over the active clients' training samples. `held_out` are the figures on held-out rows, if there
+    are
+    any.
     """
 
     run: str
@@ -197,7 +201,7 @@ class RunStatus:
         return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
 
     def _repr_html_(self) -> str:
-        """A table, as notebooks show it: the summary, then a line per client and per request."""
+        """Return an HTML table for notebooks: the summary, then a line per client and per request."""
         clients = [(client.name, client.samples, client.state, f"{client.psi:.4g}") for client in self.clients]
         requests = [
             (request.request, request.status, ", ".join(request.clients), request.method, request.level or "")
@@ -211,7 +215,7 @@ class RunStatus:
         return "\n".join(parts)
 
     def _summary(self) -> dict[str, str]:
-        """What the run is, how far it is, and how good, in a few words each."""
+        """Return the model, progress and accuracy of the run, in a few words each."""
         states = Counter(client.state for client in self.clients)
         requests = Counter(request.status for request in self.requests)
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
@@ -230,11 +234,11 @@ class RunStatus:
 
     @property
     def closed_form(self) -> bool:
-        """Whether the model is a head that is solved, not trained."""
+        """True if the model is a head that is solved, not trained."""
         return self.model == RIDGE
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON; an unbounded Psi is the text inf."""
+        """Return the status as plain values, ready for JSON; an unbounded Psi is the text inf."""
         values = asdict(self)
         for client in values["clients"]:
             client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
@@ -242,7 +246,7 @@ class RunStatus:
 
 
 def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int = 0) -> str:
-    """Rows as an HTML table, with every text escaped; `count` says how many there are, also of those not shown."""
+    """Return rows as an HTML table with all texts escaped; `count` is the total including rows not shown."""
     shown = list(rows)
     lines = [f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in shown]
     if header:
@@ -253,7 +257,7 @@ def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int
 
 
 def status_of(view: RunView) -> RunStatus:
-    """Where a run stands at this instant."""
+    """Return the status of a run at this instant."""
     reader, now = view.reader, current_time()
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
@@ -312,7 +316,7 @@ def status_of(view: RunView) -> RunStatus:
 
 
 def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
-    """Where the groups stand, of a run that has some."""
+    """Return the status of each group; empty if the run has none."""
     if not has_groups(view):
         return ()
     models, wanted = available_group_models(view.reader), view.spec.groups.rounds
@@ -331,7 +335,7 @@ def _state(view: RunView, client: int) -> ClientState:
 
 
 def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.datetime) -> list[RequestStatus]:
-    """Where requests stand."""
+    """Return the status of each request."""
     approvals, lacking, statuses = approvals_of(reader), unapproved(reader), []
     for row in rows:
         given, clients = approvals.get(row.request, Approvals()), plain_names(reader, row.clients)
@@ -361,7 +365,7 @@ def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: date
 
 
 def _refusals(reader: RunReader) -> tuple[Refusal, ...]:
-    """The latest letters and newcomers that were refused, each with the reason."""
+    """Return the latest messages and newcomers that were refused, each with the reason."""
     events = reader.latest_events(("letter refused", "client refused"), MOST_TOLD)
     return tuple(
         Refusal(
@@ -374,14 +378,14 @@ def _refusals(reader: RunReader) -> tuple[Refusal, ...]:
 
 
 def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
-    """What went wrong in the latest rounds on Flower."""
+    """Return the latest incidents in rounds on Flower."""
     events = reader.latest_events(("incidents",), MOST_TOLD)
     incidents = [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
     return tuple(incidents[-MOST_TOLD:])
 
 
 def _late(reader: RunReader) -> dict[str, int]:
-    """In how many of the latest rounds on Flower each client was too late, the most often first."""
+    """Return in how many of the latest rounds on Flower each client was late, most frequent first."""
     rounds: dict[str, set[tuple[int, int]]] = {}
     for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
         for incident in content["incidents"]:
