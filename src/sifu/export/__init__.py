@@ -1,1 +1,1 @@
-"""Exported models: files with a description, loading them again, and ONNX."""
+"""Exported models: files with a description, loading, and ONNX."""

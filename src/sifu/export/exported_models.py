@@ -47,24 +47,27 @@ LARGEST_DESCRIPTION = 1 << 20
 
 
 def description_path(model: Path) -> Path:
-    """Where the description of a model file lies."""
+    """Return the path of a model file's description."""
     return model.with_name(f"{model.name}.json")
 
 
 def networks_path(model: Path) -> Path:
-    """Where the networks lie that groups tuned and that the features of a model file go through."""
+    """Return the path of the tuned networks that the features of a model file go through."""
     return model.with_name(f"{model.name}.networks")
 
 
 def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
-    """The groups' networks that the current head stands on; none where no network is tuned."""
+    """Return the groups' networks that the current head uses; empty if no network is tuned."""
     whole = next((row for row in reader.statistics().values() if row.is_sum), None)
     groups = reader.group_models()
     return [groups[node] for node in whole.trunks] if whole else []
 
 
 def networks_bytes(reader: RunReader) -> bytes:
-    """What each group tuned of the network, as safetensors: GROUP/NAME. All else is in the public network."""
+    """Return the parameters that each group tuned, as safetensors named GROUP/NAME.
+
+    All other parameters are in the public network.
+    """
     from safetensors.numpy import save
 
     arrays = {}
@@ -77,9 +80,13 @@ def networks_bytes(reader: RunReader) -> bytes:
 def describe(
     reader: RunReader, content: bytes, networks: bytes | None = None, given: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """What a run's current model is, from the bytes of its safetensors file and of the file of its tuned networks.
+    """Return the description of a run's current model.
 
-    `given` is the shape of one sample where a program handed the clients over.
+    Args:
+        reader: The run.
+        content: Bytes of its safetensors file.
+        networks: Bytes of the file of its tuned networks.
+        given: Shape of one sample, if a program gave the clients.
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind, (seq, head) = spec.model.kind, reader.last_event()
@@ -115,14 +122,18 @@ def describe(
         "normalisation": _normalisation(spec),
         "table": coding.to_mapping() if coding else None,
         "columns": _feature_columns(spec, coding) if coding else None,
-        # The last event of the ledger: the model is from before every later request.
+        # Last event of the ledger: the model predates every later request.
         "released": {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)},
         "sha256": hashlib.sha256(content).hexdigest(),
     }
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """A description that `sifu export` wrote, with the fields that using the model needs."""
+    """Return a description written by `sifu export`, after checking the fields that using the model needs.
+
+    Raises:
+        InputError: If the file is not such a description.
+    """
     try:
         content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
         if content["format"] != FORMAT or not _is_whole(content):
@@ -136,7 +147,7 @@ MOST_GROUPS = 1 << 20
 
 
 def _are_networks(tuned: dict[str, Any]) -> bool:
-    """Return whether a description says of tuned networks what an export says."""
+    """Return whether the description of tuned networks has the form that an export gives it."""
     samples = tuned["samples"]
     return (
         isinstance(tuned["sha256"], str)
@@ -150,7 +161,7 @@ def _are_networks(tuned: dict[str, Any]) -> bool:
 
 
 def _is_whole(content: dict[str, Any]) -> bool:
-    """Whether every field that using a model needs has the form that an export gives it."""
+    """Return whether every field that using a model needs has the form that an export gives it."""
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
     objects = ("parameters", "features")
     lists = {"classes": str, "columns": str, "input_shape": int}
@@ -178,7 +189,15 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a file that an export wrote."""
+    """Return the bytes of a file that an export wrote.
+
+    Args:
+        path: The file.
+        most: Largest size that is read.
+
+    Raises:
+        InputError: If the file cannot be read, is too large, or is an ONNX file.
+    """
     try:
         exported = path.name.removesuffix(".json")
         if exported.endswith(".onnx"):
@@ -191,9 +210,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def _stored(spec: Spec) -> dict[str, Any] | None:
-    """The shape of one sample in the data file and whether it is of bytes, where that can be known without the clients.
+    """Return the shape of one sample in the data file and whether it consists of bytes, if known without the clients.
 
-    Of a table `columns` say it.
+    For a table, `columns` holds this information.
     """
     named = find_data(spec.data.name)
     if named is not None and named.shape is not None:
@@ -208,7 +227,7 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
 
 
 def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
-    """The shape of one sample as the model or its feature map takes it, where it can be known without the clients."""
+    """Return the shape of one sample as the model or its feature map takes it, if known without the clients."""
     if stored is None:
         return None
     samples = np.zeros((0, *stored["shape"]))
@@ -217,7 +236,7 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
-    """What bytes are divided by and, channel by channel, centred and scaled with; None where numbers go in as is."""
+    """Return the divisor of bytes, and mean and deviation by channel; None if numbers are used as they are."""
     constants = scale_of(spec.data.name)
     if constants is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
@@ -231,7 +250,7 @@ def _normalisation(spec: Spec) -> dict[str, Any] | None:
 
 
 def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
-    """The columns that were features, in their order, as training recorded them, or as the table still has them."""
+    """Return the feature columns in order, as training recorded them, or as the table still has them."""
     if spec.data.columns:
         return split_names(spec.data.columns, "data.columns")
     try:
@@ -244,11 +263,19 @@ LARGEST_MODEL = 4 << 30
 
 
 def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> LoadedModel:
-    """The model at `path` that `sifu export` wrote, by its description, which names its digest.
+    """Load the model at `path` that `sifu export` wrote; its description names its digest.
 
-    A module of the user's, or features through one, needs its name, `module="package.file:function"`: the module is a
-    program, and no description is reason enough to run one. Weights and text of a module for features must be those of
-    the run. A model that is a module may also be given as `train` takes it.
+    A module is a program, and a description alone must not run one. Weights and text of a module for features must be
+    those
+    of the run.
+
+    Args:
+        path: The safetensors file.
+        module: Name of the user's module, `"package.file:function"`, if the model is one or its features go through
+            one. A model that is a module may also be given as for `train`.
+
+    Raises:
+        InputError: If the file does not match its description, or a module is needed and not given.
     """
     model = Path(path)
     description = read_description(description_path(model))
@@ -272,7 +299,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
 
 
 def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
-    """The model of a program of the user's, by its function or the name of that."""
+    """Return the user's own model, from its function or the function's name."""
     from sifu.data.feature_maps.build import module_of
 
     if module is None:
@@ -287,7 +314,7 @@ def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
 
 
 def _tensors(path: Path, sha256: str, described_by: str) -> dict[str, Array]:
-    """The arrays of an exported file, which must be the one described."""
+    """Return the arrays of an exported file, after checking its digest."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -301,7 +328,7 @@ def _tensors(path: Path, sha256: str, described_by: str) -> dict[str, Array]:
 
 
 def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
-    """Write the current released model, see `Run.export`; `given` is what the run was opened with."""
+    """Write the current released model, see `Run.export`; `given` holds what the run was opened with."""
     if target.is_dir():
         raise InputError(f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}")
     spec, content = Spec.from_mapping(reader.spec), released_bytes(reader)
@@ -326,7 +353,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
 
 
 def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
-    """The current released model as a torch module, see `Run.model`; `model` is what makes one of the user's own."""
+    """Return the current released model as a torch module, see `Run.model`; `model` makes a user's own module."""
     from safetensors.numpy import load
 
     content = released_bytes(reader)
@@ -348,7 +375,11 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
 
 
 def released_bytes(reader: RunReader) -> bytes:
-    """The safetensors bytes of the current model, which must be a released one."""
+    """Return the safetensors bytes of the current released model.
+
+    Raises:
+        InputError: If the run is still in training.
+    """
     if reader.phase not in ("training", "retraining", "ready"):
         raise RunDamagedError(f"{reader.folder} is damaged: its phase is {reader.phase!r}")
     if reader.phase != "ready":
@@ -368,7 +399,7 @@ def released_bytes(reader: RunReader) -> bytes:
 
 
 def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:
-    """The shape of one sample where a program handed the clients over; none of bytes, which feature maps divide."""
+    """Return the shape of one sample if a program gave the clients; None for bytes, which feature maps scale."""
     if given.clients is None or spec.data.columns:
         return None
     client = given.clients()[0]
@@ -379,7 +410,7 @@ def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:
 
 
 def _warn_of_batches(spec: Spec, reader: RunReader) -> None:
-    """Batch normalisation makes the scores of a sample depend on those it is predicted with."""
+    """Warn that batch normalisation makes the scores of a sample depend on the other samples of its batch."""
     if spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
         warnings.warn(
             "the module has batch normalisation, whose running statistics no round trains: what is exported takes "

@@ -1,4 +1,4 @@
-"""A released model that can be used: a torch module from raw samples to scores, with the decisions that follow."""
+"""A usable released model: a torch module from raw samples to scores, and the resulting predictions."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ from sifu.theory.closed_form import Targets
 
 BATCH = 256
 LARGEST_SIDE = 1024
-"""Of images whose shape is not known."""
+"""Largest side of images whose shape is unknown."""
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """What a model says of one row of a file.
+    """Prediction of a model for one row of a file.
 
-    `id` is the row's identity (`data.id`) or its number, counted from 0. `prediction` is a class (its name where the
-    spec names the classes), a number of a regression, or a list of 0 and 1 or of numbers where there are several
-    outputs; `scores` are those of the outputs, by class. A row with a value that cannot be coded has the `reason`
-    instead: its prediction is None, and it has no scores.
+    A row with a value that cannot be coded has a `reason` instead: its prediction is None, and it has no scores.
+
+    Attributes:
+        id: Identity of the row (`data.id`), or its number, counted from 0.
+        prediction: A class (its name if the spec names the classes), a number, or a list of them for several outputs.
+        scores: Scores of the outputs, by class.
+        reason: Reason why the row cannot be predicted.
     """
 
     id: str | int
@@ -54,7 +57,10 @@ class PredictedRow:
     reason: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """As plain values, ready for JSON; what is predicted is called `class`, `value`, `labels` or `values`."""
+        """Return the row as plain values, ready for JSON.
+
+        The prediction is called `class`, `value`, `labels` or `values`.
+        """
         if self.reason:
             return {"id": self.id, "reason": self.reason}
         several = isinstance(self.prediction, list)
@@ -64,9 +70,15 @@ class PredictedRow:
 
 
 class LoadedModel(nn.Module):
-    """A released model that can be used: every named kind, also on features that its description says how to make.
+    """A usable released model of any named kind, including on features that its description defines.
 
-    It is a torch module: `model(x)` are the scores of a batch. `description` is what its file says it is.
+    It is a torch module: `model(x)` returns the scores of a batch.
+
+    Args:
+        parameters: Arrays of the model file.
+        description: Content of its description file.
+        networks: Arrays of the tuned networks that its features go through.
+        own: The user's own model, if it is one.
     """
 
     def __init__(
@@ -79,30 +91,31 @@ class LoadedModel(nn.Module):
         super().__init__()
         self.description = description
         self.networks = networks or {}
-        """What groups tuned of the network that features go through, GROUP/NAME."""
+        """Parameters that groups tuned of the network that features go through, by GROUP/NAME."""
         self.network = _network(parameters, description, own)
         self._decides_as = self.kind if own is None else own.kind
         mixes = any(isinstance(part, _NormBase) for part in self.network.modules())
-        self._batch = sys.maxsize if mixes else BATCH  # batch normalisation takes the statistics of all samples
+        self._batch = sys.maxsize if mixes else BATCH  # batch normalisation uses the statistics of all samples
         self._maps: dict[tuple[int, ...], FeatureMap] = {}
         self.eval()
 
     @property
     def kind(self) -> str:
-        """The kind of the model as a spec names it."""
+        """Kind of the model as a spec names it."""
         return str(self.description["model"])
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a sample is a row of numbers; otherwise it is an image (channels, height, width)."""
+        """True if a sample is a row of numbers; otherwise it is an image (channels, height, width)."""
         features = self.description["features"].get("kind")
         return self.kind in ROW_KINDS and features not in IMAGE_FEATURES
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of raw samples `x`, one row each.
+        """Return the scores of raw samples `x`, one row each.
 
-        Bytes are scaled as the clients' were, other numbers are taken as they are. Images may have their channels
-        first, or where the data file has them. Rows of a table are those that `inputs_of` reads from a file.
+        Bytes are scaled like the clients'; other numbers are used as they are. Images may have their channels first, or
+        in the
+        position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
         """
         samples = self._mapped(self._samples(x))
         try:
@@ -117,12 +130,12 @@ class LoadedModel(nn.Module):
         return scores.flatten(1)
 
     def features(self, x: Any) -> Array:
-        """Return what the model after the feature map is applied to for raw samples `x`, see `forward`."""
+        """Return the inputs of the model after its feature map, for raw samples `x` as in `forward`."""
         samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         return np.asarray(self._mapped(self._samples(samples)).numpy())
 
     def scores(self, x: Any) -> Array:
-        """The scores of raw samples `x`, texts among them, as an array; see `forward`."""
+        """Return the scores of raw samples `x`, which may be texts, as an array; see `forward`."""
         if self.description["features"].get("kind") == "transformers":
             x = texts_as_tokens(
                 x, Spec.from_mapping({"features": self.description["features"] | {"tune": "none"}}).features
@@ -133,21 +146,22 @@ class LoadedModel(nn.Module):
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
 
     def predict(self, x: Any) -> Array:
-        """What it says of raw samples `x`, see `forward`.
+        """Return the predictions for raw samples `x`, see `forward`.
 
-        Class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each label.
+        These are class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each
+        label.
         """
         return self._decided(self.scores(x))
 
     def predict_file(self, path: str | Path) -> list[Any]:
-        """Return what it says of rows of the npz, CSV or Parquet file at `path`, None for a row that it cannot read.
+        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`; None for an unreadable row.
 
-        Where the spec named the classes, predictions are their names.
+        If the spec named the classes, predictions are their names.
         """
         return [row.prediction for row in self.predict_rows(path)]
 
     def predict_rows(self, path: str | Path) -> list[PredictedRow]:
-        """Return what it says of the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
+        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
         refused: dict[int, str] = {}
         x, identities = self.inputs_of(path, refused)
         scores = self.scores(x[[row not in refused for row in range(len(x))]])
@@ -172,7 +186,7 @@ class LoadedModel(nn.Module):
                 exception.
 
         Returns:
-            The samples, and the identities where its table has them.
+            The samples, and the identities if the table has them.
 
         Raises:
             InputError: If the file cannot be read, or a row cannot and `refused` is None.
@@ -212,13 +226,13 @@ class LoadedModel(nn.Module):
         return [classes[index] if index < len(classes) else str(index) for index in predicted]
 
     def _score_names(self, outputs: int) -> list[str]:
-        """The classes; the one output of a logistic model is the score of the second class."""
+        """Return the names of the outputs; the one output of a logistic model is the score of the second class."""
         classes = list(self.description["classes"] or ())
         classes += [str(number) for number in range(len(classes), max(outputs, 2))]
         return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
 
     def _mapped(self, samples: Tensor) -> Tensor:
-        """Return the features of prepared samples; the samples themselves where there is no feature map."""
+        """Return the features of prepared samples; the samples themselves if there is no feature map."""
         mapping = self._map(tuple(samples.shape[1:]))
         if mapping is None:
             return samples
@@ -226,9 +240,9 @@ class LoadedModel(nn.Module):
         return torch.from_numpy(np.concatenate(rows) if rows else np.zeros((0, mapping.features))).to(samples)
 
     def _samples(self, x: Tensor) -> Tensor:
-        """Samples of the type and shape that the model was made for, as far as that is known."""
+        """Return samples in the type and shape that the model takes, as far as they are known."""
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
-        handed_over = self.description["data"] == PYTHON  # as a program had them: nothing is done to them
+        handed_over = self.description["data"] == PYTHON  # samples given by a program are used as they are
         if x.dtype == torch.uint8 and not handed_over:
             scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
             scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)
@@ -247,18 +261,18 @@ class LoadedModel(nn.Module):
 
     @property
     def _largest_input(self) -> float:
-        """The largest number in a row that the features, or else the model's type, can take."""
+        """Largest number in a row that the features, or otherwise the model's type, can take."""
         mapped = self.description["features"].get("kind") != "none" or self.description["task"] is not None
         return LARGEST_INPUT if mapped else float(np.finfo(self.description["dtype"]).max)
 
     def _row_shape(self) -> list[int] | None:
-        """The length of a row, where the parameters tell it."""
+        """Return the length of a row, if the parameters determine it."""
         if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
             return [int(self.network.get_parameter("weight").shape[0])]
         return [int(self.network.get_parameter("1.weight").shape[1])] if self.kind == "mlp" else None
 
     def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
-        """The feature map, drawn again for samples of a shape; it must be the one that the run was trained on."""
+        """Return the feature map for samples of a shape, checked to be the one the run was trained on."""
         if self.description["features"].get("kind") == "none" and self.description["task"] is None:
             return None
         if shape not in self._maps:
@@ -267,9 +281,18 @@ class LoadedModel(nn.Module):
 
 
 def described_map(description: dict[str, Any], networks: Mapping[str, Array], shape: tuple[int, ...]) -> FeatureMap:
-    """The feature map that a description names, for samples of a shape, through the networks that groups tuned."""
+    """Return the feature map that a description names, including the networks that groups tuned.
+
+    Args:
+        description: Description of the model.
+        networks: Arrays of the tuned networks.
+        shape: Shape of one sample.
+
+    Raises:
+        InputError: If the map is not the one the model was trained on.
+    """
     described = recorded_features(description["features"])
-    # What is tuned needs groups and a head, which the description says in its own place.
+    # Tuning needs groups and a head, which the description has in other fields.
     public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
     mapping, tuned = map_for(public, shape), description.get("networks")
     if tuned is not None:
@@ -299,7 +322,7 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
 
 
 def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
-    """Images with channels first, as `scale_features` finds them; those of the expected shape are left alone."""
+    """Return images with channels first, found as by `scale_features`; those of the expected shape stay unchanged."""
     if x.dim() == 3:
         return x.unsqueeze(1)
     if x.dim() == 4 and x.shape[3] <= 4 and list(x.shape[1:]) != expected:
@@ -308,7 +331,7 @@ def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
 
 
 def _network(parameters: dict[str, Array], description: dict[str, Any], own: Model | None) -> nn.Module:
-    """The model after its features, with its parameters."""
+    """Return the model after its features, with its parameters."""
     if own is not None:
         shapes = tuple(tuple(shape) for shape in description["parameters"].values())
         layout = ModelLayout(tuple(description["parameters"]), shapes, description["dtype"])
@@ -331,9 +354,9 @@ def _network(parameters: dict[str, Array], description: dict[str, Any], own: Mod
 
 
 def _shape_that_fits(kind: str, parameters: dict[str, Array], outputs: int) -> tuple[int, int, int]:
-    """Square images that give the first linear layer as many numbers as it takes; other images may do so too."""
+    """Return the smallest square image shape that fits the first linear layer; other shapes may fit as well."""
     if kind not in CONV_NETS:
-        return (int(next(iter(parameters.values())).shape[1]), 8, 8)  # a residual network takes images of any size
+        return (int(next(iter(parameters.values())).shape[1]), 8, 8)  # residual networks take images of any size
     channels = int(parameters["conv1.weight"].shape[1])
     for side in range(1, LARGEST_SIDE + 1):
         try:

@@ -1,14 +1,14 @@
-"""A released model as an ONNX graph, written node by node; networks are as torch exports them.
+"""A released model as an ONNX graph, written node by node; networks are exported by torch.
 
-The graph is the whole path from a raw sample to a class. Of a table its inputs are the columns by name, each with one
-column of doubles (NaN where a number is missing) or of texts; otherwise the input is `x`, bytes or numbers in the shape
-that the data file has. The outputs are `scores`, `prediction`, and `class` where the spec names the classes. What
-`sifu predict` refuses to predict has the scores NaN, the prediction -1 and no class. The description itself is in the
-metadata of the file, under `sifu`.
+The graph is the whole path from a raw sample to a class. For a table, its inputs are the columns by name, each one
+column of doubles (NaN for a missing number) or of texts. Otherwise the input is `x`, bytes or numbers in the shape of
+the data file. The outputs are `scores`, `prediction`, and `class` if the spec names the classes. A row that `sifu
+predict` refuses has the scores NaN, the prediction -1 and no class. The metadata of the file holds the description,
+under `sifu`.
 
-Networks that groups tuned share their frozen layers: a node with the inputs and constants of an earlier one is that
-node (`Graph.add`), so of S + 1 copies of a trunk everything below the first tuned layer is in the file, and computed,
-once.
+Networks that groups tuned share their frozen layers: a node with the inputs and constants of an earlier one is reused
+(`Graph.add`). So the layers below the first tuned one are stored, and computed, once for all S + 1 copies of a
+backbone.
 """
 
 from __future__ import annotations
@@ -52,9 +52,13 @@ NEEDED = f"to write a network as ONNX, install onnxscript and torch 2.7 or later
 def onnx_bytes(
     description: dict[str, Any], content: bytes, networks: bytes | None = None, own: Model | None = None
 ) -> bytes:
-    """The file of a model, by its description and the safetensors bytes of its parameters and of what groups tuned.
+    """Return the ONNX file of a model.
 
-    `own` is the model of a program of the user's.
+    Args:
+        description: Description of the model.
+        content: Safetensors bytes of its parameters.
+        networks: Safetensors bytes of the networks that groups tuned.
+        own: The user's own model, if it is one.
     """
     try:
         from onnx import TensorProto, checker, helper
@@ -69,7 +73,7 @@ def onnx_bytes(
             "sifu.open_run(folder, model=..., clients=...).export(...)"
         )
     graph, arrays = Graph(), load(content)
-    # Runtimes on a CPU have no convolution of doubles.
+    # CPU runtimes have no convolution of doubles.
     element = np.dtype("float32" if any(values.ndim > 2 for values in arrays.values()) else description["dtype"])
     arrays = {name: values.astype(element) for name, values in arrays.items()}
     if kind in HEAD_KINDS:
@@ -120,7 +124,7 @@ def onnx_bytes(
 def _prediction(
     graph: Graph, description: dict[str, Any], prepared: Prepared, scores: str, element: np.dtype[Any], kind: str
 ) -> str:
-    """Decide from the scores as `LoadedModel.predict` does; says what was decided: a class, labels, or values."""
+    """Add the prediction as in `LoadedModel.predict`; return its kind: class, labels or values."""
     task = description["task"] or {}
     if kind == "least_squares":
         graph.add("Identity", scores, output="prediction")
@@ -145,7 +149,7 @@ def _prediction(
 
 
 def _through_networks(graph: Graph, description: dict[str, Any], networks: Mapping[str, Array]) -> Prepared:
-    """The inputs of a graph and their features through a public network, and through what groups tuned of it."""
+    """Add the inputs of a graph and their features through a public network and the groups' tuned networks."""
     if description["features"]["kind"] == "transformers" and len(description["input_shape"] or ()) != 3:
         raise InputError(f"the tokenizer of a text cannot be part of an ONNX graph: {INSTEAD}")
     samples, shape = raw_samples(graph, description, None)
@@ -155,18 +159,18 @@ def _through_networks(graph: Graph, description: dict[str, Any], networks: Mappi
 
 
 def _network_features(graph: Graph, mapping: FeatureMap, samples: str) -> str:
-    """The features of a map through networks, from samples in its shape: all parts in their places, as doubles."""
+    """Add the features of a map through networks, all parts in their places, as doubles; return their name."""
     if isinstance(mapping, NetworkFeatures):
         return _scaled(graph, mapping, samples, _exported_map(mapping))
     assert isinstance(mapping, TunedFeatures)  # no other map goes through networks
     public, networks = mapping.parts
     parts = [_scaled(graph, public, samples, _exported_map(public))]
-    # Groups' networks differ in their parameters only.
+    # Groups' networks differ only in their parameters.
     exported = _exported_map(next(iter(networks.values()))) if networks else None
     for group in range(mapping.blocks.count):
         if group in networks:
             parts.append(_scaled(graph, networks[group], samples, exported))
-        else:  # a struck block: as many zeros as it has features
+        else:  # a dropped block: as many zeros as it has features
             first = graph.add("Slice", parts[0], *(graph.constant(np.array([at], np.int64)) for at in (0, 1, 1)))
             zeros = graph.constant(np.zeros((1, mapping.blocks.block)))
             parts.append(graph.add("Mul", first, zeros))
@@ -179,7 +183,7 @@ def _exported_map(mapping: NetworkFeatures) -> Any:
 
 
 def _scaled(graph: Graph, mapping: NetworkFeatures, samples: str, exported: Any) -> str:
-    """Rows of a network's output, each brought to the length `norm`; a row of zeros stays one."""
+    """Add rows of a network's output, each scaled to the length `norm`; a row of zeros stays zero."""
     rows = graph.cast(_nodes(graph, exported, mapping.module, samples), np.float64)
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     nothing = graph.add("Equal", length, graph.constant(0.0))
@@ -188,13 +192,13 @@ def _scaled(graph: Graph, mapping: NetworkFeatures, samples: str, exported: Any)
 
 
 def _nodes(graph: Graph, exported: Any, module: torch.nn.Module, samples: str) -> str:
-    """An exported network with the parameters of a module, its output flat."""
+    """Add an exported network with the parameters of a module, its output flattened."""
     parameters = {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
     return graph.add("Flatten", graph.copy(exported, samples, parameters), axis=1)
 
 
 def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]:
-    """A module as torch's exporter writes it, and how many numbers a sample becomes."""
+    """Return a module as torch's exporter writes it, and the number of outputs per sample."""
     try:
         from onnxscript.optimizer import fold_constants, remove_unused_nodes
     except ImportError as error:
@@ -203,20 +207,20 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
         raise InputError(f"{NEEDED} (torch {torch.__version__} is installed)")
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it warns of every library that it could also translate
+    exporter.setLevel(logging.ERROR)  # it warns about every library that it could also translate
     try:
         with warnings.catch_warnings(action="ignore"):
             exported = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
             exported = exported.run_decompositions({torch.ops.aten.batch_norm.default: _normalised})
             if any("norm_legit_functional" in str(node.target) for node in exported.graph.nodes):
                 raise ValueError("it normalises with the batch's statistics and keeps running ones")
-            # Optimised, it would fold normalisation into convolutions, and other parameters would not fit any more.
+            # Optimisation would fold normalisation into convolutions, and other parameters would no longer fit.
             program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, optimize=False, verbose=False)
             assert program is not None
-            program.model.graph.inputs.extend(program.model.graph.initializers.values())  # so they are not folded
+            program.model.graph.inputs.extend(program.model.graph.initializers.values())  # prevents folding
             fold_constants(program.model)
             remove_unused_nodes(program.model)
-    except Exception as error:  # of many kinds: a module may do anything
+    except Exception as error:  # of any kind, since a module may do anything
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch's own error is a page of advice: the first one names the operation
             cause = cause.__cause__
@@ -239,7 +243,7 @@ def _normalised(
     epsilon: float,
     cudnn: bool,
 ) -> Any:
-    """Batch normalisation by the batch's statistics, for which the exporter would write the running ones."""
+    """Return batch normalisation by the batch's statistics; the exporter would use the running ones."""
     if not training:
         return NotImplemented
     axes, sizes = [axis for axis in range(values.dim()) if axis != 1], [-1, *[1] * (values.dim() - 2)]

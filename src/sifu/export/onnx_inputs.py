@@ -1,9 +1,8 @@
-"""The first part of an ONNX graph: from a raw row or image to the features that a model takes.
+"""First part of an ONNX graph: from a raw row or image to the features that a model takes.
 
-Columns of a table are coded, bytes are looked up among the 256 values that they can have, and rows go through the
-feature map, all with the operations that `TableCoding`, `scale_features` and the map itself use. What these refuse (an
-unlisted word, a missing value without a constant, infinity, a number too large) has no score in the graph: NaN, and no
-class.
+Columns of a table are coded, bytes are looked up in a table of their 256 possible values, and rows go through the
+feature map, all with the operations of `TableCoding`, `scale_features` and the map itself. Inputs that these refuse (an
+unlisted word, a missing value without a constant, infinity, a number too large) have the score NaN and no class.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sifu.export.loaded_model import described_map
 from sifu.run.clients_and_engine import PYTHON
 
 OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9
-"""Old enough for the runtimes that people have: ONNX 1.14 and later read it."""
+"""Versions that existing runtimes support: ONNX 1.14 and later read them."""
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
 NETWORK_MAPS = ("module", "pretrained", "transformers")
@@ -34,7 +33,7 @@ INSTEAD = "export it as safetensors, which sifu predict and sifu.load_model use"
 
 
 class Graph:
-    """Inputs, nodes and constants as they are added; a name that begins with a slash is none of the user's."""
+    """Inputs, nodes and constants of a graph under construction; generated names begin with a slash."""
 
     def __init__(self) -> None:
         from onnx import helper, numpy_helper
@@ -46,13 +45,13 @@ class Graph:
         self._added: dict[Any, str] = {}
 
     def input(self, name: str, element: int, shape: list[int]) -> str:
-        """What is fed to the graph, one row a sample; an output's name is not free."""
+        """Add an input, one row per sample; return its name, which differs from all outputs' names."""
         own = f"column {name}" if name in OUTPUTS else name
         self.inputs.append(self.helper.make_tensor_value_info(own, element, ["samples", *shape]))
         return own
 
     def constant(self, values: Any) -> str:
-        """An array that belongs to the model; the same values twice are one constant."""
+        """Add a constant array of the model and return its name; equal arrays are stored once."""
         name = f"/constant_{len(self.constants)}"
         array = np.asarray(values)
         key = (array.dtype.str, array.shape, array.tolist() if array.dtype == object else array.tobytes())
@@ -65,9 +64,17 @@ class Graph:
     def add(
         self, kind: str, *inputs: str, output: str = "", domain: str = "", outputs: int = 1, **attributes: Any
     ) -> str:
-        """A node; returns the name of its first output, on which those of the others begin, followed by /1, /2...
+        """Add a node, or reuse an earlier one that computes the same; return the name of its first output.
 
-        What an earlier node computes already is not computed again.
+        Further outputs are called NAME/1, NAME/2, ...
+
+        Args:
+            kind: Operator.
+            *inputs: Names of the inputs.
+            output: Name of the first output; generated if empty.
+            domain: Domain of the operator.
+            outputs: Number of outputs.
+            **attributes: Attributes of the operator.
         """
         name = output or f"/{kind.lower()}_{len(self.nodes)}"
         if not output:
@@ -79,7 +86,13 @@ class Graph:
         return name
 
     def copy(self, other: Any, samples: str, parameters: Mapping[str, Any]) -> str:
-        """The nodes of another graph, with `samples` as its first input and parameters by name; returns its output."""
+        """Add the nodes of another graph; return the name of its output.
+
+        Args:
+            other: The graph.
+            samples: Name of its first input.
+            parameters: Values of its parameters, by name.
+        """
         given = other.input[0]
         values = {"": "", given.name: self.add("Cast", samples, to=given.type.tensor_type.elem_type)}
         for entry in other.initializer:
@@ -97,31 +110,36 @@ class Graph:
         return values[other.output[0].name]
 
     def cast(self, value: str, element: Any) -> str:
-        """A value in another type of number."""
+        """Add a cast to another number type; return its name."""
         return self.add("Cast", value, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(element)))
 
     def sums(self, value: str) -> str:
-        """The sum of each row, as a column."""
+        """Add the sum of each row, as a column; return its name."""
         return self.add("ReduceSum", value, self.constant(np.array([1], np.int64)), keepdims=1)
 
     def affine(self, value: str, weight: Any, bias: Any) -> str:
-        """x W + b, with W of shape (in, out)."""
+        """Add x W + b, with W of shape (in, out); return its name."""
         return self.add("Add", self.add("MatMul", value, self.constant(weight)), self.constant(bias))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the model itself takes, and a column that is true for the rows that may be predicted."""
+    """Inputs of the model itself, and a column that is true for rows that may be predicted."""
 
     features: str
     valid: str
     shape: tuple[int, ...] = ()
-    """Of the features of one sample."""
+    """Shape of the features of one sample."""
 
 
 def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None) -> Prepared:
-    """The inputs of a graph and the way to the model's features; `width` is the length of a row where it has a map
-    or is linear, None for images."""
+    """Add the inputs of a graph and the operations up to the model's features.
+
+    Args:
+        graph: The graph.
+        description: Description of the model.
+        width: Length of a row, if the model has a feature map or is linear; None for images.
+    """
     kind = description["features"]["kind"]
     if kind not in WRITTEN_MAPS:
         raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
@@ -135,14 +153,17 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
 
 
 def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
-    """Samples as a model or its feature map takes them, and their shape; `width` as `prepared_inputs` takes it."""
+    """Add samples as a model or its feature map takes them; return their name and shape.
+
+    Arguments are those of `prepared_inputs`.
+    """
     if description["table"] is not None:
         return _coded_table(graph, description)
     return _stored_samples(graph, description, width)
 
 
 def at_most(graph: Graph, rows: str, largest: Any) -> str:
-    """Whether the sum of a row's sizes is at most `largest`; it is not where one of them is NaN."""
+    """Add a column that says whether the absolute values of a row sum to at most `largest`; false for NaN."""
     return graph.add("LessOrEqual", graph.sums(graph.add("Abs", rows)), graph.constant(largest))
 
 
@@ -159,7 +180,7 @@ def _coded_table(graph: Graph, description: dict[str, Any]) -> tuple[str, tuple[
 
 
 def _number(graph: Graph, name: str, coding: TableCoding) -> str:
-    """A column of numbers, NaN where one is missing: shifted and scaled, with its indicator."""
+    """Add a column of numbers, shifted and scaled, with its indicator of missing values (NaN)."""
     source = graph.input(name, graph.helper.np_dtype_to_tensor_dtype(np.dtype(np.float64)), [1])
     middle, spread = coding.scales.get(name, (0.0, 1.0))
     scaled = graph.add("Div", graph.add("Sub", source, graph.constant(middle)), graph.constant(spread))
@@ -172,7 +193,7 @@ def _number(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _category(graph: Graph, name: str, coding: TableCoding) -> str:
-    """A column of words: one feature a word, and the indicator; a word that is not listed is NaN in all of them."""
+    """Add a column of words: one feature per word, and the indicator; an unlisted word is NaN in all of them."""
     from onnx import TensorProto
 
     words = coding.categories[name]
@@ -193,7 +214,7 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Texts and the position of their word, later ones before earlier ones: as `TableCoding.coded` reads them."""
+    """Yield texts and the position of their word, as `TableCoding.coded` reads them; later texts take precedence."""
     position = {word: number for number, word in enumerate(words)}
     for word, number in position.items():
         if word.lstrip("-").isdecimal() and str(int(word)) == word:
@@ -207,12 +228,12 @@ def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ..
 
 
 def _cases(word: str) -> Iterator[str]:
-    """A word in every mixture of lower and upper case, always in the same order, so that graphs have the same bytes."""
+    """Return a word in every mixture of cases, in a fixed order, so that graphs are reproducible bit for bit."""
     return map("".join, itertools.product(*(dict.fromkeys((letter, letter.upper())) for letter in word)))
 
 
 def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
-    """Rows or images as a file holds them, scaled and with channels first, or flat where the model takes rows."""
+    """Add rows or images as a file holds them, scaled and with channels first, or flat if the model takes rows."""
     stored, dtype = description["stored"], np.dtype(description["dtype"])
     if stored is None:
         if width is None or description["data"] == "npz" or description["features"]["kind"] != "none":
@@ -226,11 +247,11 @@ def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None
     shape = list(stored["shape"])
     element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
     samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
-    moves = description["data"] != PYTHON  # what a program handed over is taken as it is
+    moves = description["data"] != PYTHON  # samples given by a program are used as they are
     if moves and len(shape) == 2:
         shape = [1, *shape]
         samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
-    elif moves and len(shape) == 3 and shape[2] <= 4:  # as channels_first looks for them
+    elif moves and len(shape) == 3 and shape[2] <= 4:  # the rule of channels_first
         shape = [shape[2], *shape[:2]]
         samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
     samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
@@ -240,7 +261,7 @@ def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None
 
 
 def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list[int]) -> str:
-    """Bytes looked up among the 256 values that each can have, channel by channel."""
+    """Add a lookup of bytes among their 256 possible values, channel by channel."""
     channels = shape[0] if len(shape) == 3 else 1
     every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # images of one pixel
     values = scale_features(
@@ -252,7 +273,7 @@ def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list
 
 
 def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
-    """Features of a map of rows, from whole numbers as the map computes them."""
+    """Add the features of a map of rows, from integers as the map computes them."""
     whole = graph.add("Round", graph.add("Mul", samples, graph.constant(2.0**INPUT_BITS)))
     if isinstance(mapping, PlainInputs):
         shortened = _shortened(graph, whole, mapping.norm, 2.0**INPUT_BITS)
@@ -261,11 +282,11 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
         sums = graph.add("MatMul", whole, graph.constant(mapping.signs))
         unit = 2.0**INPUT_BITS * math.sqrt(mapping.features)
         return Prepared(_shortened(graph, sums, mapping.norm, unit), at_most(graph, whole, LARGEST_WHOLE))
-    assert isinstance(mapping, RandomFourier)  # the last of those that are written
+    assert isinstance(mapping, RandomFourier)  # no other map is written
     turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
     valid = at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
     places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
-    # What is not valid may not be a whole number at all, and would be looked up outside the wave.
+    # Invalid values may not be integers, and would be looked up outside the wave.
     phases = graph.cast(graph.add("Where", valid, places, graph.constant(0.0)), np.int64)
     quarter = graph.add("Sub", phases, graph.constant(np.array(2 ** (TURN_BITS - 2), np.int64)))
     turn = graph.constant(np.array(2**TURN_BITS, np.int64))
@@ -275,9 +296,9 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
 
 
 def _shortened(graph: Graph, rows: str, norm: float, unit: float) -> str:
-    """Rows of whole numbers / unit, shortened to the norm where they are longer: `scaled` of the feature maps."""
+    """Add rows of integers / unit, shortened to `norm` if they are longer, as `scaled` of the feature maps."""
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
-    # The length of whole numbers that are not all zero is 1 at least.
+    # A nonzero row of integers has at least length 1.
     at_least_one = graph.add("Max", length, graph.constant(1.0))
     factor = graph.add("Min", graph.add("Div", graph.constant(norm), at_least_one), graph.constant(1.0 / unit))
     return graph.add("Mul", rows, factor)
