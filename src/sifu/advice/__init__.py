@@ -1,4 +1,4 @@
-"""Advice before training: what forgetting would cost with each option of training."""
+"""Advice before training: the cost of forgetting for each option of training."""
 
 from sifu.advice.advisor import Advice, advise
 

@@ -1,9 +1,9 @@
-"""Before training: is certified unlearning worthwhile here? The law of docs/theory.md, section 13, and a short pilot.
+"""Advice, before training, on whether certified unlearning is worthwhile: docs/theory.md, section 13, and a pilot.
 
-Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
-worthwhile when the number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder,
-from which Psi, the distance travelled and the learning curve are read; for a longer training it extrapolates, and says
-so.
+The ratio of noise to signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
+worthwhile if the number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder to
+measure Psi, the distance travelled and the learning curve. For a longer training these are extrapolated, which the
+advice states.
 """
 
 from __future__ import annotations
@@ -58,18 +58,38 @@ from sifu.theory.participation import Participation
 
 PILOT_ROUNDS = 30
 AS_ACCURATE = 0.005
-"""Of two ways to tune a network, the cheaper is recommended where it is less accurate by no more than this."""
+"""Largest loss of accuracy for which the cheaper of two ways to tune a network is recommended."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer: the figures of the law, what the pilot saw, a verdict and what to change.
+    """Advice: the figures of the law, the results of the pilot, a verdict, and suggested changes.
 
-    `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
-    of the median one. `epsilon_needed` and `clients_needed` would each, by the law, bring the first down to where
-    noise is worthwhile; None where it already does (or no epsilon would). `ways` are plain rounds, groups and a head in
-    closed form side by side, and `recommended` the one to train by. `accuracy` is the pilot's on its training data,
-    which the target is about; that of the ways is `measured_on` the same held-out rows.
+    Attributes:
+        clients: Number of clients.
+        parameters: Number of parameters.
+        epsilon: Epsilon of the budget.
+        delta: Delta of the budget.
+        multiplier: Noise multiplier s of the budget.
+        clients_over_law: Number of clients divided by s sqrt(d).
+        pilot_rounds: Rounds of the pilot.
+        reached_target: Whether the pilot reached the target.
+        accuracy: Accuracy of the pilot on its training data, which the target is about.
+        noise_to_signal: Ratio for the most expensive client at the pilot's last model.
+        typical_noise_to_signal: The same for the median client.
+        level: Level of certificates by noise.
+        verdict: The verdict, as a sentence.
+        worthwhile: Whether noise is worthwhile.
+        epsilon_needed: Epsilon that would make noise worthwhile by the law; None if it already is, or no epsilon would.
+        clients_needed: Number of clients that would make noise worthwhile by the law; None if it already is.
+        predicted_rounds: Predicted rounds of a request.
+        scratch_rounds: Predicted rounds of Scratch.
+        suggestions: Suggested changes of the spec, most useful first.
+        ways: Plain rounds, groups and a closed-form head side by side.
+        recommended: The recommended one.
+        predicted_interval: Interval around the predicted rounds.
+        target: Target of the spec.
+        measured_on: Data that the accuracy of the options is measured on; the same rows for all.
     """
 
     clients: int
@@ -97,7 +117,7 @@ class Advice:
     target: float = 0.0
     measured_on: str = TRAINING_DATA
     release: ReleaseAdvice | None = None
-    """What noise on releases costs, where the spec has `release.noise`."""
+    """Cost of noise on releases, if the spec has `release.noise`."""
 
 
 def advise(
@@ -109,15 +129,21 @@ def advise(
     model: Any = None,
     progress: ProgressCallback | None = None,
 ) -> Advice:
-    """Train a pilot of the spec somewhere temporary and say whether certified unlearning is worthwhile; keeps nothing.
+    """Train a pilot in a temporary folder and return whether certified unlearning is worthwhile; keep nothing.
 
-    `spec`, `data_folder`, `clients`, `model` and `progress` are those of `train`; the pilot has `pilot_rounds` rounds.
+    Args:
+        spec: Spec of the training.
+        data_folder: As for `train`.
+        pilot_rounds: Rounds of the pilot.
+        clients: As for `train`.
+        model: As for `train`.
+        progress: Called after every round.
     """
     known = by_regime(WITHOUT_PILOT, spec.regime)
     if known is not None:
         return known(spec, data_folder, clients, progress)
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
-        # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
+        # A network has no measured smoothness: use the paper's assumption, which the level reflects.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
     rows = available_rows(spec, data_folder, clients)
@@ -152,7 +178,7 @@ def advise(
     groups = groups.at_pace(*pace)
     missed_with = None
     if target > 0.0 and training is None:
-        # What further rounds are expected to gain on training data, from where the pilot is on held-out rows.
+        # Gain on training data expected from further rounds, added to the pilot's accuracy on held-out rows.
         gain = 0.0 if ends_with is None or advice.accuracy is None else max(0.0, ends_with - advice.accuracy)
         missed_with = None if measured is None else measured + gain
         plain = replace(plain, reason=f"{plain.reason}; it does not reach the target in stop.max_rounds = {most}")
@@ -162,13 +188,13 @@ def advise(
 
 
 def _bytes_a_round(view: RunView) -> float:
-    """What a round sends: the model to everyone who takes part, and an update back."""
+    """Return the traffic of a round: the model to every participant, and an update back."""
     counts = [count for _, _, count in view.round_sums.values()]
     return 2.0 * view.parameters * np.dtype(view.reader.layout.dtype).itemsize * float(np.mean(counts or [0]))
 
 
 def _scratch_level(spec: Spec, view: RunView) -> Level:
-    """What a certificate of Scratch would say for the most expensive client."""
+    """Return the level of a certificate of Scratch for the most expensive client."""
     terms = RequestTerms((most_expensive(view),), spec.privacy.epsilon, spec.privacy.delta, method="scratch")
     premises = method_named("scratch").premises(Claim(view, view.leaving(terms.clients), [], 0, terms))
     return level_of(premises, exact=True, fresh=True)
@@ -177,7 +203,7 @@ def _scratch_level(spec: Spec, view: RunView) -> Level:
 def _tuned_advice(
     spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
 ) -> Advice:
-    """Blocks, a merge and the network left frozen, each trained once and measured on the same rows."""
+    """Compare blocks, a merge and the frozen network, each trained once and measured on the same rows."""
     frozen = replace(spec, features=replace(spec.features, tune="none"), groups=GroupsSpec(), local=LocalSpec())
     tried: dict[TrainingName, Spec] = {
         "frozen network": frozen,
@@ -192,7 +218,7 @@ def _tuned_advice(
         settings = (f'features.tune = "{as_tried.features.tune}"',)
         ways.append(replace(way, name=name, training_rounds=1.0 + apart, settings=settings))
     best = max(way.accuracy or 0.0 for way in ways)
-    # In this order: the frozen network is the cheapest to train and to run, and blocks forget without a round.
+    # The order matters: the frozen network is the cheapest to train and to run, and blocks forget without a round.
     chosen = next(way for way in ways if (way.accuracy or 0.0) >= best - AS_ACCURATE)
     return replace(answers[chosen.name], ways=tuple(ways), recommended=chosen.name)
 
@@ -200,7 +226,7 @@ def _tuned_advice(
 def _closed_form_advice(
     spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
 ) -> Advice:
-    """A head in closed form has nothing to weigh: it is solved once, and what its requests take is read from there."""
+    """Solve a closed-form head once, and read the cost of its requests from the result."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         run = start_training(
@@ -280,7 +306,7 @@ def _closed_form_advice(
 
 
 def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingWay:
-    """Plain rounds: by noise where that is worthwhile, else by Scratch."""
+    """Return plain rounds as an option: by noise if it is worthwhile, otherwise by Scratch."""
     if advice.worthwhile:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"
@@ -292,7 +318,7 @@ def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) ->
 
 
 def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
-    """From a pilot to an answer."""
+    """Return the advice that follows from a pilot."""
     privacy = spec.privacy
     terms = RequestTerms(
         (most_expensive(view),),
@@ -324,7 +350,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     if predicted is not None and predicted > spec.stop.max_rounds:
         predicted = None
     if reached and predicted is not None and scratch is not None:
-        worthwhile = level != "none" and predicted < 0.8 * scratch  # few rounds saved are no reason, whatever the noise
+        worthwhile = level != "none" and predicted < 0.8 * scratch  # saving few rounds is not worthwhile at any noise
     if level == "none":
         verdict = "Nothing could be certified as the spec stands; see what to change."
     elif worthwhile:
@@ -369,7 +395,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
 
 
 def _epsilon_for(multiplier: float, delta: float) -> float | None:
-    """The smallest epsilon, to two digits, whose s is at most this; None beyond 1000, which would promise nothing."""
+    """Return the smallest epsilon, to two digits, whose s is at most `multiplier`; None beyond 1000, which is void."""
     for epsilon in np.geomspace(0.1, 1000.0, 161):
         if exact_multiplier(float(epsilon), delta) <= multiplier:
             return float(f"{epsilon:.2g}")
@@ -377,7 +403,7 @@ def _epsilon_for(multiplier: float, delta: float) -> float | None:
 
 
 def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthwhile: bool) -> Sequence[str]:
-    """What could be changed, most useful first."""
+    """Return suggested changes, most useful first."""
     facts, measured = view.facts, view.regularities.measured
     suggestions = []
     lifting = keys_that_lift(facts.preprocessing, counted=facts.shape_from_labels)
@@ -410,7 +436,7 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthw
         return suggestions
     if spec.local.weight_decay == 0.0 and facts.smooth_model and measured.kind != "smooth":
         steps = max(client.local_steps for client in view.clients)
-        # L = (1 - eta lambda)^K per round; with L = 0.98 Psi stops growing after some 50 rounds.
+        # L = (1 - eta lambda)^K per round; with L = 0.98, Psi stops growing after some 50 rounds.
         decay = 0.02 / (measured.local_rate * steps)
         suggestions.append(
             f"Try local.weight_decay = {decay:.2g}: then L is about 0.98 a round, and Psi stops growing after some 50 "
@@ -437,4 +463,4 @@ WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | N
     ClosedForm: _closed_form_advice,
     TunedNetworks: _tuned_advice,
 }
-"""Advice for regimes whose requests cost what the spec says, so that no pilot is needed."""
+"""Advice for regimes in which the cost of a request follows from the spec, so that no pilot is needed."""

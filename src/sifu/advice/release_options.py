@@ -1,4 +1,4 @@
-"""What noise on releases costs on the user's own data: held-out accuracy against protection (docs/release-noise.md)."""
+"""Cost of noise on releases for the user's own data: held-out accuracy against protection (docs/release-noise.md)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sifu.theory.closed_form import Statistics, total
 from sifu.theory.release_noise import Release, noise_for
 
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 0.01))
-"""Budgets that are tried: strong, usual and weak."""
+"""Budgets to compare: strong, usual and weak."""
 DRAWS = 5
-"""Draws of the noise that an accuracy is the mean of."""
+"""Number of noise draws that an accuracy is averaged over."""
 WORTH = 0.05
-"""Held-out accuracy that a weak budget for records may cost before there are too few of them."""
+"""Largest loss of held-out accuracy at a weak budget for records before the records count as too few."""
 
 
 @dataclass(frozen=True)
 class ReleaseOption:
-    """One budget for records or for clients: the noise it takes, and what is left of the held-out accuracy.
+    """One budget for records or for clients: the noise it needs, and the held-out accuracy with it.
 
     `distance` is the largest of any record or client; `noise` hides it in `releases` releases.
     """
@@ -49,7 +49,7 @@ class ReleaseOption:
 
 @dataclass(frozen=True)
 class ReleaseAdvice:
-    """What protection against observers of all releases costs, by unit and budget."""
+    """Cost of protection against observers of all releases, by unit and budget."""
 
     accuracy: float
     rows: int
@@ -58,7 +58,7 @@ class ReleaseAdvice:
 
     @property
     def verdict(self) -> str:
-        """A sentence on whether there are enough records."""
+        """Sentence on whether there are enough records."""
         weakest = next(option for option in reversed(self.options) if option.unit == "record")
         lost = self.accuracy - weakest.accuracy
         if lost <= WORTH:
@@ -76,8 +76,13 @@ class ReleaseAdvice:
 def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) -> ReleaseAdvice:
     """Solve the head without held-out rows, and try the noise of a few budgets on it.
 
-    The distances are those of the user's own data. Noise that is chosen by them depends on the data, so this is a
-    study: take the noise for a federation from others like it.
+    The distances are those of the user's own data. Noise chosen by them depends on the data, so this is only a study:
+    choose the noise of a federation from similar federations.
+
+    Args:
+        spec: Spec of the training.
+        data_folder: As for `train`.
+        clients: As for `train`.
 
     Raises:
         InputError: If there are no rows to hold out, or no accuracy to measure.

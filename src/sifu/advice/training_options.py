@@ -1,8 +1,9 @@
-"""Before training: which way of training makes forgetting cheap here? Plain rounds, groups that merge, or closed form.
+"""Options of training and their cost of forgetting: plain rounds, groups that merge, or closed form.
 
-Three questions, in this order. Is a head in closed form accurate enough? It forgets exactly, in no round or one. Is
-noise worthwhile? Then plain rounds forget in a few (docs/theory.md, section 13). Otherwise groups forget exactly, by
-retraining from those that never held the client; where clients are too few for groups, Scratch is what is left.
+Three questions decide, in this order. Is a closed-form head accurate enough? It forgets exactly, in no round or one. Is
+noise worthwhile? Then plain rounds forget in a few rounds (docs/theory.md, section 13). Otherwise groups forget
+exactly, by retraining from the groups that never held the client. If there are too few clients for groups, only Scratch
+is left.
 """
 
 from __future__ import annotations
@@ -49,20 +50,29 @@ from sifu.theory.participation import Participation
 
 TrainingName = Literal["closed form", "plain", "groups", "blocks", "merge", "frozen network"]
 FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
-"""What a head in closed form is tried on: the inputs themselves, and random features of them."""
+"""Features that a closed-form head is tried on: the inputs themselves, and random features of them."""
 LEAST_TAKING_PART = 0.05
-"""Groups were not tried where fewer take part in a round."""
+"""Least participation rate at which groups were tried."""
 
 
 @dataclass(frozen=True)
 class TrainingWay:
-    """One way of training: what a request would promise and take, and why it is or is not the one to choose.
+    """An option of training: its guarantee and cost of a request, and why it is or is not recommended.
 
-    `request_rounds` are predicted for one leaver, within `request_interval`, and `training_rounds` for the first
-    training (None: not known, or not to be had).
-    `accuracy` is on the same held-out rows for every way. `settings` are the keys of the spec that choose this way.
-    `training_seconds` and `training_bytes` are expected for the first training, `request_seconds` and `request_bytes`
-    for a request, from the pilot and from a head that was solved.
+    Attributes:
+        name: Name of the option.
+        possible: Whether the option applies.
+        level: Level of a certificate.
+        request_rounds: Predicted rounds of a request of one client; None if unknown.
+        training_rounds: Predicted rounds of the first training; None if unknown or impossible.
+        accuracy: Accuracy on the same held-out rows for every option.
+        settings: Keys of the spec that choose this option.
+        reason: Reason for or against it, as a sentence.
+        request_interval: Interval around the predicted rounds of a request.
+        training_seconds: Expected duration of the first training.
+        training_bytes: Expected traffic of the first training.
+        request_seconds: Expected duration of a request.
+        request_bytes: Expected traffic of a request.
     """
 
     name: TrainingName
@@ -80,7 +90,12 @@ class TrainingWay:
     request_bytes: float | None = None
 
     def at_pace(self, seconds: float, sent: float) -> TrainingWay:
-        """With what its rounds cost, each as one of the pilot."""
+        """Return the option with duration and traffic, if each round costs what one of the pilot did.
+
+        Args:
+            seconds: Seconds per round.
+            sent: Bytes per round.
+        """
         training, request = self.training_rounds, self.request_rounds
         return replace(
             self,
@@ -92,11 +107,11 @@ class TrainingWay:
 
 
 HELD_OUT_SHARE = 5
-"""One row in five is kept out of the comparison's training where the data have no held-out rows."""
+"""Share of rows, one in this many, held out of the comparison if the data have no held-out rows."""
 
 
 def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRows | None]:
-    """Every client without its fifth, tenth, ... row, and those rows; None where no client has as many."""
+    """Return every client without each fifth row, and these rows; None if there are none."""
     kept, x, y = [], [], []
     for client in clients:
         held = np.arange(len(client.y)) % HELD_OUT_SHARE == HELD_OUT_SHARE - 1
@@ -111,7 +126,7 @@ def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRo
 
 
 def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
-    """A head in closed form, solved once on each kind of features: the more accurate one."""
+    """Return the more accurate of the closed-form heads solved on each kind of features."""
     solved: list[_Solved] = []
     refusal = ""
     for features in FEATURES:
@@ -148,10 +163,14 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
 
 
 def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
-    """The keys without which a certificate is conditional: who says how data were prepared, how many classes there are.
+    """Return the settings without which a certificate is only conditional.
 
     >>> keys_that_lift(FIXED_CONSTANTS, counted=True)
     ['model.outputs given']
+
+    Args:
+        preprocessing: What is known about the preprocessing.
+        counted: Whether the number of classes was counted from the labels.
     """
     keys = []
     if preprocessing not in (FIXED_CONSTANTS, DECLARED_FIXED):
@@ -160,7 +179,7 @@ def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
 
 
 def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
-    """The same data, solved instead of trained."""
+    """Return the spec for the same data with a head that is solved instead of trained."""
     return replace(
         spec,
         model=ModelSpec(kind="ridge", outputs=spec.model.outputs),
@@ -175,7 +194,7 @@ def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
 
 @dataclass(frozen=True)
 class _Solved:
-    """A head that was solved: how good it is on held-out rows, what it took, and what it took to forget a client."""
+    """A solved head: its figures on held-out rows, the cost of the solve, and the cost of forgetting a client."""
 
     kind: str
     figures: HeldOutFigures
@@ -185,7 +204,7 @@ class _Solved:
 
 
 def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
-    """A head that is solved from what is not held out."""
+    """Solve a head from the rows that are not held out."""
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
     held = available_rows(spec, data_folder, clients)
     if held is None:
@@ -216,7 +235,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
 
 
 def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:
-    """Groups by the rule for their number and rounds apart, with what merges took elsewhere."""
+    """Return groups as an option, by the rule for their number and separate rounds, at the cost measured elsewhere."""
     clients = len(view.clients)
     rate = Participation.parse(spec.server.participation).rate
     count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
@@ -248,9 +267,10 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
 
 
 def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | None:
-    """Rounds of the first training, from a pilot that may have been shorter: its curve of errors, continued.
+    """Return the rounds of the first training to the target, from the pilot's error curve, extrapolated if needed.
 
-    None where the curve does not get there in `max_rounds`.
+    Returns:
+        The rounds; None if the curve does not reach the target in `max_rounds`.
     """
     first = FirstTraining(view, target)
     if first.rounds_to_target is not None:
@@ -258,7 +278,7 @@ def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | N
     errors = first.errors
     if errors is None or not 0.0 < target < 1.0 or errors.at_end <= 0.0:
         return None
-    # Logarithms, since a flat curve gives a power that no float holds.
+    # Logarithms, since the power of a flat curve may overflow.
     more = (math.log(errors.at_end) - math.log1p(-target)) / errors.exponent
     if math.log(errors.end) + more > math.log(max_rounds):
         return None
@@ -266,7 +286,7 @@ def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | N
 
 
 def accuracy_after(view: RunView, target: float, rounds: int) -> float | None:
-    """The accuracy that the pilot's error curve predicts after `rounds` rounds; None if the curve predicts nothing."""
+    """Return the accuracy that the pilot's error curve predicts after `rounds` rounds; None if there is no curve."""
     errors = FirstTraining(view, target).errors
     return None if errors is None else 1.0 - float(errors.errors(float(max(rounds, errors.end))))
 
@@ -278,9 +298,14 @@ def recommend(
     noise_is_worthwhile: bool,
     missed_with: float | None = None,
 ) -> TrainingName:
-    """The way to choose: closed form if it is accurate enough, plain rounds if noise is worthwhile, else groups.
+    """Return the option to choose: closed form if accurate enough, plain rounds if noise is worthwhile, else groups.
 
-    `missed_with` is the accuracy that rounds end with where they miss the target: a head that comes as near is cheaper.
+    Args:
+        closed: A closed-form head.
+        plain: Plain rounds.
+        groups: Groups.
+        noise_is_worthwhile: Whether noise is worthwhile.
+        missed_with: Accuracy at which rounds end if they miss the target; a head that is as accurate is cheaper.
     """
     if missed_with is not None and closed.accuracy is not None and closed.accuracy >= missed_with:
         return "closed form"
