@@ -79,7 +79,7 @@ class LaterNode(Sifu):
 
 
 def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
-    """Return clients of which one wants 1 along its own feature, and the others 0 along theirs, as at the start.
+    """Return one client with target 1 on its own feature, and others with target 0, which the initial model predicts.
 
     Features are large compared with the bias, the only shared parameter, so that almost nothing is pulled back.
     """

@@ -127,7 +127,7 @@ def epsilon_lower_bound(
 
 
 def _thresholds(values_p: Floats, values_q: Floats) -> Floats:
-    """Return candidate thresholds: evenly spaced by rank, and all outermost values, because tails matter most."""
+    """Return candidate thresholds: evenly spaced by rank, and the outermost values, because tails matter most."""
     pooled = np.sort(np.concatenate([values_p, values_q]))
     ranks = np.linspace(0, pooled.size - 1, THRESHOLDS).astype(np.int64)
     edges = np.arange(min(50, pooled.size))

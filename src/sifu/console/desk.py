@@ -252,7 +252,7 @@ class RunAtDesk:
             request: Id of the request; a random one if None.
             deadline_days: Days until the request is due.
             terms: Terms that differ from the run's spec.
-            nonces: Nonce of the commitment to each record, by record.
+            nonces: Nonces of the commitments in the public certificate, by the identity of the record.
 
         Returns:
             The id of the request.

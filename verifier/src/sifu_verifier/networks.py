@@ -24,7 +24,11 @@ def check_networks(run: RunFolder) -> None:
 
 
 def check_statistics_of_request(run: RunFolder, request: Row) -> None:
-    """Check that a request erased and replaced all statistics with its clients (sections 5a and 5b)."""
+    """Check the statistics that a request erased and the sum that it left (sections 5a and 5b).
+
+    Every file with a forgotten client or an erased network goes. The sum without the clients replaces the old one if
+    their own statistics are stored.
+    """
     moment, at = run.rolled[request["request"]], f"request {request['request']}"
     own = {c for i, clients in run.subjects.items() if run.owner[i] is request for c in clients}
     stored = {file: json.loads(row["clients"]) for (file,), row in moment["statistics"].items()}
@@ -46,7 +50,18 @@ def check_statistics_of_request(run: RunFolder, request: Row) -> None:
 def check_struck_statistics(
     run: RunFolder, request: Row, own: set[int], stored: dict[str, list], trunks: dict[str, list], erased: set[int]
 ) -> None:
-    """Check the sums after a request: without blocks of erased networks, and none of a merge (section 5b)."""
+    """Check the sums that a request left in a run with tuned networks (section 5b).
+
+    A sum over blocks continues without the blocks of erased networks. A sum over a merge that lost a network is gone.
+
+    Args:
+        run: The run.
+        request: The request.
+        own: Indices of the forgotten clients.
+        stored: Clients of each file of statistics before the request.
+        trunks: Networks of each file of statistics before the request.
+        erased: Networks that the request erased.
+    """
     wanted, merge = [], run.spec["features"]["tune"] == "merge"
     for file, clients in stored.items():
         if not file.endswith(".sum.statistics"):
