@@ -1,4 +1,4 @@
-"""Data of a federation: readers of data sets, ways to split them, and one record for each client.
+"""Data of a federation: readers of data sets, partitions, and the samples of each client.
 
 Importing this package loads only numpy; the functions that need torch import it.
 """

@@ -1,14 +1,13 @@
-"""The clients of a federation and what each of them holds, from a split data set, arrays or torch.
+"""Clients of a federation with their samples, from a split data set, arrays or torch; and frozen features.
 
-Everything is checked here, before the first round: a NaN of one client would reach everybody's model.
+All samples are checked here, before the first round: a NaN of one client would spread to all models.
 
-Frozen features: any torch module with fixed weights, applied once to each client's samples.
+Frozen features are the outputs of a torch module with fixed weights, computed once for each client's samples. A linear
+head on them is convex, whatever the module: the module is preprocessing that no client's data shaped, and only the head
+is trained. Certificates of an image task can therefore be `proven` (docs/frozen-features.md).
 
-A linear head on such features is convex, whatever the module is: the module is preprocessing that no client's data
-shaped, and only the head is trained. So certificates of an image task can be `proven` (docs/frozen-features.md).
-
-The weights must not come from the clients' data: take a public pretrained network, one trained on public data, or
-random ones. Each client can compute its own features; nothing of other clients enters them.
+The weights must not come from the clients' data: use a public pretrained network, one trained on public data, or random
+weights. Each client can compute its own features, which do not depend on other clients.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
 
 
 def is_frame(data: Any) -> bool:
-    """Whether this is a frame or table of some library, by what it can do."""
+    """Return whether this is a frame or table of some library, judged by its attributes."""
     columns = getattr(data, "column_names", None) or getattr(data, "columns", None)
     return columns is not None and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's samples as model inputs, and their labels (int64 classes, or floats)."""
+    """Samples of one client as model inputs, and their labels (int64 classes, or floats)."""
 
     name: str
     x: Array
     y: Array
     ids: Array | None = field(default=None, kw_only=True)
-    """What identifies each sample in the user's own file, where a column does."""
+    """Identity of each sample in the user's own file, if it has a column for it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -68,7 +67,19 @@ def from_dataset(
     *,
     names: Sequence[str] | None = None,
 ) -> tuple[ClientData, ...]:
-    """One client for each index array into the training samples, named client-000, client-001... or by `names`."""
+    """Return one client for each index array into the training samples.
+
+    Args:
+        dataset: Data set to split.
+        indices: Rows of each client; they must be disjoint.
+        dtype: Type of the features, float32 or float64.
+        flat: Whether images become rows.
+        normalise: Normalisation, see `scale_features`.
+        names: Names of the clients; by default client-000, client-001...
+
+    Raises:
+        InputError: If a row does not exist or has two holders, or if the clients do not fit together.
+    """
     width = max(3, len(str(len(indices) - 1)))
     if names is None:
         names = [f"client-{number:0{width}d}" for number in range(len(indices))]
@@ -83,7 +94,7 @@ def from_dataset(
                 f"client {name!r} is given rows {int(rows.min())} to {int(rows.max())}, but data set "
                 f"{dataset.name!r} has rows 0 to {samples - 1}"
             )
-        # A sample with two holders would stay in the model when one of them is forgotten.
+        # A sample with two holders would stay in the model after one of them is forgotten.
         shared = rows[holder[rows] >= 0]
         if shared.size:
             raise InputError(
@@ -100,7 +111,15 @@ def from_dataset(
 
 
 def from_arrays(arrays: Mapping[str, tuple[Any, Any]], *, dtype: str = "float64") -> tuple[ClientData, ...]:
-    """One client for each name, in the mapping's order, from pairs (x, y) of anything numpy can read."""
+    """Return one client for each name in `arrays`, in the mapping's order.
+
+    Args:
+        arrays: Pairs (x, y) by client name, of anything numpy can read.
+        dtype: Type of the features, float32 or float64.
+
+    Raises:
+        InputError: If an array does not hold numbers, or if the clients do not fit together.
+    """
     if dtype not in FEATURE_TYPES:
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
     clients = []
@@ -108,13 +127,21 @@ def from_arrays(arrays: Mapping[str, tuple[Any, Any]], *, dtype: str = "float64"
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"client {name!r} has a {type(pair).__name__} instead of a pair (x, y)")
         x, y = (_numbers(values, f"{field} of client {name!r}") for field, values in zip("xy", pair, strict=True))
-        with np.errstate(over="ignore"):  # what overflows float32 is refused as Inf, with the client's name
+        with np.errstate(over="ignore"):  # values that overflow float32 are refused as Inf, with the client's name
             clients.append(ClientData(name, x.astype(dtype), _labels(y, dtype)))
     return check_federation(clients)
 
 
 def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[ClientData, ...]:
-    """One client for each torch data set of pairs (x, y), each read once and as it is: keep augmentation out."""
+    """Return one client for each torch data set of pairs (x, y).
+
+    Args:
+        datasets: Data sets by client name. Each is read once, without augmentation.
+        dtype: Type of the features, float32 or float64.
+
+    Raises:
+        InputError: If a sample is not a pair of arrays of equal shapes, or if the clients do not fit together.
+    """
     import torch
 
     def to_numpy(value: Any) -> Array:
@@ -142,13 +169,13 @@ def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[
         if not xs:
             raise InputError(f"client {name!r} holds no samples; leave it out, or give it some")
         x = np.stack(xs)
-        # A single number a sample is one feature.
+        # A single number per sample is one feature.
         arrays[name] = (x[:, None] if x.ndim == 1 else x, np.stack(ys))
     return from_arrays(arrays, dtype=dtype)
 
 
 def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
-    """Names must be unique, and samples and labels of one kind for all clients."""
+    """Return the clients; refuse repeated names, and samples or labels of different shapes or types."""
     if not clients:
         raise InputError("a federation needs at least one client, found none")
     seen = set()
@@ -182,7 +209,7 @@ def _numbers(values: Any, what: str) -> Array:
 
 
 def _labels(y: Array, dtype: str) -> Array:
-    """Whole numbers are classes (int64); other labels are regression targets in the features' type."""
+    """Return whole numbers as classes (int64), and other labels as regression targets in the features' type."""
     return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(dtype)
 
 
@@ -192,10 +219,15 @@ BATCH = 512
 def frozen_features(
     clients: Sequence[ClientData], module: torch.nn.Module, *, norm: float | None = 1.0, dtype: str = "float64"
 ) -> tuple[ClientData, ...]:
-    """The clients with `module(x)`, flattened, in the place of x.
+    """Return the clients with `module(x)`, flattened, in place of x.
 
-    `norm` scales every sample's features to this length (None leaves them). A sample is scaled on its own, so no
-    other sample shapes it; and then beta <= (norm^2 + 1) / 2 of softmax regression is known before any data is seen.
+    Args:
+        clients: Clients with the inputs of the module.
+        module: Torch module with fixed weights.
+        norm: Length that each sample's features are scaled to; None leaves them. Each sample is scaled on its own, so
+            no other sample shapes it. For softmax regression beta <= (norm^2 + 1) / 2 is then known before any data is
+            seen.
+        dtype: Type of the features, float32 or float64.
 
     >>> import torch
     >>> client = ClientData("a", np.ones((2, 3)), np.array([0, 1]))
@@ -206,7 +238,7 @@ def frozen_features(
 
     if norm is not None and not 0.0 < norm < float("inf"):
         raise InputError(f"the length of a sample's features must be a positive number or None, found {norm}")
-    # In training mode batch norm would mix the samples of a client, and dropout would draw again.
+    # In training mode batch norm would mix the samples of a client, and dropout would be random.
     was_training = module.training
     module.eval()
     kind = next((parameter.dtype for parameter in module.parameters()), torch.float64)
@@ -229,7 +261,7 @@ def frozen_features(
 
 
 def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A module's output as rows of float64; an output that is not finite is refused, with the client's name."""
+    """Return a module's output as rows of float64; refuse an output that is not finite, with the client's name."""
     rows = np.asarray(output.detach().cpu().numpy(), dtype=np.float64)
     if rows.ndim < 2 or not np.all(np.isfinite(rows)):
         raise InputError(

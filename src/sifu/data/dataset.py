@@ -1,13 +1,12 @@
-"""A data set as it was stored, and the fixed constants that turn it into features.
+"""A data set as stored, the fixed constants that turn it into features, and digests of samples.
 
-A certificate's premise is that a client leaves no trace outside the model's training. A mean or a scale
-fitted on the clients' data would be such a trace, so features come from constants only: what a pixel can
-hold at most, and the means and deviations printed in the literature.
+A certificate's premise is that a client influences nothing but the model's training. A mean or a scale fitted to the
+clients' data would break it. Features are therefore computed from constants only: the largest value of a pixel, and
+published means and deviations.
 
-A digest of a client's samples in their order: it tells whether a later command reads what the run was made with.
-
-Requests for records name rows by their number, so the same rows in another order are other data. Where a feature map
-makes a model's inputs, what is digested are the samples before it: not every map gives the same bits on every machine.
+A digest of a client's samples in their order shows whether a later command reads the data that the run was made with.
+Requests for records name rows by number, so the same rows in another order are different data. Where a feature map
+computes a model's inputs, the samples before the map are digested: not every map gives the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FEATURE_TYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Scale:
-    """The constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
+    """Constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
 
     `authors` are the constants in the code of the paper's authors where they differ.
     """
@@ -42,7 +41,7 @@ class Scale:
     authors: Scale | None = None
 
     def of(self, normalise: Normalise) -> Scale:
-        """Return the constants that a normalisation uses."""
+        """Return the constants for a normalisation."""
         return self.authors or self if normalise == "authors" else self
 
 
@@ -50,10 +49,21 @@ class Scale:
 class Dataset:
     """Training and test samples as stored: bytes of images (N, H, W) or (N, H, W, C), or float features.
 
-    Labels are int64 class numbers into `classes`, or floats with no classes (regression). `identity_*`
-    says which person a sample shows, `client_*` which client a user's own file gives it to, `row_ids`
-    what identifies a training sample there, `scale` the constants of bytes; each may be None. A set
-    without test samples has arrays of length zero there.
+    A data set without test samples has arrays of length zero there.
+
+    Attributes:
+        name: Name of the data set.
+        x_train: Training samples.
+        y_train: Their labels: int64 class numbers into `classes`, or floats (regression).
+        x_test: Test samples.
+        y_test: Their labels.
+        classes: Names of the classes; empty for regression.
+        identity_train: Person that each training sample shows.
+        identity_test: Person that each test sample shows.
+        client_train: Client of each training sample, by the user's own file.
+        row_ids: Identity of each training sample in that file.
+        client_test: Client of each test sample.
+        scale: Constants for stored bytes.
     """
 
     name: str
@@ -95,7 +105,7 @@ class Dataset:
                 )
 
     def raw(self, split: str) -> tuple[Array, Array]:
-        """The stored samples and labels of `train` or `test`."""
+        """Return the stored samples and labels of `train` or `test`."""
         if split == "train":
             return self.x_train, self.y_train
         if split == "test":
@@ -111,7 +121,7 @@ class Dataset:
         normalise: Normalise = "unit",
         rows: Integers | None = None,
     ) -> Array:
-        """Model inputs of a split (of its `rows` when given), see `scale_features`."""
+        """Return the model inputs of a split, or of its `rows`; see `scale_features`."""
         x = self.raw(split)[0]
         return scale_features(x if rows is None else x[rows], self.scale, dtype=dtype, flat=flat, normalise=normalise)
 
@@ -119,13 +129,14 @@ class Dataset:
 def scale_features(
     x: Array, scale: Scale | None, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
 ) -> Array:
-    """Return stored samples as model inputs, by constants and nothing else.
+    """Return stored samples as model inputs, scaled by constants only.
 
     Args:
         x: Samples as stored.
-        scale: The constants of their data set. Without, bytes are divided by 255 and floats are left alone.
-        dtype: The type of the inputs, float32 or float64.
-        flat: Whether images become rows, in the order of (C, H, W) as torch flattens them. Else they are (N, C, H, W).
+        scale: Constants of their data set. Without them, bytes are divided by 255 and floats are unchanged.
+        dtype: Type of the inputs, float32 or float64.
+        flat: Whether images become rows, in the order of (C, H, W) as torch flattens them. Otherwise they are
+            (N, C, H, W).
         normalise: `unit` divides by the largest value that can be stored; `standard` then subtracts the published mean
             and divides by the published deviation, channel by channel; `authors` does so with the constants in the
             code of the paper's authors.
@@ -134,7 +145,7 @@ def scale_features(
         The inputs.
 
     Raises:
-        InputError: The samples, the type or the normalisation do not go with the constants.
+        InputError: If the samples, the type or the normalisation do not fit the constants.
 
     >>> scale = Scale(255.0, (0.1307,), (0.3081,))
     >>> scale_features(np.full((1, 1, 1), 255, dtype=np.uint8), scale)
@@ -158,22 +169,22 @@ def scale_features(
     if images.dtype == np.uint8:
         features = _scale_bytes(images, (scale or Scale(255.0)).of(normalise), np.dtype(dtype), normalise)
     elif scale is None:
-        with np.errstate(over="ignore"):  # what overflows float32 becomes Inf and is refused with its client
+        with np.errstate(over="ignore"):  # values that overflow float32 become Inf and are refused with their client
             features = np.ascontiguousarray(images.astype(dtype))
     else:
         raise InputError(
             f"the data must be stored as bytes (uint8) for their constants to apply, found {images.dtype}; load a file "
             "of other features as npz with its path"
         )
-    # Not -1: a set without test samples has no size to infer it from.
+    # Not -1: the size of an empty test set cannot be inferred.
     return features.reshape(features.shape[0], math.prod(features.shape[1:])) if flat else features
 
 
 def channels_first(x: Array) -> Array:
-    """Images (N, H, W) or (N, H, W, C) as (N, C, H, W); rows of features (N, D) are left as they are.
+    """Return images (N, H, W) or (N, H, W, C) as (N, C, H, W); rows of features (N, D) are unchanged.
 
-    Channels are looked for last, as image files store them; an array whose last axis cannot be channels
-    but whose second can is taken to be (N, C, H, W) already.
+    Channels are expected last, as in image files. If the last axis cannot be channels but the second can, the array is
+    assumed to be (N, C, H, W) already.
     """
     if x.ndim == 3:
         return x[:, None, :, :]
@@ -189,7 +200,7 @@ def channels_first(x: Array) -> Array:
 
 
 def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: Normalise) -> Array:
-    """Look every byte up in a table of its 256 images: one rounding in float64, one to `dtype`."""
+    """Look up every byte in a table of 256 values, rounded once in float64 and once to `dtype`."""
     levels = np.arange(256, dtype=np.float64) / scale.largest
     if normalise == "unit":
         return np.ascontiguousarray(levels.astype(dtype)[images])
@@ -205,10 +216,10 @@ def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: N
 
 
 def check_finite(owner: str, field: str, values: Array) -> None:
-    """Refuse NaN and Inf: one of them would reach every client's model in the next round."""
+    """Refuse NaN and Inf: they would spread to every client's model in the next round."""
     if not np.issubdtype(values.dtype, np.inexact):
         return
-    # Row blocks keep the mask small next to a data set of gigabytes.
+    # Blocks of rows keep the mask small for a data set of gigabytes.
     bad = sum(int((~np.isfinite(values[i : i + 4096])).sum()) for i in range(0, values.shape[0], 4096))
     if bad:
         raise InputError(
@@ -217,7 +228,7 @@ def check_finite(owner: str, field: str, values: Array) -> None:
 
 
 def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> None:
-    """Samples and labels must be numbers, one label row for each sample, all finite."""
+    """Refuse samples and labels that are not finite numbers, or not one label row for each sample."""
     for field, values in ((x_field, x), (y_field, y)):
         if values.ndim == 0 or not (
             np.issubdtype(values.dtype, np.integer) or np.issubdtype(values.dtype, np.floating)
@@ -237,7 +248,11 @@ def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> No
 
 
 def check_labels(owner: str, y: Array, classes: int) -> None:
-    """Class numbers must lie in 0..classes-1, several labels must be 0 or 1; floats (regression) go with no classes."""
+    """Refuse labels that do not fit the task.
+
+    Class numbers must be in 0..classes-1, several labels per sample must be 0 or 1, and floats (regression) need
+    `classes` = 0.
+    """
     if np.issubdtype(y.dtype, np.floating):
         if classes:
             raise InputError(f"{owner} are {y.dtype} although {classes} classes are named; store integers")
@@ -258,11 +273,11 @@ def check_labels(owner: str, y: Array, classes: int) -> None:
 
 
 PIECE_BYTES = 1 << 24
-"""This many bytes of an array are in memory at a time, where it lies in a file or has to be copied."""
+"""Number of bytes of an array that are in memory at once, if it is in a file or must be copied."""
 
 
 def sample_digest(client: Any) -> str:
-    """SHA-256 over type, shape and bytes of `x` and `y`; of the samples behind `x` where a map made it.
+    """Return SHA-256 over type, shape and bytes of `x` and `y`, or of the samples before a feature map and `y`.
 
     >>> from types import SimpleNamespace
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
@@ -282,7 +297,7 @@ def sample_digest(client: Any) -> str:
 
 
 def row_digests(x: Array) -> Array:
-    """SHA-256 of each sample on its own, as rows of 32 bytes, to be kept where features take the samples' place."""
+    """Return SHA-256 of each sample as rows of 32 bytes, to keep when features replace the samples."""
     stored = x.dtype.newbyteorder("<")
     rows = (hashlib.sha256(np.ascontiguousarray(row, dtype=stored).data).digest() for row in x)
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(x), hashlib.sha256().digest_size)

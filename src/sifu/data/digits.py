@@ -1,6 +1,6 @@
-"""The 8x8 handwritten digits that are shipped with this package.
+"""8x8 handwritten digits, shipped with this package.
 
-1,797 images of 8x8 pixels, each a whole number of 0..16, in the order of scikit-learn: the test part of "Optical
+1,797 images of 8x8 pixels, each a whole number in 0..16, in the order of scikit-learn: the test part of "Optical
 Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository, CC BY 4.0).
 """
 
@@ -20,11 +20,11 @@ FILE = Path(__file__).with_name("digits.npz")
 SAMPLES, TRAIN_SAMPLES = 1797, 1600
 CLASSES = tuple(str(digit) for digit in range(10))
 SCALE = Scale(16.0, (0.5,), (0.5,))
-"""No mean was ever published; the middle and half of the range belong to no client."""
+"""Constants of the digits. No mean was published, so they are the middle and half of the range."""
 
 
 def read_digits() -> Dataset:
-    """Return the digits, split into 1,600 training and 197 test images, always the same ones."""
+    """Return the digits with a fixed split into 1,600 training and 197 test images."""
     images, labels = stored_digits()
     order = fixed_order(SAMPLES)
     train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
@@ -40,7 +40,7 @@ def stored_digits() -> tuple[Array, Integers]:
 
 @cache
 def fixed_order(samples: int) -> Integers:
-    """Return a permutation that no release of numpy can change: row numbers ordered by their SHA-256.
+    """Return a permutation independent of numpy's version: row numbers ordered by their SHA-256.
 
     >>> fixed_order(5).tolist()
     [2, 4, 1, 3, 0]

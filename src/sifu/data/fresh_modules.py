@@ -1,8 +1,8 @@
 """Fresh copies of a torch module, and fixed states of the random generators of this process.
 
-A module may keep anything: a step counter, a memory bank, a running maximum in a gradient hook. Every client begins
-with a copy of the module as it was made and with generators in a state that its place decides, so that nothing of one
-client reaches the next by these ways (docs/theory.md, section 6.6).
+A module may keep state: a step counter, a memory bank, a running maximum in a gradient hook. Every client therefore
+starts with a copy of the original module and with generators in a state that its place determines. No state of one
+client reaches the next in this way (docs/theory.md, section 6.6).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def fresh_copy(module: AnyModule) -> AnyModule:
-    """Return a deep copy of a module, with own closures of the functions that it holds, its hooks included.
+    """Return a deep copy of a module, including the closures of its functions and hooks.
 
-    Variables of classes and of files are shared with every copy: `copy.deepcopy` copies objects alone.
+    Class variables and module-level variables are shared with every copy, because `copy.deepcopy` copies only objects.
 
     Raises:
         InputError: If something in the module cannot be copied.
@@ -45,7 +45,7 @@ def fresh_copy(module: AnyModule) -> AnyModule:
 
 
 def _renew_functions(holder: MutableMapping[Any, Any], memo: dict[int, Any]) -> None:
-    """Replace the functions among the values of `holder`, and of the mappings in it, by copies."""
+    """Replace the functions among the values of `holder`, and of its mappings, by copies."""
     for name, value in holder.items():
         if isinstance(value, FunctionType):
             holder[name] = _copied_function(value, memo)
@@ -54,7 +54,7 @@ def _renew_functions(holder: MutableMapping[Any, Any], memo: dict[int, Any]) -> 
 
 
 def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a function with the same code whose closure, defaults and attributes are copies."""
+    """Return a function with the same code and copies of its closure, defaults and attributes."""
     if id(function) in memo:
         copied: FunctionType = memo[id(function)]
         return copied
@@ -85,13 +85,13 @@ _EMPTY = object()
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was assigned yet
+    except ValueError:  # nothing assigned yet
         return _EMPTY
 
 
 @contextmanager
 def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Set the generators of torch (also on a GPU), numpy and Python by `seed`; put them back afterwards."""
+    """Seed the generators of torch (also on a GPU), numpy and Python; restore their states afterwards."""
     place = torch.device(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
@@ -107,7 +107,7 @@ def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[
 
 @contextmanager
 def fixed_algorithms() -> Iterator[None]:
-    """Let cuDNN take algorithms that follow from shapes alone and give the same bits every time."""
+    """Restrict cuDNN to algorithms that depend only on shapes and always give the same bits."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

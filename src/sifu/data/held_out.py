@@ -1,8 +1,8 @@
-"""Rows kept for testing: each drawn by what it is, so that no row ever changes the side of another.
+"""Rows held out for testing: each is drawn by its own key, so that no row affects another.
 
-A table with a column of identities draws by identity, every other table by what a row holds. Equal rows of one client
-are then on the same side: leaving one of them out moves none of the others. Runs recorded before rows were drawn by
-content number the rows of each client instead (`data.held_out_by = "number"`).
+A table with a column of identities draws by identity, every other table by the content of a row. Equal rows of one
+client are then on the same side, and removing one of them moves none of the others. Runs recorded before rows were
+drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sifu.theory.arrays import Array
 
 
 def contents_of(x: Array, y: Array) -> Array:
-    """Return a digest of each row's features and label, the same in every format the row is read from."""
-    # Whether labels are whole numbers is decided by all rows together, so both are digested as float64; 0.0 turns -0.0.
+    """Return a digest of each row's features and label, the same for every file format."""
+    # All rows together decide whether labels are integers, so digest both as float64. Adding 0.0 turns -0.0 into 0.0.
     rows, labels = (np.ascontiguousarray(part, dtype=np.float64).reshape(len(y), -1) + 0.0 for part in (x, y))
     return np.array(
         [
@@ -40,15 +40,15 @@ def numbers_of(owners: Sequence[str]) -> Array:
 
 
 def held_out_rows(client: Array, key: Array, share: float, seed: int) -> Array:
-    """Return which rows are kept for testing, each drawn by its client and its key alone.
+    """Return a mask of the rows held out for testing, each drawn by its client and its key alone.
 
-    Each client keeps at least one row to train on.
+    Each client keeps at least one row for training.
 
     Args:
-        client: The client of each row.
-        key: What a row is drawn by: its identity, the digest of its content or its number.
-        share: The expected share of rows kept for testing.
-        seed: The seed of the run.
+        client: Client of each row.
+        key: Key of each row: its identity, the digest of its content or its number.
+        share: Expected share of rows held out.
+        seed: Seed of the run.
     """
     held = np.zeros(len(client), dtype=bool)
     for row, (owner, name) in enumerate(zip(client, key, strict=True)):

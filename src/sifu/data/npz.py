@@ -1,8 +1,8 @@
 """A user's own data in one numpy file.
 
-The file has `x` and `y`, and may have `client` (which client a sample belongs to), `x_test`, `y_test` and `classes`. Or
-it has `x_train`, `y_train`, `x_test` and `y_test`, and may have `classes`, and `identity_train` and `identity_test`
-(which person a sample shows). Nothing is ever unpickled.
+The file has `x` and `y`, and optionally `client` (the client of each sample), `x_test`, `y_test` and `classes`. Or it
+has `x_train`, `y_train`, `x_test` and `y_test`, and optionally `classes`, `identity_train` and `identity_test` (the
+person that a sample shows). Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 LARGEST_FILE = 16 << 30
-"""Bytes of all arrays of a file together, unpacked; more than that does not fit our memory either."""
+"""Largest size of all arrays of a file together, unpacked, in bytes."""
 
 LARGEST_RATIO = 250
-"""Of unpacked to stored bytes; data with something in it stays far below, zeros reach a thousand."""
+"""Largest ratio of unpacked to stored bytes. Real data stay far below it; zeros reach a thousand."""
 ALWAYS_UNPACKED = 256 << 20
-"""Bytes that are unpacked whatever the ratio."""
+"""Number of bytes that are unpacked at any ratio."""
 
 MOST_CLASSES = 100_000
 REAL_KINDS = "biuf"
@@ -37,7 +37,13 @@ def read_npz(path: Path) -> Dataset:
 
 
 def dataset_of(arrays: dict[str, Array], path: Path, name: str) -> Dataset:
-    """Return the data set that the arrays of a file make."""
+    """Return the data set made of a file's arrays.
+
+    Args:
+        arrays: Arrays of the file by name.
+        path: Path of the file, for error messages.
+        name: Name of the data set.
+    """
     _check_samples(arrays, path)
     if "x" in arrays:
         arrays = _as_training(arrays, path)
@@ -62,7 +68,7 @@ def dataset_of(arrays: dict[str, Array], path: Path, name: str) -> Dataset:
 
 
 def _as_training(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
-    """The arrays of a user's own file under the names that those of a subset have."""
+    """Return the arrays of a user's own file, renamed to `x_train`, `y_train` and so on."""
     if "y" not in arrays:
         raise InputError(f"{path} has an array x but no y; it has {', '.join(sorted(arrays))}")
     if ("x_test" in arrays) != ("y_test" in arrays):
@@ -73,7 +79,7 @@ def _as_training(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """All arrays of an npz file, after their announced sizes were compared with what the file holds."""
+    """Return all arrays of an npz file, after checking the sizes in their headers against the file."""
     if path.exists() and not path.is_file():  # reading from a pipe could block forever
         raise InputError(f"{path} is not a regular file: give an npz file, written with np.savez")
     try:
@@ -83,12 +89,12 @@ def read_arrays(path: Path) -> dict[str, Array]:
     except InputError:
         raise
     except Exception as error:
-        # Damaged zips and headers raise nearly anything: BadZipFile, LZMAError, ValueError, EOFError...
+        # Damaged zips and headers raise many exceptions: BadZipFile, LZMAError, ValueError, EOFError...
         raise InputError(f"{path} is not a readable npz file ({error}); write it again with np.savez") from error
 
 
 def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of one sample of a file, read from a header alone."""
+    """Return shape and type of one sample of a file; read only a header."""
     try:
         with zipfile.ZipFile(path) as file:
             name = next(member for member in ("x.npy", "x_train.npy") if member in file.namelist())
@@ -100,7 +106,7 @@ def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array, whose numbers follow in the stream."""
+    """Return shape and type of an array and leave the stream at its data."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -110,7 +116,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _check_members(path: Path) -> None:
-    """Refuse arrays of objects, and headers that claim more than their member has, before any allocation."""
+    """Refuse arrays of objects, and headers with a size that differs from the member's, before any allocation."""
     total = 0
     with zipfile.ZipFile(path) as file:
         for member in file.infolist():
@@ -138,7 +144,7 @@ def _check_members(path: Path) -> None:
 
 
 def _check_samples(arrays: dict[str, Array], path: Path) -> None:
-    """Refuse arrays of data that are one number each, or no real numbers."""
+    """Refuse data arrays that are scalars or do not hold real numbers."""
     for name in ("x", "y", "client", *(f"{part}_{split}" for part in "xy" for split in ("train", "test"))):
         if name in arrays and arrays[name].ndim == 0:
             raise InputError(f"array {name} of {path} is one number without a dimension; store a row for each sample")
@@ -148,21 +154,21 @@ def _check_samples(arrays: dict[str, Array], path: Path) -> None:
 
 
 def _labels(y: Array) -> Array:
-    """Whole numbers as int64, floats (regression) as they are; other types are refused later by name."""
+    """Return whole numbers as int64 and other types unchanged; unsupported types are refused later by name."""
     return y.astype(np.int64) if y.dtype.kind in "biu" else y
 
 
 def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> tuple[str, ...]:
-    """The names stored in the file, or else one for each number up to the largest label.
+    """Return the class names stored in the file, or one for each number up to the largest label.
 
-    Without stored names the number of classes is read off everybody's labels. Store `classes` when even
-    that much must not depend on a client that may leave.
+    Without stored names, the number of classes depends on all clients' labels. Store `classes` if it must not depend on
+    a client that may leave.
     """
     if "classes" in arrays:
         return tuple(str(label) for label in arrays["classes"].reshape(-1))
     if y.dtype.kind != "i":
         return ()
-    if y.ndim == 2:  # several labels for each sample, a column each
+    if y.ndim == 2:  # several labels per sample, one column each
         return tuple(str(label) for label in range(y.shape[1]))
     largest = max((int(labels.max()) for labels in (y, y_test) if labels.size), default=-1)
     if largest >= MOST_CLASSES:

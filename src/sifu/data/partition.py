@@ -1,13 +1,12 @@
-"""Who holds which samples: index arrays, disjoint, one for each client.
+"""Partition of samples into disjoint index arrays, one for each client; and watermarks on clients' images.
 
-Every random choice comes from the generator that is handed in; the same generator, labels and numbers give
-the same split. The indices of a client are sorted.
+All random choices come from the given generator; the same generator, labels and numbers give the same partition. The
+indices of a client are sorted.
 
-Watermarks: some pixels of every image of a client set to the maximum, at places of the client's own.
-
-The paper (section 5.3, after Sommer et al. 2020) marks clients so that forgetting can be looked at: the mark is the
-only thing a client's images share with no one else's. Places depend on the seed and the client's number alone, never on
-data. (In the authors' code clients whose numbers are equal modulo 10 share one mark; here each has its own.)
+A watermark sets some pixels of every image of a client to the maximum, at places specific to the client. The paper
+(section 5.3, after Sommer et al. 2020) marks clients to make forgetting visible: only the mark distinguishes a client's
+images from all others. Places depend on the seed and the client's number alone, never on data. (In the authors' code
+clients with equal numbers modulo 10 share one mark; here each has its own.)
 """
 
 from __future__ import annotations
@@ -47,13 +46,25 @@ def partition(
     """Split the samples with these `labels` among `clients`.
 
     * `iid`: samples at random.
-    * `one_class`: client k holds class number k * classes // clients only, so classes are spread evenly.
+    * `one_class`: client k holds only class number k * classes // clients, so classes are spread evenly.
     * `dirichlet`: each client's class proportions are drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019).
-    * `identity`: whole people, in the order of their numbers, until a client has its samples or more.
+    * `identity`: whole people, in the order of their numbers, until a client has at least its number of samples.
     * `given`: the client ids of `given`, in sorted order; `clients` must be their number.
 
-    `samples_per_client` is every client's size and `sizes` each client's own; with neither, all samples are
-    split as evenly as the kind allows (`one_class`: those of the classes that have a client).
+    Args:
+        kind: One of the kinds above.
+        labels: Label of each sample.
+        clients: Number of clients.
+        samples_per_client: Number of samples of every client. Without it and `sizes`, all samples are split as evenly
+            as the kind allows (`one_class`: those of the classes that have a client).
+        generator: Source of all random choices.
+        alpha: Concentration of `dirichlet`.
+        identity: Person of each sample, for `identity`.
+        given: Client id of each sample, for `given`.
+        sizes: Number of samples of each client.
+
+    Returns:
+        Sorted indices of each client's samples.
 
     >>> parts = partition("iid", np.zeros(10), 3, None, np.random.default_rng(0))
     >>> [len(part) for part in parts]
@@ -87,12 +98,12 @@ def partition(
 
 
 def given_names(given: ArrayLike) -> tuple[str, ...]:
-    """The client ids of a `given` partition as names, in the order of its clients."""
+    """Return the client ids of a `given` partition as names, in the order of its clients."""
     return tuple(str(client) for client in np.unique(np.asarray(given)))
 
 
 def even_sizes(samples: int, clients: int) -> list[int]:
-    """Sizes that differ by one at most and add up to `samples`.
+    """Return sizes that differ by at most one and add up to `samples`.
 
     >>> even_sizes(10, 4)
     [3, 3, 2, 2]
@@ -122,10 +133,10 @@ def _by_class(labels: Indices, clients: int, wanted: list[int] | None, generator
 def _by_dirichlet(
     labels: Indices, sizes: list[int], alpha: float | None, generator: np.random.Generator
 ) -> list[Indices]:
-    """Fill clients one after another from class pools, without replacement.
+    """Fill clients one after another from pools of classes, without replacement.
 
-    When a class runs out, its share goes to the client's other classes, in proportion. Late clients meet
-    emptier pools, so the order is drawn at random and tells nothing about a client's number.
+    When a class runs out, its share goes to the client's other classes, in proportion. Later clients find emptier
+    pools, so the order of clients is random.
     """
     if alpha is None or not math.isfinite(alpha) or alpha <= 0.0:
         raise InputError(f"a dirichlet partition needs a finite alpha above 0, found {alpha}")
@@ -143,12 +154,12 @@ def _by_dirichlet(
 
 
 def _draw_counts(proportions: Floats, size: int, left: Indices, generator: np.random.Generator) -> Indices:
-    """`size` samples over the classes by `proportions`, at most `left` of each."""
+    """Return the number of samples of each class: `size` in total by `proportions`, at most `left` of each."""
     taken = np.zeros_like(left)
     while (missing := size - int(taken.sum())) > 0:
         weights = np.where(taken < left, proportions, 0.0)
         if not weights.sum() > 1e-300:
-            # All of the client's classes are empty (or alpha is tiny): what is left decides.
+            # All of the client's classes are empty (or alpha is tiny): the remaining samples decide.
             weights = (left - taken).astype(np.float64)
         more = generator.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + more, left)  # every pass fills the client or empties a class
@@ -182,7 +193,7 @@ def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted:
         else:
             target = (samples - ends[first]) / (later + 1)
             person += 1
-            # One more person while that comes nearer to an even share and leaves one for each later client.
+            # Add a person while this comes closer to an even share and leaves one for each later client.
             while person < counts.size - later and (
                 later == 0 or abs(ends[person + 1] - ends[first] - target) < abs(ends[person] - ends[first] - target)
             ):
@@ -231,7 +242,7 @@ def _class_numbers(kind: str, labels: Array) -> Indices:
 
 
 def _sizes(clients: int, samples_per_client: int | None, sizes: Sequence[int] | None) -> list[int] | None:
-    """Each client's size, or None when all samples are to be used."""
+    """Return each client's size, or None to use all samples."""
     if sizes is not None:
         if samples_per_client is not None:
             raise InputError("give samples_per_client (one size for all) or sizes (one each), not both")
@@ -261,10 +272,15 @@ def _whole_number(field: str, value: Any) -> int:
 def watermarked(
     dataset: Dataset, indices: Sequence[Integers], pixels: int, seed: int, *, fresh: bool = False
 ) -> Dataset:
-    """The data set with each client's training rows marked; test samples stay as they are.
+    """Return the data set with a mark on each client's training images; test samples are unchanged.
 
-    `fresh` marks are drawn apart from those clients train with: what a model does with them says how much of its
-    accuracy is owed to the mark itself.
+    Args:
+        dataset: Data set of images stored as bytes.
+        indices: Training rows of each client.
+        pixels: Number of marked pixels.
+        seed: Seed of the places.
+        fresh: Whether to draw other marks than those that clients train with. The accuracy on them shows how much of
+            the accuracy is due to the mark itself.
     """
     images = dataset.x_train
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
@@ -284,7 +300,7 @@ def watermarked(
 
 
 def mark_places(seed: int, client: int, places: int, pixels: int, *, fresh: bool = False) -> Integers:
-    """Which of `places` pixels carry the mark of a client.
+    """Return the pixels, among `places`, that carry the mark of a client.
 
     >>> mark_places(1, 0, 64, 3).size, bool(np.array_equal(mark_places(1, 0, 64, 3), mark_places(1, 1, 64, 3)))
     (3, False)

@@ -1,4 +1,4 @@
-"""Data sets by name: the digits, a user's npz file, and those that other installed packages provide.
+"""Data sets by name: the digits, a user's npz file, and those of other installed packages.
 
 A package provides a data set through the entry point group `sifu.data`: the name of the entry point is the value of
 `data.name` in a spec, and its object is a `NamedData`.
@@ -27,14 +27,14 @@ OF_THE_PAPER = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "hosp
 
 @dataclass(frozen=True)
 class NamedData:
-    """A data set that a spec can name: how to read it, and facts about it that depend on no client.
+    """A data set that a spec can name: its reader, and facts about it that depend on no client.
 
     Attributes:
-        read: Returns the data set from the folder that the user names, or from wherever the files are otherwise. The
-            second argument is the spec's `data.held_out_by`, for data sets that hold rows out themselves.
-        classes: The number of classes.
-        scale: The constants that bytes are scaled with; None leaves numbers as they are.
-        shape: The shape of a stored sample, where all samples have the same one.
+        read: Function that returns the data set, given the user's folder (None for the default places) and the spec's
+            `data.held_out_by`, for data sets that hold out rows themselves.
+        classes: Number of classes.
+        scale: Constants for stored bytes; None leaves numbers unchanged.
+        shape: Shape of a stored sample, if all samples have the same one.
         is_table: Whether it holds rows of a table, which it assigns to clients itself.
     """
 
@@ -54,14 +54,14 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
     Args:
         name: `digits`, the name of a data set that an installed package provides, or a user's own npz file as
             `npz:PATH`, `PATH.npz`, or `npz` with its path as `folder`.
-        folder: Where the files of the data set are.
-        held_out_by: What a data set that holds rows out itself draws them by, their content or their number.
+        folder: Folder with the files of the data set.
+        held_out_by: Key of held-out rows, for data sets that hold out rows themselves: content or number.
 
     Returns:
-        The data set, with the constants that its bytes are scaled with.
+        The data set, with the constants for its bytes.
 
     Raises:
-        InputError: The name is not known, or a file is missing or damaged.
+        InputError: If the name is unknown, or a file is missing or damaged.
     """
     own = _own_file(name, folder)
     if own is not None:
@@ -82,10 +82,10 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
 
 
 def find_data(name: str) -> NamedData | None:
-    """Return what is known of a named data set; None for other names, such as `npz` and `table`.
+    """Return the facts about a named data set; None for other names, such as `npz` and `table`.
 
     Raises:
-        InputError: The data set is one of the paper's, whose package is not installed.
+        InputError: If the data set belongs to the paper's package, which is not installed.
     """
     if name == "digits":
         return DIGITS
@@ -100,7 +100,7 @@ def find_data(name: str) -> NamedData | None:
 
 
 def scale_of(name: str) -> Scale | None:
-    """Return the constants that bytes of a data set are scaled with; None where there are none."""
+    """Return the constants for the bytes of a data set, or None."""
     named = find_data(name)
     return named.scale if named else None
 
@@ -121,17 +121,17 @@ def _loaded(name: str) -> NamedData:
 
 
 def search_folders(folder: Path | str | None) -> list[Path]:
-    """Return where files of a named data set are looked for, in order: `folder`, SIFU_DATA, ~/.cache/sifu/data."""
+    """Return the folders to search for the files of a named data set: `folder`, SIFU_DATA, ~/.cache/sifu/data."""
     places: list[Path | str] = [] if folder is None else [folder]
     if os.environ.get(ENVIRONMENT_VARIABLE):
         places.append(os.environ[ENVIRONMENT_VARIABLE])
     places.append("~/.cache/sifu/data")
-    # os.path leaves ~ alone where there is no home, pathlib raises.
+    # Without a home directory os.path keeps ~, while pathlib raises.
     return list(dict.fromkeys(Path(os.path.expanduser(place)) for place in places))
 
 
 def _own_file(name: str, folder: Path | str | None) -> Path | None:
-    """Return the path of a user's own npz file, or None when `name` names a data set."""
+    """Return the path of a user's own npz file, or None if `name` is the name of a data set."""
     if name == "npz":
         if folder is None:
             raise InputError("npz needs the path of a file: write npz:PATH")

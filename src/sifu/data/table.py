@@ -1,4 +1,4 @@
-"""Tables as people have them: CSV in its dialects, or Parquet, with a column for the client or one file per client."""
+"""Reader of tables: CSV in its dialects or Parquet, with a column for the client or one file per client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sifu.theory.arrays import Array
 CSV_ENDINGS = (".csv", ".tsv", ".txt", ".data")
 ENDINGS = (*CSV_ENDINGS, ".parquet")
 LARGEST_FILE = 4 << 30
-"""Bytes of one file."""
+"""Largest size of one file, in bytes."""
 MOST_FILES = 100_000
 OTHER_FILES = {
     b"pk\x03\x04": "a workbook or a zip file: save the sheet as CSV",
@@ -36,9 +36,9 @@ OTHER_FILES = {
     b'{"': "JSON: write the table as CSV",
     b"sqlite format 3": "a database: export the table as CSV",
 }
-"""How files begin that are taken for CSV by mistake, in lower case, and what they are."""
+"""First bytes of files that are often mistaken for CSV, in lower case, and descriptions of these files."""
 MOST_NAMED = 12
-"""Columns that a sentence names."""
+"""Largest number of columns that a sentence names."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -53,12 +53,20 @@ def read_table(
     one_client: bool = False,
     columns: Sequence[str] = (),
 ) -> Dataset:
-    """The data set in a file with a column for the client, or in a folder with one file per client.
+    """Return the data set in a file with a column for the client, or in a folder with one file per client.
 
-    A share `held_out` of each client's rows, drawn by `seed` and each row's identity, is kept for testing; or all rows
-    of `test_file` are. Rows without an identity are drawn by `held_out_by`, their content or their number. With
-    `one_client` a file without a column for the client is one client's. `columns` are the features that it must have,
-    in their order, whatever that of the file is.
+    Args:
+        path: File or folder.
+        coding: Role of every column.
+        held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the identity of each row.
+        held_out_by: Key of rows without an identity: their content or their number.
+        test_file: File whose rows are used for testing instead.
+        seed: Seed of the run.
+        one_client: Whether a file without a column for the client belongs to one client.
+        columns: Required features in their order, whatever the order in the file.
+
+    Raises:
+        InputError: If a file or a column is missing, or a value cannot be coded.
     """
     tables = _read_tables(path, coding, one_file=one_client)
     testing: dict[str, Any] = {"held_out": held_out, "held_out_by": held_out_by, "test_file": test_file, "seed": seed}
@@ -66,9 +74,12 @@ def read_table(
 
 
 def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
-    """The data set in a frame of pandas or polars, a table of pyarrow or a data set of Hugging Face.
+    """Return the data set in a pandas or polars frame, a pyarrow table or a Hugging Face data set.
 
-    `testing` is what `read_table` takes: `held_out`, `held_out_by` and `seed`, or `test_file`.
+    Args:
+        frame: The frame.
+        coding: Role of every column.
+        testing: Arguments of `read_table` on testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
     """
     if not coding.client:
         raise InputError("the frame holds all clients: name the column that says whose a row is (data.client)")
@@ -89,7 +100,7 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column: pyarrow's, pandas' and polars' columns have a method for it, others are iterated."""
+    """Return the values of a column, by the list method of pyarrow, pandas and polars, or by iteration."""
     for method in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, method):
             return list(getattr(column, method)())
@@ -126,7 +137,7 @@ def _dataset(
     x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else numbers_of(owners)
-    different = np.unique(identity).size  # two rows of one client under one identity are fine: both are that person's
+    different = np.unique(identity).size  # two rows of one client may share an identity: both belong to that person
     if coding.identity and len(identity) > 20 and different * 10 < len(identity):
         _warn(
             f"data.id has only {different} different values in {len(identity)} rows: a request for one of them takes "
@@ -158,7 +169,7 @@ def _dataset(
 
 
 def first_row(path: Path) -> list[str]:
-    """The fields of a CSV file's first line, which should be the names of its columns."""
+    """Return the fields of a CSV file's first line, which should be the names of its columns."""
     text = _decoded(path)
     try:
         return next((fields for _, fields in _csv_rows(text, _separator(text))), [])
@@ -167,7 +178,7 @@ def first_row(path: Path) -> list[str]:
 
 
 def column_names(path: Path, coding: TableCoding) -> list[str]:
-    """The columns of a table, or of the first file of a folder, in their order; its rows are not read."""
+    """Return the columns of a table, or of the first file of a folder, in order; CSV rows are not read."""
     if path.is_dir():
         path = next(iter(table_files(path)), path / "none")
     if path.suffix.lower() not in CSV_ENDINGS or not path.is_file():
@@ -176,7 +187,7 @@ def column_names(path: Path, coding: TableCoding) -> list[str]:
 
 
 def frame_names(frame: Any) -> list[str]:
-    """The columns of a frame, in their order."""
+    """Return the columns of a frame, in order."""
     return list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
 
 
@@ -187,12 +198,12 @@ def read_features(
 
     Args:
         path: The file.
-        coding: The coding of the clients' rows.
-        names: The columns that it must have, in any order.
+        coding: Coding of the clients' rows.
+        names: Required columns, in any order.
         refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
 
     Returns:
-        The features, and the identities, none without a column for them.
+        The features, and the identities; no identities without a column for them.
 
     Raises:
         InputError: If the file or a column is missing, or a value cannot be coded and `refused` is None.
@@ -208,7 +219,7 @@ def read_features(
 
 
 def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:
-    """Warn of what looks like a mistake, one sentence for each kind; nothing is refused for it."""
+    """Warn of likely mistakes, with one sentence for each kind; nothing is refused."""
     start, numbers = 0, 0
     scaled, unscaled, unlike = dict[str, int](), dict[str, int](), []
     for name in () if coding.text else columns:
@@ -254,7 +265,7 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
 
 
 def some(names: Sequence[str]) -> str:
-    """Return names in a sentence, the first few of many.
+    """Join the first few names for a sentence.
 
     >>> some(["a", "b"]), len(some([str(number) for number in range(1000)]))
     ('a, b', 49)
@@ -268,7 +279,7 @@ def _warn(sentence: str) -> None:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """The files of a folder that hold tables, in order."""
+    """Return the files of a folder that hold tables, in order."""
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
 
 
@@ -290,7 +301,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> 
 
 
 def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[str]:
-    """The columns that are features, the same in every file and in the order of the first."""
+    """Return the columns that are features, which must be the same in every file, in the order of the first."""
     first = tables[0]
     coding.check_columns(list(first.columns), first.name, SEPARATORS.get(first.separator, ""))
     for table in tables[1:]:
@@ -308,7 +319,7 @@ def _owners(table: TableFile, coding: TableCoding) -> list[str]:
 
 
 def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
-    """The texts of a column in which no row may be empty."""
+    """Return the texts of a column in which no row may be empty."""
     texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
     for text, place in zip(texts, table.places, strict=True):
         if not text:
@@ -317,7 +328,7 @@ def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
 
 
 def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
-    """Every column of a file; `header` names those of a CSV file without a header line."""
+    """Return every column of a file; `header` names the columns of a CSV file without a header line."""
     if not path.is_file():
         raise InputError(f"there is no file {path}: give a {', '.join(ENDINGS)} file, or a folder with one per client")
     if path.stat().st_size > LARGEST_FILE:
@@ -379,24 +390,24 @@ def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:
 
 
 def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row that is not blank, with the line it ends on."""
+    """Yield each row that is not blank, with the line it ends on."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     for fields in reader:
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
-            continue  # a line for Excel alone
+            continue  # a line for Excel only
         if any(field.strip() for field in fields):
             yield reader.line_num, fields
 
 
 def _separator(text: str) -> str:
-    """What separates the fields: what makes the most of the first line, a comma where nothing does."""
+    """Return the separator that splits the first line into the most fields; a comma if none does."""
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("sep=")), "")
     fields = {mark: len(next(csv.reader([first], delimiter=mark))) for mark in SEPARATORS}
     return max(SEPARATORS, key=lambda mark: (fields[mark], mark == ","))
 
 
 def _decoded(path: Path) -> str:
-    """The text of a file: UTF-8, UTF-16 by its mark, else Latin-1 as older programs write it."""
+    """Return the text of a file: UTF-8, UTF-16 or UTF-32 by its byte-order mark, or else Windows-1252."""
     try:
         content = path.read_bytes()
     except OSError as error:

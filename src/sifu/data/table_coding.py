@@ -1,8 +1,8 @@
-"""How the columns of a table become features and classes: by constants of the spec, before anyone's data are read.
+"""Coding of a table's columns as features and classes, by constants of the spec that are fixed before data are read.
 
-A number is shifted and scaled by two constants. A category is one feature per listed word. Where the spec says what
-stands for a missing value, an indicator is added, so that a model can tell a filled-in value from a measured one. No
-mean, range or list is taken from the clients' rows: a client that leaves has left no trace in the coding.
+A number is shifted and scaled by two constants. A category is one feature per listed word. Where the spec gives a
+filler for a missing value, an indicator is added, so that a model can distinguish a filled-in value from a measured
+one. No mean, range or list comes from the clients' rows, so a client that leaves has no influence on the coding.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sifu.theory.arrays import Array
 
 MOST_WORDS = 1000
 MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nat", "-", "."})
-"""Texts that stand for a missing value, in lower case."""
+"""Texts that mean a missing value, in lower case."""
 FAR_OUTSIDE = 10.0
-"""A scaled number beyond this is reported: its constants, or the value, are probably wrong."""
+"""Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning says so."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f]\d{3})+([.,]\d+)?")
@@ -37,12 +37,12 @@ _DATE = re.compile(
     r"|\d{1,2}[-. ]*[^\W\d_]{3,9}[-., ]*\d{2,4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
-"""Characters that are not seen, which programs leave at the ends of texts."""
+"""Invisible characters that programs leave at the ends of texts."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: file, line as an editor counts it (0: the format has none), and row counted from 0."""
+    """Location of a value: file, line as in an editor (0 if the format has no lines), and row counted from 0."""
 
     file: str
     line: int
@@ -53,12 +53,12 @@ class Place:
 
 
 NO_TEXT = ""
-"""The separator of what is no text: Parquet, frames."""
+"""Separator of formats that are not text: Parquet, frames."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file as it was read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
+    """One file as read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
 
     name: str
     columns: dict[str, list[Any]]
@@ -67,48 +67,48 @@ class TableFile:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return len(next(iter(self.columns.values())))
 
     @cached_property
     def places(self) -> list[Place]:
-        """Where each row stands."""
+        """Location of each row."""
         return [Place(self.name, line, row) for row, line in enumerate(self.lines or [0] * self.rows)]
 
     @property
     def decimal_commas(self) -> bool:
-        """Whether 1,5 is a number: only where commas do not separate fields."""
+        """Whether 1,5 is a number: only if commas do not separate fields."""
         return self.separator not in (",", NO_TEXT)
 
 
 @dataclass(frozen=True)
 class TableCoding:
-    """The role of every column; a column without its own role is a number."""
+    """Role of every column; a column without another role is a number."""
 
     label: str
     client: str = ""
     classes: tuple[tuple[str, ...], ...] = ()
-    """The words of each class; empty where labels are numbers already."""
+    """Words of each class; empty where labels are numbers already."""
     class_names: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: str = ""
     ignored: tuple[str, ...] = ()
     scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Middle and spread of a column of numbers."""
+    """Middle and spread of each column of numbers."""
     missing: Mapping[str, float | None] = field(default_factory=dict)
-    """What stands for a missing number, None for a missing category."""
+    """Filler of a missing number; None for a missing category."""
     header: tuple[str, ...] = ()
-    """Names of the columns of files that have no header line."""
+    """Names of the columns of files without a header line."""
     missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further texts that stand for a missing value, by column."""
+    """Further texts that mean a missing value, by column."""
     regression: bool = False
-    """Whether labels are numbers to predict; whole numbers are not classes then."""
+    """Whether labels are numbers to predict; whole numbers are then not classes."""
     text: str = ""
-    """The column of texts, which is the only feature."""
+    """Column of texts, which is then the only feature."""
     model: str = ""
-    """The model whose tokenizer reads texts."""
+    """Model whose tokenizer reads texts."""
     tokens: int = 0
-    """How many tokens of a text are read."""
+    """Number of tokens of a text that are read."""
 
     @classmethod
     def from_spec(
@@ -117,8 +117,8 @@ class TableCoding:
         """Return the coding that a spec declares.
 
         Args:
-            data: The section on data.
-            features: The section whose model reads texts.
+            data: Section on data.
+            features: Section that names the model for texts.
             regression: Whether labels are numbers to predict.
         """
         classes = parse_classes(data.classes) if data.classes.strip() else {}
@@ -149,7 +149,7 @@ class TableCoding:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> TableCoding:
-        """The coding in the description of an exported model."""
+        """Return the coding in the description of an exported model."""
         return cls(
             label=str(mapping["label"]),
             client=str(mapping["client"]),
@@ -170,14 +170,20 @@ class TableCoding:
         )
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
-        """The columns that are features, in the order given."""
+        """Return the columns that are features, in the given order."""
         if self.text:
             return [self.text]
         others = {self.label, self.client, self.identity, *self.ignored}
         return [name for name in columns if name not in others]
 
     def check_columns(self, columns: Sequence[str], file: str, separator: str = "") -> None:
-        """Every column that the spec names must be there, and leave one that is a feature."""
+        """Refuse a table without a column that the spec names, or without any feature.
+
+        Args:
+            columns: Columns of the table.
+            file: Name of the file, for error messages.
+            separator: Words for the separator of its fields, for error messages.
+        """
         named = [
             ("data.label", [self.label]), ("data.client", [self.client]), ("data.id", [self.identity]),
             ("data.text", [self.text]),
@@ -208,19 +214,19 @@ class TableCoding:
             raise InputError(f"{file} has no column for features: all of {', '.join(columns)[:200]} have other roles")
 
     def width(self, name: str) -> int:
-        """How many features a column becomes."""
+        """Return the number of features of a column."""
         return len(self.categories.get(name, [name])) + (name in self.missing)
 
     def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
-        """Return the features of these columns, one row per row of the table; of texts their tokens.
+        """Return the features of these columns, one row per row of the table; tokens for a column of texts.
 
         Args:
-            table: The table as it was read.
+            table: Table as read.
             names: Its columns that are features.
             refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
 
         Returns:
-            The features; those of a refused row mean nothing.
+            The features; those of a refused row are meaningless.
 
         Raises:
             InputError: If a value cannot be coded and `refused` is None.
@@ -259,7 +265,7 @@ class TableCoding:
         return text not in positions and (text.lower() in MISSING_WORDS or text in self.missing_words.get(name, ()))
 
     def _fill_of(self, name: str, value: Any, place: Place) -> float | None:
-        """Return what stands for a missing value of a column: a number, or None for a category."""
+        """Return the filler of a missing value of a column: a number, or None for a category."""
         if name not in self.missing:
             example = f"{name}=" if name in self.categories else f"{name}=NUMBER"
             raise InputError(
@@ -270,7 +276,13 @@ class TableCoding:
         return self.missing[name]
 
     def labels(self, table: TableFile) -> Array:
-        """Class numbers; without declared classes whole numbers are classes, other numbers targets of a regression."""
+        """Return the labels: class numbers, or targets of a regression.
+
+        Without declared classes, nonnegative whole numbers are class numbers, and other numbers are targets.
+
+        Raises:
+            InputError: If a label is missing, not listed, or too large for a class number.
+        """
         pairs = list(zip(table.columns[self.label], table.places, strict=True))
         for value, place in pairs:
             if is_missing(value) and not any(_text(value) in words for words in self.classes):
@@ -297,7 +309,7 @@ class TableCoding:
 
 
 def split_names(text: str, key: str) -> list[str]:
-    """Names with commas or new lines between them; one that holds such a character is written in double quotes.
+    """Split a text into names at commas or line breaks; names with such a character are written in double quotes.
 
     >>> split_names('age, "weight, in kg"', "data.ignore")
     ['age', 'weight, in kg']
@@ -309,7 +321,7 @@ def split_names(text: str, key: str) -> list[str]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names as `split_names` reads them.
+    """Join names into a text that `split_names` reads.
 
     >>> split_names(join_names(["age", "weight, in kg"]), "data.columns")
     ['age', 'weight, in kg']
@@ -318,7 +330,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as a spec writes it: in double quotes where a character in it would end it, its own quotes doubled.
+    """Return a name for a spec, in double quotes if it contains a special character; inner quotes are doubled.
 
     >>> print(quoted('12" pipe'), quoted("age"))
     "12"" pipe" age
@@ -327,7 +339,7 @@ def quoted(name: str) -> str:
 
 
 def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
-    """Columns of words as a spec writes them.
+    """Parse columns of words from the text in a spec.
 
     >>> parse_categories('colour=red,green; "size; EU"=S,M,L')
     {'colour': ('red', 'green'), 'size; EU': ('S', 'M', 'L')}
@@ -339,7 +351,7 @@ def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _listed_words(text: str, what: str) -> list[str]:
-    """A list of different words as they are written, perhaps in quotes."""
+    """Return a list of different words as written, with their quotes."""
     words = _split(text, ",")
     if not words or len(words) > MOST_WORDS or len(set(words)) != len(words) or text.rstrip().endswith(","):
         raise InputError(
@@ -349,7 +361,7 @@ def _listed_words(text: str, what: str) -> list[str]:
 
 
 def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
-    """The words of each class, by the class's name.
+    """Return the words of each class, by the name of the class.
 
     >>> parse_classes("<=50K, >50K"), parse_classes("healthy=0, ill=1|2|3")
     ({'<=50K': ('<=50K',), '>50K': ('>50K',)}, {'healthy': ('0',), 'ill': ('1', '2', '3')})
@@ -367,7 +379,7 @@ def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for a missing one.
+    """Return whether a value means a missing one.
 
     >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
     [True, True, True, True, False, False]
@@ -376,12 +388,12 @@ def is_missing(value: Any) -> bool:
 
 
 def looks_like_a_number(text: str, commas: bool = False) -> bool:
-    """Whether a text is a number as files write it; `commas` allows 1,5."""
+    """Return whether a text is a number as written in files; `commas` allows 1,5."""
     return bool(_NUMBER.fullmatch(text) or (commas and _DECIMAL_COMMA.fullmatch(text)))
 
 
 def looks_like_a_date(text: str) -> bool:
-    """Whether a text is a date, a time or both.
+    """Return whether a text is a date, a time or both.
 
     >>> looks_like_a_date("2024-01-31"), looks_like_a_date("31 Jan 2024"), looks_like_a_date("10:30")
     (True, True, True)
@@ -392,7 +404,7 @@ def looks_like_a_date(text: str) -> bool:
 
 
 def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
-    """COLUMN=TEXT, with semicolons or new lines between them."""
+    """Yield column and text of entries COLUMN=TEXT, separated by semicolons or line breaks."""
     seen = set()
     for part in _split(text, ";\n"):
         column, equals, rest = _partition(part)
@@ -403,7 +415,7 @@ def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _split(text: str, separators: str, *, empty: bool = False) -> list[str]:
-    """Return the parts between separators outside double quotes, those that are empty only where asked for."""
+    """Return the parts between separators outside double quotes; empty parts only if `empty`."""
     parts, quoted = [""], False
     for character in text:
         if character == '"':
@@ -447,9 +459,9 @@ def _fill(column: str, text: str) -> float | None:
 
 
 def stripped(text: str) -> str:
-    """A text without what is not seen at its ends.
+    r"""Return a text without white space and invisible characters at its ends.
 
-    >>> stripped("\\ufeff age\\u200b ")
+    >>> stripped("\ufeff age\u200b ")
     'age'
     """
     return text.strip().strip(_INVISIBLE).strip()
@@ -463,7 +475,7 @@ def _number(place: Place, column: str, value: Any, commas: bool, words_key: str 
     if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
     else:
-        text = _text(value).replace("\u2212", "-")  # the minus sign of typesetters
+        text = _text(value).replace("\u2212", "-")  # the typographic minus sign
         if commas and _DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
@@ -497,7 +509,7 @@ def _why_no_number(text: str, words_key: str) -> str:
 
 
 def _position(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
-    """The class or category of a value: by its text, else as a whole number (1.0 is 1) or a truth value."""
+    """Return the class or category of a value: by its text, else as a whole number (1.0 is 1) or a truth value."""
     text = _text(value)
     for word in (text, whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
         if word in positions:
@@ -509,7 +521,7 @@ def _position(place: Place, column: str, value: Any, positions: Mapping[str, int
 
 
 def whole_number(value: Any) -> str:
-    """A value as a text; 1.0 is 1.
+    """Return a value as a text, with 1.0 as 1.
 
     >>> whole_number("1.0"), whole_number(2.5), whole_number(" red ")
     ('1', '2.5', 'red')

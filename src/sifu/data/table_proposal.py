@@ -1,7 +1,7 @@
-"""`sifu init --from`: a spec for a table, proposed from its header and the types of its columns.
+"""Proposal of a spec for a table (`sifu init --from`), from its header and the types of its columns.
 
-Constants are never fitted to the rows. Where a column's name is familiar, a published range is proposed; everything
-else that the operator must know from elsewhere is marked CHECK.
+Constants are never fitted to the rows. Columns with a familiar name get a published range. All other entries that the
+operator must know from elsewhere are marked CHECK.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sifu.data.table_coding import TableFile, is_missing, looks_like_a_date, loo
 from sifu.errors import InputError
 
 FEW_WORDS = 20
-"""A column with more different words than this is not proposed as a category."""
+"""Largest number of different words of a column that is proposed as a category."""
 MOST_CODES = 8
 MOSTLY = 0.9
-"""A column of which this share are numbers is one of numbers; its other texts are proposed as missing."""
+"""Smallest share of numbers in a column of numbers; its other texts are proposed as missing."""
 MANY_ROWS = 20
-"""With more rows than this, a whole number that differs in every row is an identity."""
+"""Number of rows above which a column with a different whole number in every row is an identity."""
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     r"age": {"years": (50, 20)},
     r"trestbps|sbp|systolic(_?(bp|blood_?pressure))?|ap_?hi|restingbp|blood_?pressure": {
@@ -47,9 +47,9 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     r"creatinine": {"mg/dl": (1, 0.5), "umol/l": (88, 44)},
     r"ha?emoglobin|hb": {"g/dl": (14, 2), "g/l": (140, 20), "mmol/l": (8.7, 1.2)},
 }
-"""Middle and spread of familiar measurements in adults by unit, the most usual first, as textbooks have them.
+"""Middle and spread of familiar measurements in adults, by unit, the most usual unit first.
 
-No file was looked at.
+They come from textbooks, not from any data file.
 """
 CLIENTS = re.compile(r"client|hospital|site|cent(re|er)|institution|bank|branch|clinic|facility|provider|device", re.I)
 IDENTITIES = re.compile(r"id|(.*[_ ])?(id|identifier|mrn)|patient([_ ]?(no|number))?|subject|record", re.I)
@@ -58,7 +58,7 @@ LABELS = re.compile(r"label|target|y|class|outcome|diagnosis|disease|num|species
 
 @dataclass(frozen=True)
 class Proposal:
-    """The text of a spec, and what the operator still has to check, a sentence each."""
+    """Text of a spec, and one sentence for each item that the operator still has to check."""
 
     text: str
     checks: tuple[str, ...]
@@ -67,7 +67,15 @@ class Proposal:
 def propose_spec(
     path: Path, *, label: str = "", client: str = "", identity: str = "", header: Sequence[str] = ()
 ) -> Proposal:
-    """A spec for the table at `path`; columns that are not named are guessed by their names."""
+    """Propose a spec for the table at `path`.
+
+    Args:
+        path: File, or folder with one file per client.
+        label: Column of the label; guessed by name if empty.
+        client: Column of the client; guessed by name if empty.
+        identity: Column that identifies a row; guessed by name if empty.
+        header: Names of the columns of a file without a header line.
+    """
     first = path
     if path.is_dir():
         files = table_files(path)
@@ -87,18 +95,18 @@ def propose_spec(
 
 @dataclass(frozen=True)
 class _Column:
-    """The texts of a column that are not missing with the rows of each, and how many rows and files have it."""
+    """Texts of a column that are not missing, with their number of rows, and the number of all rows."""
 
     words: Counter[str]
     odd: Counter[str]
-    """Texts that are no numbers."""
+    """Texts that are not numbers."""
     rows: int
     differs: bool
-    """Whether no two rows of a file have the same text, and none is missing."""
+    """Whether all rows of a file have different texts, and none is missing."""
 
     @classmethod
     def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
-        """Return the column that files have `parts` of; each text is looked at once."""
+        """Return the column made of `parts`, one per file; each different text is examined once."""
         counts = [Counter("" if value is None else str(value) for value in part) for part in parts]
         words = Counter[str]()
         for value, count in sum(counts[1:], counts[0]).items():
@@ -113,12 +121,12 @@ class _Column:
 
     @property
     def numbers(self) -> int:
-        """The number of rows that hold a number."""
+        """Number of rows that hold a number."""
         return self.words.total() - self.odd.total()
 
     @property
     def sorted_words(self) -> list[str]:
-        """The different texts, numbers by size."""
+        """Different texts, with numbers sorted by size."""
         return sorted(self.words, key=lambda word: (float(word) if looks_like_a_number(word) else math.inf, word))
 
     @property
@@ -128,24 +136,24 @@ class _Column:
 
     @property
     def is_mostly_numbers(self) -> bool:
-        """Whether a few texts stand among many different numbers."""
+        """Whether there are a few texts among many different numbers."""
         different = len(self.words) - len(self.odd)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 
     @property
     def is_identity(self) -> bool:
-        """Whether every row has another whole number."""
+        """Whether every row has a different whole number."""
         return self.differs and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
 
     def lies_outside(self, scale: tuple[float, float]) -> bool:
-        """Return whether most numbers are far from a range, as they are in another unit."""
+        """Return whether most numbers are far from a range, as if measured in another unit."""
         values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.odd])
         return bool(values.size) and bool(np.median(np.abs(values - scale[0])) > 4 * scale[1])
 
 
 @dataclass
 class _Roles:
-    """The role of each column."""
+    """Role of each column."""
 
     columns: dict[str, _Column]
     label: str
@@ -156,7 +164,7 @@ class _Roles:
     dates: list[str] = field(default_factory=list)
     wordy: list[str] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
-    """Further columns of whole numbers that differ in every row."""
+    """Further columns with a different whole number in every row."""
 
     @classmethod
     def guess(cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool) -> _Roles:
@@ -199,14 +207,14 @@ class _Roles:
 
     @property
     def classes(self) -> list[str]:
-        """The classes of the label; none where it is a number to predict."""
+        """Classes of the label; empty if the label is a number to predict."""
         words = self.columns[self.label].words
         few = len(words) <= FEW_WORDS and not any("." in word for word in words)
         return self.columns[self.label].sorted_words if few else []
 
     @property
     def gaps(self) -> list[str]:
-        """Features of which values are missing, or have a text among numbers."""
+        """Features with missing values, or with texts among numbers."""
         return [
             name
             for name in (*self.numbers, *self.categories)
@@ -218,7 +226,7 @@ class _Roles:
         return self.columns[name].odd if name in self.numbers else Counter()
 
     def checks(self) -> Iterator[str]:
-        """Yield what the operator has to check, a sentence each."""
+        """Yield one sentence for each item that the operator has to check."""
         yield f"label: column {self.label!r}" + (f", classes {', '.join(self.classes)}" if self.classes else "")
         yield f"client: {f'column {self.client!r}' if self.client else 'one file per client'}"
         if self.identity:
@@ -307,7 +315,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
 
 
 def _published(name: str) -> dict[str, tuple[float, float]] | None:
-    """Return the published ranges of a column by unit: of the unit in its name alone, where it has one.
+    r"""Return the published ranges of a column by unit; only that of the unit in its name, if it has one.
 
     >>> _published("creatinine"), _published("creatinine (\u00b5mol/L)"), _published("creatinine_stones")
     ({'mg/dl': (1, 0.5), 'umol/l': (88, 44)}, {'umol/l': (88, 44)}, None)
@@ -324,7 +332,7 @@ def _published(name: str) -> dict[str, tuple[float, float]] | None:
 
 
 def _plain_unit(text: str) -> str:
-    """Return a unit in one spelling: umol_L, \u00b5mol/l and umol/l are one."""
+    r"""Return a unit in one spelling: umol_L, \u00b5mol/l and umol/l are the same."""
     return re.sub(r"[\s_/]", "", text.replace("\u00b5", "u").replace("\u03bc", "u").replace("\u00b0", "")).lower()
 
 
@@ -343,7 +351,7 @@ def _toml(text: str) -> str:
 
 
 def _lines(entries: Sequence[str]) -> str:
-    """A text of one entry per line, as TOML writes it."""
+    """Return entries as a multi-line TOML string, one entry per line."""
     if not entries:
         return '""'
     return '"""\n' + "".join(f"{_toml(entry)[1:-1]}\n" for entry in entries) + '"""'
