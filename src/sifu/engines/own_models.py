@@ -34,7 +34,7 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             the same model.
 
     Raises:
-        InputError: If the function returns something else.
+        InputError: If `initial` returns an object of another type.
     """
     takes_branch = len(inspect.signature(initial).parameters) > 0
     try:

@@ -158,7 +158,13 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         return [int(client) for client in clients if int(client) not in self.left_out]
 
     def note(self, position: Position, client: int | None, what: str) -> None:
-        """Record an incident of a client, or of the whole round if `client` is None."""
+        """Record an incident.
+
+        Args:
+            position: Branch and round.
+            client: Index of the client; None for an incident of the whole round.
+            what: Description of the incident.
+        """
         name = "" if client is None else self.clients[client].name
         self.incidents.append(Incident(position.branch, position.round, name, what))
 

@@ -1,6 +1,6 @@
 """Client side: functions that turn a training function or an existing ClientApp into a tracked client.
 
-    app = client_app(lambda context: FunctionClient("hospital-a", samples=len(y), train=my_training))
+    app = client_app(lambda context: FunctionClient("hospital-a", len(y), train_arrays=my_training))
 
 `my_training(arrays)` receives the model as named numpy arrays and returns the trained ones. A ClientApp that already
 answers Flower's `train` (and `evaluate`) messages needs one line: `add_profile(app, "hospital-a", samples=len(y))`.

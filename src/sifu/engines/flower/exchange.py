@@ -309,11 +309,18 @@ class Messenger:
         read: Callable[[Message], Answer],
         together: Sequence[Collection[int]] = (),
     ) -> Answers[Answer]:
-        """Send messages and return the parsed replies by client and the failure reasons for the rest.
+        """Send messages and wait for the replies.
 
-        Without `together`, all clients are awaited. For each group in `together`, the spec's `server.wait` defines how
-        many replies are enough; groups do not influence each other. A client that kept an event unknown to the server's
-        message is sent the ledger links from that event, once.
+        A client that asks for the ledger links since an event it kept (`SHOW_EVENT`) is sent them, once.
+
+        Args:
+            messages: One message per client.
+            read: Parser of a reply.
+            together: Groups of clients that the spec's `server.wait` applies to: a group closes once enough of its
+                members have replied. Groups do not influence each other, and all other clients are awaited.
+
+        Returns:
+            The parsed replies by client, and the failure reasons for the rest.
         """
         patience, shown = self.patience, self.shown
         seconds = patience.wait.seconds if together else None
@@ -349,7 +356,18 @@ class Messenger:
         doing: str = "",
         together: Sequence[Collection[int]] = (),
     ) -> dict[int, Answer]:
-        """Send messages as `try_to_ask` does, and note the clients without a reply; `doing` prefixes the notes."""
+        """Send messages as `try_to_ask` does, and note the clients without a reply.
+
+        Args:
+            messages: One message per client.
+            read: Parser of a reply.
+            position: Branch and round of the notes.
+            doing: Prefix of the notes.
+            together: Groups of clients, as in `try_to_ask`.
+
+        Returns:
+            The parsed replies by client.
+        """
         answers, failed = self.try_to_ask(messages, read, together)
         for client, why in sorted(failed.items()):
             self._federation.note(position, client, f"{doing}{why}")

@@ -41,7 +41,17 @@ class Exchanged:
         incidents: Iterable[Incident],
         rejections: Iterable[Rejection] = (),
     ) -> Exchanged:
-        """Return the record of messages to `nodes`, of which the replies of the clients `taken` count."""
+        """Make the record of one exchange.
+
+        Args:
+            kind: Training or evaluation.
+            position: Branch and round.
+            nodes: Node of each client that was asked.
+            received: Replies by node.
+            taken: Clients whose replies count.
+            incidents: Incidents of the exchange.
+            rejections: Rejected replies.
+        """
         counting = list(taken)
         notes = [f"{incident.client}: {incident.what}".removeprefix(": ") for incident in incidents]
         notes += [f"{rejection.client}: refused, {rejection.reason}" for rejection in rejections]

@@ -108,7 +108,16 @@ class FixedPoint:
         return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
 
     def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
-        """Return the mean update from a sum of words; None if these participants cannot have produced the sum."""
+        """Return the mean update from a sum of masked words.
+
+        Args:
+            total: Sum of the words of all participants.
+            total_samples: Number of samples of all participants.
+            participants: Number of participants.
+
+        Returns:
+            The mean; None if updates of these participants cannot have this sum.
+        """
         signed = total.view(np.int64)
         entries = signed[:-1]
         limit = 2 ** (self.reach_bits + self.scale_bits) * total_samples + participants
@@ -265,7 +274,7 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
         if mean.shape != arrays["local"].shape:
             raise InputError(f"the mean has {mean.size} parameters, the model {arrays['local'].size}")
         exact = arrays["local"].astype(np.float64)
-        # The mean came as float64, each entry off by at most u |entry|.
+        # The mean was sent as float64, so each entry has an error of at most u |entry|.
         drift = up(norm_up(exact - mean) + 4.0 * UNIT_ROUNDOFF * (norm_up(mean) + norm_up(exact)))
         digest = hashlib.sha256(np.ascontiguousarray(mean).data).hexdigest()
         if kept.get("mean", digest) != digest:

@@ -72,9 +72,13 @@ def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
 
 @lru_cache(maxsize=32)
 def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
-    """Return a federation of this client alone, which computes its statistics and evaluates a head on its data.
+    """Return a federation of one client, which computes its statistics and evaluates a head on its data.
 
-    If groups tune the network under the head, it also tunes the network, with batches keyed by the client's `number`.
+    Args:
+        client: The client.
+        plan: Settings sent by the server.
+        outputs: Number of outputs of the head.
+        number: Index of the client, which keys its batches if groups tune the network under the head.
     """
     features, ridge = travelled_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
@@ -99,7 +103,21 @@ def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFede
 def head_blueprint(
     spec: Spec, profiles: Sequence[WireProfile], plan: WirePlan, *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Describe the head of a spec on clients with these profiles; also return the spec with open settings resolved."""
+    """Describe the closed-form head of a spec on clients with these profiles.
+
+    Args:
+        spec: The spec.
+        profiles: Profiles of the clients.
+        plan: Settings sent to the clients.
+        identity: How clients are identified.
+        preprocessing: How samples are preprocessed.
+
+    Returns:
+        The description, and the spec with open settings resolved.
+
+    Raises:
+        InputError: If `model.outputs` does not fit the clients' labels.
+    """
     ridge, counted = spec.ridge, {profile.outputs for profile in profiles}
     outputs = spec.model.outputs or max(counted)
     if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
@@ -231,7 +249,10 @@ class ReadyClient:
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
 
     def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
-        """Return (G, H, n, q) of the data, or its rows, for a closed-form head, and the digest of the feature map."""
+        """Return the client's message for a closed-form head, and the digest of the feature map.
+
+        The message holds the statistics (G, H, n, q) of the data, or its rows.
+        """
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
             raise InputError(f"statistics are for heads in closed form, this plan has a model {plan.model!r}")

@@ -42,7 +42,7 @@ LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
 KEEP_BYTES = 2**30
 """Maximum size of local models kept between the two passes; larger ones are trained again."""
 TOLERATED_EXCESS = 1e-6
-"""Maximum relative excess of the bound of a drift that is computed without the local models."""
+"""Maximum relative rounding slack of a drift that is computed without the local models."""
 
 
 class RowUpdates:
@@ -122,7 +122,7 @@ class DualUpdates:
         self._let_go: Callable[[], None] = (lambda: None) if keep else part.let_go
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
-        """Upper bounds of F_i."""
+        """Upper bounds of F_i = ||X_i||_F ||V_i||_F."""
 
     def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
         """Yield the updates u_i: (places, rows)."""
@@ -155,7 +155,7 @@ class DualUpdates:
                 + (size + 8) * whole
             ) * (1.01 * UNIT_ROUNDOFF)
             distances = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
-            # In this form NaN counts as not trusted.
+            # Comparisons with NaN are false, so NaN is not trusted.
             trusted = (slack <= TOLERATED_EXCESS * square) & (square > 1e-280) & (square < 1e280)
         if not trusted.all():
             doubtful = np.flatnonzero(~trusted)
@@ -233,7 +233,15 @@ def average(
 def average_models(
     local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
 ) -> Average:
-    """Average complete local models, trained from `start`."""
+    """Average complete local models.
+
+    Args:
+        local_models: Function that trains the participants.
+        start: The model that the round started from.
+        samples: Number of samples of each participant.
+        item_bytes: Size of a parameter, which decides whether the models are kept in memory.
+        want_gram: Whether to compute the Gram matrix.
+    """
     keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
 

@@ -222,7 +222,17 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 def checked(
     sent: Statistics | Rows, fixed: FixedPoint, client: ClientProfile, position: Position
 ) -> Statistics | Rows | Rejection:
-    """Return the statistics a client sent, or a rejection if they are impossible for its samples."""
+    """Check the statistics or rows of a client.
+
+    Args:
+        sent: The client's message.
+        fixed: The expected number format.
+        client: Profile of the client.
+        position: Branch and round of a rejection.
+
+    Returns:
+        `sent`, or a rejection if data of this client cannot have given it.
+    """
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)

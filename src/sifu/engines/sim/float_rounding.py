@@ -13,7 +13,7 @@ since X_B'X_B <= X'X, and the norm of a mean of matrices x x' is at most that of
 gives mu >= 0, so mu is the weight decay alone.
 
 Section 6.3 derives the allowance of a round, section 5.9 that of clipped steps; names follow the symbols there. The
-allowance holds while Psi <= 1000, which code that states a level has to check (`ROUNDING_HOLDS_UP_TO`).
+allowance holds while Psi <= 1000. Code that determines a certificate's level must check this (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
@@ -149,6 +149,13 @@ def proven_allowance(
 
     The derivation assumes float64 and eta beta <= 2. The second condition is checked in each round for its
     participants: a statement about the whole training must not depend on one client's data.
+
+    Args:
+        model: The linear model.
+        training: Local training.
+        server_rate: Learning rate of the server.
+        sizes: Quantities of all clients.
+        dtype: Element type of training.
     """
     if dtype != "float64":
         return None

@@ -401,7 +401,14 @@ class WholeBatches:
         self._steps, self._rounds = SoftmaxSteps(steps, rate, GATHERED), 0
 
     def updates(self, block: Block, rows: Integers, model: Tensor, threads: int) -> Tensor:
-        """Return X_i' V_K of the clients at `rows` in float64, (clients, outputs * width), from W'."""
+        """Train clients and return X_i' V_K of each in float64: (clients, outputs * width).
+
+        Args:
+            block: Block of the clients.
+            rows: Rows of the clients in the block.
+            model: W' (outputs, width).
+            threads: Maximum number of threads.
+        """
         self._rounds += 1
         if self._rounds == SCRIPT_AFTER:
             self._steps = scripted(self._steps)

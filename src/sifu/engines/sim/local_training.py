@@ -117,7 +117,14 @@ class LocalTraining:
         return value - self.rate * direction, velocity
 
     def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
-        """Take one step as `descend` does, changing all three tensors; step 0 ignores the contents of `velocity`."""
+        """Take one step as `descend` does, without allocating memory.
+
+        Args:
+            value: The parameters, changed in place.
+            gradient: Gradient of the loss; overwritten.
+            velocity: Velocity of the previous step, changed in place; ignored in step 0.
+            step: Number of the step in the round.
+        """
         if self.weight_decay:
             gradient.add_(value, alpha=self.weight_decay)
         if not self.momentum:
@@ -199,7 +206,16 @@ def draw_batches(
 def batch_sequence(
     training: LocalTraining, samples: int, seed: int, position: Position, client: int, steps: int | None = None
 ) -> list[SampleIndices]:
-    """Return the batches of one client in one round: all K, or the first `steps`."""
+    """Return the batches of one client in one round.
+
+    Args:
+        training: Batch size and number of steps.
+        samples: Number of samples of the client.
+        seed: Seed of the run.
+        position: Branch and round.
+        client: Index of the client, which keys its draws.
+        steps: Number of steps; None for all steps of `training`.
+    """
     steps = training.steps if steps is None else steps
     if training.whole_batches(samples):
         return [np.arange(samples, dtype=np.int64)] * steps

@@ -222,7 +222,16 @@ def make_model(
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
-    """Return a module with these parameters that computes as in evaluation, even after `eval()` or `train()`."""
+    """Return a module that computes as in evaluation, even after `eval()` or `train()`.
+
+    Args:
+        model: The model.
+        layout: Layout of the run's model.
+        parameters: Parameters of the module by name.
+
+    Raises:
+        InputError: If the model has another layout than the run.
+    """
     module = model.build(layout.dtype).eval()
     if model.layout(layout.dtype) != layout:
         raise InputError("the model has other parameters than the run: give the function that made the run's model")

@@ -37,9 +37,9 @@ COMPARED = 3
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module is copied for each client (`fresh_copy`). To check that it still carries no state from client to
-    client, whole local trainings are repeated: those of a few clients before the first round, in another order and
-    after training on other data, and after every round those of its first client and of the first compared client.
+    A user's module is copied for each client (`fresh_copy`). Repeated local training checks that it still carries no
+    state from client to client. Before the first round, a few clients train again in another order and after training
+    on other data. After every round, the first client of the round and the first compared client train again.
     """
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:

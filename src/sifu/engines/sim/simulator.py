@@ -60,7 +60,15 @@ Strategy = Literal["auto", "loop", "vectorised"]
 def training_facts(
     model: Model, training: LocalTraining, clipping: Clipping | None, rules: ReplyRules, **others: Any
 ) -> TrainingFacts:
-    """Return the facts about rounds that train a model in this way; `others` are the remaining facts."""
+    """Return the facts about rounds that train a model in this way.
+
+    Args:
+        model: The model.
+        training: Local training.
+        clipping: Clipping and noise of whole updates; None for neither.
+        rules: Handling of replies that cannot be used.
+        others: Facts that do not follow from these arguments.
+    """
     return TrainingFacts(
         local_rate=training.rate,
         momentum=training.momentum,

@@ -102,11 +102,16 @@ def without_collector() -> Iterator[None]:
 def capture(
     device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Record `work` as a graph, after running it (or `first`, if given) once to compile its kernels.
+    """Record `work` as a graph.
 
     Threads of other lanes may use the device meanwhile, so capture errors are restricted to this thread's calls. The
     graph is recorded in a separate stream. Torch's default stream is shared by all graphs, together with cuBLAS's
     workspace, in which graphs that run in parallel could overwrite each other's sums.
+
+    Args:
+        device: The GPU.
+        work: Function that submits the work.
+        first: Function that runs once before, to compile kernels; by default `work`.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))

@@ -103,7 +103,7 @@ class LaneGroup:
         keys = np.array([base_key(seed, purpose) for seed in seeds], dtype=np.uint64)
         return torch.from_numpy(keys.view(np.int64)).to(self.device)
 
-    # -- what lanes call -----------------------------------------------------------------------------------------
+    # -- interface for lanes -------------------------------------------------------------------------------------
 
     def open(self, streams: Sequence[LaneStream]) -> None:
         """Start computing rounds of one lane's streams, all at the same position; `end` them when they are done."""
@@ -175,7 +175,15 @@ class LaneGroup:
     def local_updates(
         self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
     ) -> NDArray[Any]:
-        """Return theta_i - model of some clients after `steps` steps, in device order."""
+        """Return theta_i - model of some clients, in device order.
+
+        Args:
+            lane: Lane of the clients.
+            model: The starting model, in device order.
+            position: Branch and round.
+            clients: Indices of the clients.
+            steps: Number of local steps.
+        """
         with self._device_lock, self.queue.here():
             program, slots = self._lone_program(), self.source.drawing.slots
             tables = self._tables.select(self._one(lane))

@@ -24,7 +24,7 @@ Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 BLOCK = 1024
-"""Parameters per program of a kernel that runs over all parameters."""
+"""Number of parameters that one program of an elementwise kernel processes."""
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,10 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """Compute `functional.conv2d` as a product; return None for unsupported arguments. Names are torch's."""
+    """Compute `functional.conv2d` as a matrix product; return None for unsupported arguments.
+
+    The argument names are those of torch.
+    """
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
     kernel = weight.shape[2:]

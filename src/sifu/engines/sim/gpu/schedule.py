@@ -154,7 +154,15 @@ def draw_schedule(
 
 
 def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
-    """Draw batches and dropout keys for the participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
+    """Draw the batches and dropout keys of given participants.
+
+    Args:
+        tables: Samples and keys of the lanes.
+        who: Participants (rounds, lanes, slots); -1 for an empty slot.
+        branches: Branch of each lane.
+        position: Round number of each round and lane (rounds, lanes).
+        drawing: Parameters of the draws.
+    """
     (rounds, lanes, slots), steps, device = who.shape, drawing.steps, who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
