@@ -1,9 +1,9 @@
 """Options of training and their cost of forgetting: plain rounds, groups that merge, or closed form.
 
-Three questions decide, in this order. Is a closed-form head accurate enough? It forgets exactly, in no round or one. Is
-noise worthwhile? Then plain rounds forget in a few rounds (docs/theory.md, section 13). Otherwise groups forget
-exactly, by retraining from the groups that never held the client. If there are too few clients for groups, only Scratch
-is left.
+The recommendation answers three questions, in this order. Is a closed-form head accurate enough? It forgets exactly, in
+no round or one. Is noise worthwhile? Then plain rounds forget in a few rounds (docs/theory.md, section 13). Otherwise
+groups forget exactly, by retraining from the groups that never held the client. If there are too few clients for
+groups, only Scratch is left.
 """
 
 from __future__ import annotations

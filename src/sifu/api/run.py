@@ -217,6 +217,7 @@ class Run:
 
         Raises:
             InputError: If the run could not continue with the client's remaining records.
+            NotCertifiableError: If rounding would no longer be bounded.
         """
         self._engines.prepare_records(reader, terms)
 
@@ -542,7 +543,7 @@ class Run:
         """Recompute every claim of the run from its recorded scalars, offline.
 
         Args:
-            public_key: Key that the ledger must be signed with; by default the known one.
+            public_key: The operator's public key (hex) that the ledger must be signed with, if it is known.
             anchor: Head of an earlier state, which must be in the chain.
             witnesses: Files with checkpoints that witnesses kept, which must be in the chain.
             authority: PEM file with the certificates of the authority that must have signed the timestamps.
@@ -556,7 +557,7 @@ class Run:
             authority: Address of the authority; by default the one in SIFU_TIMESTAMP.
 
         Returns:
-            The events that were timestamped.
+            The names of the new timestamps.
         """
         address = check_authority(authority) if authority else timestamp_authority()
         if address is None:
@@ -605,7 +606,7 @@ class Run:
             return rotate_key(writer, None if brought is None else Path(brought))
 
     def sign(self, *, clock: bool = False) -> tuple[int, int] | None:
-        """Sign events that were written without the operator's key, and a run whose file `head` is missing.
+        """Sign events that were written without the operator's key, and rewrite the file `head` if it is missing.
 
         Args:
             clock: Whether to state that the clock is right now although it contradicts the last event.

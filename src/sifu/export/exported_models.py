@@ -161,7 +161,7 @@ def _are_networks(tuned: dict[str, Any]) -> bool:
 
 
 def _is_whole(content: dict[str, Any]) -> bool:
-    """Return whether every field that using a model needs has the form that an export gives it."""
+    """Return whether all fields that are needed to use a model have the format of an export."""
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
     objects = ("parameters", "features")
     lists = {"classes": str, "columns": str, "input_shape": int}

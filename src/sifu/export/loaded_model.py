@@ -331,7 +331,7 @@ def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
 
 
 def _network(parameters: dict[str, Array], description: dict[str, Any], own: Model | None) -> nn.Module:
-    """Return the model after its features, with its parameters."""
+    """Return the module that maps features to scores, with its parameters loaded."""
     if own is not None:
         shapes = tuple(tuple(shape) for shape in description["parameters"].values())
         layout = ModelLayout(tuple(description["parameters"]), shapes, description["dtype"])

@@ -286,7 +286,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
     turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
     valid = at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
     places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
-    # Invalid values may not be integers, and would be looked up outside the wave.
+    # Invalid values need not be integers, and their position could be outside the cosine table.
     phases = graph.cast(graph.add("Where", valid, places, graph.constant(0.0)), np.int64)
     quarter = graph.add("Sub", phases, graph.constant(np.array(2 ** (TURN_BITS - 2), np.int64)))
     turn = graph.constant(np.array(2**TURN_BITS, np.int64))

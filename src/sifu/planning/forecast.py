@@ -168,7 +168,7 @@ class Forecast:
         return length * math.exp(float(np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE)))
 
     def times(self, depth: int, noise_std: float) -> Floats:
-        """Return the rounds to the target for each quantile of luck and, within it, of scatter."""
+        """Return the rounds to the target for each quantile of scatter and, within it, of luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
         return self.times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
 
@@ -251,7 +251,7 @@ def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], round
     """
     total = np.zeros_like(rounds)
     position = done + rounds
-    # Noise sizes are powers of a ladder, so after a thousand requests there are few sizes, each with many ages.
+    # Noise sizes are powers of `SIGMA_LADDER`, so after a thousand requests there are few sizes, each with many ages.
     for noise in dict.fromkeys(noise for noise, _ in disturbed):
         ages = np.array([age for size, age in disturbed if size == noise], dtype=np.float64)
         after = measure.harm(noise, (ages[:, None] + rounds).reshape(-1), np.tile(position, ages.size))

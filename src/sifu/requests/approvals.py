@@ -121,7 +121,7 @@ def deadline_of(row: RequestRow) -> datetime.datetime:
 def is_overdue(row: RequestRow, now: datetime.datetime) -> bool:
     """Return whether a request missed its deadline.
 
-    A request is overdue if the day of its deadline ended before it was settled.
+    A request is overdue if the day of its deadline ended before it was done; a refused or withdrawn one never is.
     """
     if row.status in ("refused", "withdrawn"):
         return False

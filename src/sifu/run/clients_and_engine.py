@@ -482,7 +482,10 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
 
 def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tuple[Any, ...]:
-    """Return the clients of a run that trains on features, each mapped once; a closed-form head maps them itself."""
+    """Return the clients with features instead of samples, if the run trains on features.
+
+    A closed-form head maps the samples itself, so its clients are returned unchanged.
+    """
     if not spec.regime.maps_before_training:
         return tuple(clients)
     if all(isinstance(client, FeatureData) for client in clients):

@@ -71,7 +71,7 @@ class _Gathered:
 
 
 class RecordedSolve(RecordedTraining):
-    """Solve for the head of the active clients, unless the current model is already that head."""
+    """Recorded solve for the head of the active clients; it does nothing if the current model is that head."""
 
     _progress: ProgressCallback | None = None
     held: dict[int, Statistics | Rows] | None = None
@@ -305,7 +305,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """Return the sum over all clients that answer; the kept one if no client left it and none can join."""
+        """Return the sum over all clients that answer; the kept one if it needs no change."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
             new = sorted(wanted - set(whole.clients))
@@ -415,7 +415,7 @@ def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[
     """Check that no newcomer brings exactly the samples of a forgotten client.
 
     The run keeps nothing of forgotten clients to compare with. If the source still has their data, the whole sets are
-    compared. Some of their samples among others are not recognised, and certificates say so.
+    compared. A newcomer with only some of their samples is not recognised, and certificates say so.
 
     Raises:
         InputError: If one does.

@@ -29,7 +29,7 @@ class KeptStatistics(LacksData):
         self.absent = frozenset(range(len(self.clients)))
 
     def initial_model(self, branch: int) -> Vector:
-        """Return zeros."""
+        """Return a model of zeros."""
         return np.zeros(self.layout.size)
 
     def reachable(self, clients: Sequence[int]) -> list[int]:

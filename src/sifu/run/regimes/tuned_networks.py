@@ -12,7 +12,7 @@ class RunOnTunedNetworks(RunInClosedForm):
     """Behaviour of a run whose head is solved on networks that groups tune."""
 
     def are_apart(self) -> bool:
-        """Return whether groups tune a network and no head was solved yet."""
+        """Return whether groups have yet to finish tuning and no head was solved yet."""
         solved = any(row.node.kind == "round" for row in self.view.reader.nodes_by_number().values())
         return not solved and bool(groups_to_build(self.view))
 
