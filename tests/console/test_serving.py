@@ -383,9 +383,14 @@ async def dawdle(port: int, number: int) -> None:
 @pytest.mark.parametrize("viewers", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_lost(desk: Any, viewers: int) -> None:
     """People watch, others send halves of requests, some file requests; the console is killed in the middle of it."""
+    from sifu.console.streaming import MOST_PER_PERSON
+    from sifu.console.tokens import TokenFile, state_folder
+
     north, port = desk.key("north"), free_port()
     clients = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
     headers = {"Authorization": f"Bearer {desk.secrets['otto']}"}
+    tokens, people = TokenFile(state_folder(desk.folder)), -(-viewers // MOST_PER_PERSON)
+    secrets = [tokens.create(f"viewer-{number}", ["auditor"])[1] for number in range(people)]
     confirmed: list[str] = []
 
     def file(name: str) -> None:
@@ -399,7 +404,10 @@ def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_l
 
     async def crowd(process: subprocess.Popen[bytes], names: list[str]) -> None:
         messages: list[list[bytes]] = [[] for _ in range(viewers)]
-        tasks = [asyncio.create_task(watch(port, desk.secrets["eve"], north, got)) for got in messages]
+        tasks = [
+            asyncio.create_task(watch(port, secrets[number % people], north, got))
+            for number, got in enumerate(messages)
+        ]
         tasks += [asyncio.create_task(dawdle(port, number)) for number in range(viewers // 5)]
         for name in names[:2]:
             await asyncio.to_thread(file, name)

@@ -116,6 +116,7 @@ def test_the_console_says_plain_names(run: sifu.Run) -> None:
         assert TURN not in answer.text, page
         assert "~3" not in answer.text, page
     assert ">3<small>1 forgotten" in client.get(f"/runs/{key}").text
+    assert "1 record: P009" in client.get(f"/runs/{key}/requests/4").text
 
 
 def test_records_are_described_in_words(run: sifu.Run, cli: Command) -> None:
