@@ -395,7 +395,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
 
 
 def _epsilon_for(multiplier: float, delta: float) -> float | None:
-    """Return the smallest epsilon, to two digits, whose s is at most `multiplier`; None beyond 1000, which is void."""
+    """Return the smallest epsilon, to two digits, whose s is at most `multiplier`; None beyond 1000."""
     for epsilon in np.geomspace(0.1, 1000.0, 161):
         if exact_multiplier(float(epsilon), delta) <= multiplier:
             return float(f"{epsilon:.2g}")

@@ -292,7 +292,7 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
         InputError: If the map is not the one the model was trained on.
     """
     described = recorded_features(description["features"])
-    # Tuning needs groups and a head, which the description has in other fields.
+    # A spec with `tune` would need groups and a head; the description holds these in other fields.
     public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
     mapping, tuned = map_for(public, shape), description.get("networks")
     if tuned is not None:

@@ -159,7 +159,7 @@ def _through_networks(graph: Graph, description: dict[str, Any], networks: Mappi
 
 
 def _network_features(graph: Graph, mapping: FeatureMap, samples: str) -> str:
-    """Add the features of a map through networks, all parts in their places, as doubles; return their name."""
+    """Add the features of a map through networks, concatenated in block order, as doubles; return their name."""
     if isinstance(mapping, NetworkFeatures):
         return _scaled(graph, mapping, samples, _exported_map(mapping))
     assert isinstance(mapping, TunedFeatures)  # no other map goes through networks

@@ -29,8 +29,8 @@ draws of noise lies in the few steepest directions, and these recover within the
 
 Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
 may rest on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far
-out, the loss of a network is not quadratic, and noise can destroy the model. Beyond three times the largest rehearsed
-noise, every prediction counts as wrong.
+from the trained model, the loss of a network is not quadratic, and noise can destroy the model. Beyond three
+times the largest rehearsed noise, every prediction counts as wrong.
 
 **Choice of the quantity.** If the end of training rehearsed rounds with noise, the forecast follows wrong predictions
 with the measured harm (`Healing`). A run without such rounds (fewer than 12 rounds of training, noise in training,

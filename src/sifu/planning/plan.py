@@ -440,7 +440,7 @@ def on_ladder(noise_std: float) -> float:
 
 
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
-    """Return sigma sqrt(d) / ||theta - theta_0||, with the energy of earlier noise subtracted from the distance."""
+    """Return sigma sqrt(d) / ||theta - theta_0||, with earlier noise subtracted from the squared distance."""
     size = view.parameters
     signal = math.sqrt(max(view.rows[depth].distance ** 2 - view.path.noise_energy(depth) * size, 0.0))
     if noise_std == 0.0:

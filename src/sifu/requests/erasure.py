@@ -242,8 +242,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     if verified is not None and figures_policy.why_figures_stay(writer):
         wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
-        # Earlier events will no longer name the models and files of the past, so only those they still name are
-        # dropped.
+        # Earlier events will no longer name all models and files; this event drops those that they still name.
         named = ReplayedLedger(erased_figures.rest_of(writer.events(), wish["models"])).tables
         named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
         recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
