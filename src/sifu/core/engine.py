@@ -144,13 +144,19 @@ class Engine(Protocol):
     """
 
     @property
-    def layout(self) -> ModelLayout: ...
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the model's parameters."""
+        ...
 
     @property
-    def clients(self) -> tuple[ClientProfile, ...]: ...
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Profile of every known client."""
+        ...
 
     @property
-    def facts(self) -> TrainingFacts: ...
+    def facts(self) -> TrainingFacts:
+        """Facts of the training for the theorems."""
+        ...
 
     def initial_model(self, branch: int) -> Vector:
         """Return a fresh model that depends on no client's data; a different one for each branch."""
@@ -210,7 +216,7 @@ class MayNotEvaluate(ABC):
     @property
     @abstractmethod
     def evaluates(self) -> bool:
-        """Whether clients evaluate models at all."""
+        """True if clients evaluate models at all."""
 
 
 class RunsGroupRounds(ABC):

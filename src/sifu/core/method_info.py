@@ -101,8 +101,9 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
 StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
 """Model that a request starts from.
 
-`rule` is the latest one that the budgets allow, `initial` the initial one of the active history (moved by stored
-updates), and `merge` the merge of the remaining groups (a fresh model if there are none).
+`rule` is the latest one that the budgets allow, `current` the current one, `fresh` a new one, `initial` the initial one
+of the active history (moved by stored updates), and `merge` the merge of the remaining groups (a fresh model if there
+are none).
 """
 
 

@@ -127,7 +127,7 @@ INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_B
 PREPROCESSING: Mapping[str, Status] = {fact.FIXED_CONSTANTS: "met", fact.DECLARED_FIXED: "trusted"}
 """Statuses for sources that no client's data can have shaped: of the initial model, and of the preprocessing.
 
-No rollback undoes either; any other source is assumed.
+No rollback undoes preprocessing. With any other source the premise is assumed.
 """
 IDENTITIES = {
     fact.IN_PROCESS: (),

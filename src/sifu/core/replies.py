@@ -55,7 +55,7 @@ class Wait:
 
     @property
     def closes_early(self) -> bool:
-        """Whether a round can close before the time of all clients is up."""
+        """True if a round can close before the time of all clients is up."""
         return self.share is not None or self.count is not None
 
     def enough(self, asked: int) -> int:
@@ -89,7 +89,7 @@ class Reply:
     samples: object
     vector: object
     owned: bool = False
-    """Whether nobody else holds the array, so that it need not be copied before the check."""
+    """True if nobody else holds the array, so that it need not be copied before the check."""
 
 
 @dataclass(frozen=True)

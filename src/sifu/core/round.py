@@ -64,7 +64,9 @@ NoiseSource = Literal["system", "seeded"]
 class NormalSource(Protocol):
     """Source of standard normals; numpy's Generator is one."""
 
-    def standard_normal(self, size: int) -> Floats: ...
+    def standard_normal(self, size: int) -> Floats:
+        """Return `size` independent standard normals."""
+        ...
 
 
 class SystemNormals:
@@ -91,7 +93,7 @@ def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """Return theta + N(0, sigma^2 I), computed in float64, then rounded to the model's own type.
 
     For the clients that this noise hides, rounding the sum is post-processing and costs nothing. For clients that ask
-    later it is not; see `noise_rounding`.
+    later the rounding must be accounted for (`noise_rounding`).
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
     return noisy.astype(model.dtype)
@@ -164,7 +166,9 @@ class HasParticipants(Protocol):
     """Accepted replies of a round, which name their participants."""
 
     @property
-    def participants(self) -> ClientIndices: ...
+    def participants(self) -> ClientIndices:
+        """Sorted indices of the participants."""
+        ...
 
 
 Collected = TypeVar("Collected")
@@ -175,13 +179,19 @@ class RoundSteps(Protocol[Collected, Accepted]):
     """Steps of a round that an engine implements."""
 
     @property
-    def layout(self) -> ModelLayout: ...
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the model's parameters."""
+        ...
 
     @property
-    def clients(self) -> tuple[ClientProfile, ...]: ...
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Profile of every known client."""
+        ...
 
     @property
-    def facts(self) -> TrainingFacts: ...
+    def facts(self) -> TrainingFacts:
+        """Facts of the training for the theorems."""
+        ...
 
     @property
     def samples(self) -> Integers:

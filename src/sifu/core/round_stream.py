@@ -240,7 +240,7 @@ def rounds_one_by_one(
         evaluate: Function that evaluates a model; None from it means that no client answered.
     """
     active = np.array(active)
-    active.flags.writeable = False  # an engine may rely on it across rounds
+    active.flags.writeable = False  # an engine may rely on equal clients in all rounds
     looked_at = active if wanted.evaluated is None else wanted.evaluated
     accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
     while start < stop.max_rounds:

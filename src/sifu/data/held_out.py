@@ -1,6 +1,6 @@
 """Rows held out for testing: each is drawn by its own key, so that no row affects another.
 
-A table with a column of identities draws by identity, every other table by the content of a row. Equal rows of one
+Rows are drawn by identity if the table has a column of identities, and by their content otherwise. Equal rows of one
 client are then on the same side, and removing one of them moves none of the others. Runs recorded before rows were
 drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
 """

@@ -77,7 +77,7 @@ class TableFile:
 
     @property
     def decimal_commas(self) -> bool:
-        """Whether 1,5 is a number: only if commas do not separate fields."""
+        """True if 1,5 is a number, because commas do not separate fields."""
         return self.separator not in (",", NO_TEXT)
 
 
@@ -102,7 +102,7 @@ class TableCoding:
     missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further texts that mean a missing value, by column."""
     regression: bool = False
-    """Whether labels are numbers to predict; whole numbers are then not classes."""
+    """True if labels are numbers to predict; whole numbers are then not classes."""
     text: str = ""
     """Column of texts, which is then the only feature."""
     model: str = ""

@@ -102,7 +102,7 @@ class _Column:
     """Texts that are not numbers."""
     rows: int
     differs: bool
-    """Whether all rows of a file have different texts, and none is missing."""
+    """True if all rows of a file have different texts, and none is missing."""
 
     @classmethod
     def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
@@ -131,18 +131,18 @@ class _Column:
 
     @property
     def are_codes(self) -> bool:
-        """Whether the texts look like a code: a few small whole numbers, and more than 0 and 1."""
+        """True if the texts look like codes: at least three but few different small whole numbers."""
         return 2 < len(self.words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in self.words)
 
     @property
     def is_mostly_numbers(self) -> bool:
-        """Whether there are a few texts among many different numbers."""
+        """True if there are a few texts among many different numbers."""
         different = len(self.words) - len(self.odd)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 
     @property
     def is_identity(self) -> bool:
-        """Whether every row has a different whole number."""
+        """True if every row has a different whole number."""
         return self.differs and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
 
     def lies_outside(self, scale: tuple[float, float]) -> bool:

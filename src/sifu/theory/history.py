@@ -205,7 +205,7 @@ class ActivePath:
 
     @property
     def constant_when_absent(self) -> bool:
-        """Whether Psi of an absent client changes only by rounding (L = 1 in every round)."""
+        """True if Psi of an absent client changes only by rounding (L = 1 in every round)."""
         return self._products is None
 
     def growth(self, start: Integers, stop: Integers) -> Floats:

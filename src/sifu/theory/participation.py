@@ -209,7 +209,7 @@ class Participation:
 
     @property
     def independent(self) -> bool:
-        """Whether one client's presence is independent of the others'; this is the certified default."""
+        """True if one client's presence is independent of the others'; this is the certified default."""
         return self.kind != "fixed"
 
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:

@@ -233,7 +233,7 @@ class RoundRegularity:
 
     @property
     def all_one(self) -> bool:
-        """Whether every P_i is 1: then L = 1 for every W and every server rate up to 1."""
+        """True if every P_i is 1: then L = 1 for every W and every server rate up to 1."""
         return self.factor_max == 1.0 and self.factor_sum == self.total_samples
 
     def absent(self, server_rate: float) -> float:

@@ -148,7 +148,7 @@ class Choice:
 
     @property
     def exact(self) -> bool:
-        """Whether the request needs no noise: no uncovered subject influenced this model."""
+        """True if the request needs no noise: no uncovered subject influenced this model."""
         return self.noise_std == 0.0
 
 

@@ -36,25 +36,54 @@ class Sections(Protocol):
     """Sections of a spec that a regime reads."""
 
     @property
-    def data(self) -> DataSpec: ...
+    def data(self) -> DataSpec:
+        """Section `[data]`."""
+        ...
+
     @property
-    def model(self) -> ModelSpec: ...
+    def model(self) -> ModelSpec:
+        """Section `[model]`."""
+        ...
+
     @property
-    def features(self) -> FeaturesSpec: ...
+    def features(self) -> FeaturesSpec:
+        """Section `[features]`."""
+        ...
+
     @property
-    def ridge(self) -> RidgeSpec: ...
+    def ridge(self) -> RidgeSpec:
+        """Section `[ridge]`."""
+        ...
+
     @property
-    def local(self) -> LocalSpec: ...
+    def local(self) -> LocalSpec:
+        """Section `[local]`."""
+        ...
+
     @property
-    def server(self) -> ServerSpec: ...
+    def server(self) -> ServerSpec:
+        """Section `[server]`."""
+        ...
+
     @property
-    def stop(self) -> StopSpec: ...
+    def stop(self) -> StopSpec:
+        """Section `[stop]`."""
+        ...
+
     @property
-    def groups(self) -> GroupsSpec: ...
+    def groups(self) -> GroupsSpec:
+        """Section `[groups]`."""
+        ...
+
     @property
-    def keep(self) -> KeepSpec: ...
+    def keep(self) -> KeepSpec:
+        """Section `[keep]`."""
+        ...
+
     @property
-    def release(self) -> ReleaseSpec: ...
+    def release(self) -> ReleaseSpec:
+        """Section `[release]`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -75,17 +104,17 @@ class Regime:
     exact_method: ClassVar[str] = "scratch"
     """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
-    """Whether clients send statistics from which the model is solved."""
+    """True if clients send statistics from which the model is solved."""
     tunes: ClassVar[bool] = False
-    """Whether groups tune the network that computes features (docs/theory.md, section 15.5)."""
+    """True if groups tune the network that computes features (docs/theory.md, section 15.5)."""
     draws_noise: ClassVar[bool] = True
-    """Whether the record may hold noise, so that seeded noise makes the run an experiment."""
+    """True if the record may hold noise, so that seeded noise makes the run an experiment."""
     needs_data: ClassVar[bool] = True
-    """Whether clients' data are needed to continue, even where their statistics are kept."""
+    """True if clients' data are needed to continue, even where their statistics are kept."""
     device_bound: ClassVar[bool] = True
-    """Whether a run must stay on the kind of device it started on, because its bits depend on the device."""
+    """True if a run must stay on the kind of device it started on, because its bits depend on the device."""
     records_figures: ClassVar[bool] = True
-    """Whether the record holds figures of rounds, such as drifts and Psi."""
+    """True if the record holds figures of rounds, such as drifts and Psi."""
     why_not_compared: ClassVar[str] = ""
     """Reason why a comparison with Scratch is too expensive; empty if it is not."""
     trusted: ClassVar[tuple[str, ...]] = ()
@@ -119,7 +148,7 @@ class Regime:
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether predictions are right or wrong; predictions of real numbers have only errors."""
+        """True if predictions are right or wrong; predictions of real numbers have only errors."""
         return self.spec.model.kind != "least_squares"
 
     @property
@@ -134,17 +163,17 @@ class Regime:
 
     @property
     def maps_samples(self) -> bool:
-        """Whether samples go through a feature map before the model."""
+        """True if samples go through a feature map before the model."""
         return self.spec.features.kind != "none"
 
     @property
     def maps_before_training(self) -> bool:
-        """Whether features are computed once, before the engine receives the clients."""
+        """True if features are computed once, before the engine receives the clients."""
         return self.maps_samples
 
     @property
     def finds_rate(self) -> bool:
-        """Whether training from a fresh model can choose an automatic local rate from the remaining clients."""
+        """True if training from a fresh model can choose an automatic local rate from the remaining clients."""
         return self.spec.groups.count == 0
 
     @property
@@ -223,7 +252,7 @@ class Groups(Regime):
         return spec.groups.count > 0 or spec.groups.rounds > 0
 
     def why_figures_stay(self) -> str:
-        """Return why figures must stay in the record: merged models are checked against them."""
+        """Return why the record must keep its figures: merged models are derived from them."""
         return "it has a head in closed form or groups, whose models and sums are told by them"
 
 
@@ -267,7 +296,7 @@ class ClosedForm(Regime):
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether a prediction is right or wrong."""
+        """True if a prediction is right or wrong."""
         return self.spec.ridge.task != "regression"
 
     @property
@@ -277,17 +306,17 @@ class ClosedForm(Regime):
 
     @property
     def maps_samples(self) -> bool:
-        """Whether samples go through a feature map: always, for a head."""
+        """Always True: the samples of a head go through a feature map."""
         return True
 
     @property
     def maps_before_training(self) -> bool:
-        """Whether features are computed before training: never, because the engine maps samples itself."""
+        """Always False: the engine maps samples itself."""
         return False
 
     @property
     def finds_rate(self) -> bool:
-        """Whether a rate is chosen from the clients: never, because a solve has none."""
+        """Always False: a solve has no rate."""
         return False
 
     @property
@@ -322,7 +351,7 @@ class ClosedForm(Regime):
         """Accept: the sum grows by the statistics of clients that join."""
 
     def why_figures_stay(self) -> str:
-        """Return why figures must stay in the record: sums are checked against them."""
+        """Return why the record must keep its figures: sums are derived from them."""
         return "it has a head in closed form or groups, whose models and sums are told by them"
 
     def sent_settings(self) -> SentSettings:
