@@ -415,6 +415,11 @@ def choose_noise(
     If Scratch is as fast, the result is less noise than any option needs, which leads to theta_0. Options below the
     level
     `least` are ignored unless there are no others.
+
+    Args:
+        options: Noises to choose from.
+        forecast: Forecast of the rounds.
+        least: Least level accepted; by default any.
     """
     enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
     best = min(enough or options, key=lambda option: option.expected)

@@ -101,6 +101,13 @@ def write_sum_left(
 ) -> list[dict[str, Any]]:
     """Subtract the clients that left, drop erased blocks, and write the remaining sum.
 
+    Args:
+        writer: The run.
+        view: The run at this instant.
+        gone: Clients that are forgotten.
+        networks: Nodes of networks that are erased.
+        node: Last node that the next event records.
+
     Returns:
         The row of the new file, to be named by the next event; empty if there is no such sum.
     """

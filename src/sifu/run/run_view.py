@@ -575,7 +575,15 @@ class RunView:
     def summarise_round(
         self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float
     ) -> tuple[RoundRegularity, RoundScalars]:
-        """Return what a round adds to Psi (`theory.tracking`), with the regularity of this run's clients."""
+        """Return what a round adds to Psi (`theory.tracking`), with the regularity of this run's clients.
+
+        Args:
+            participants: Clients that took part.
+            samples: Their numbers of samples.
+            drifts: Distances of their models from the mean.
+            mean_shift: Distance between the mean and the model before the round.
+            rounding: Bound on the rounding of the round.
+        """
         return summarise_round(
             participants,
             samples,
