@@ -369,7 +369,7 @@ def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
     classes: dict[str, tuple[str, ...]] = {}
     for part in _listed_words(text, "data.classes"):
         name, equals, listed = _partition(part)
-        if name in ("<", ">"):  # <=50K is a word
+        if name in ("<", ">"):  # "<=50K" is a word, not a name with a value
             name, equals = part, ""
         classes[name] = tuple(map(_unquoted, _split(listed if equals else part, "|")))
     every = [word for words in classes.values() for word in words]

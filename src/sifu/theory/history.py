@@ -43,7 +43,7 @@ class PathNode:
 
     A heuristic makes the model from stored updates of clients. No client's influence on it is known, so every Psi is
     infinite from there on. A merge of groups' models is treated like a round of all their members with unknown, hence
-    infinite, drifts. The models of the groups themselves (`group`) lie on no path.
+    infinite, drifts. The models of the groups themselves (`group`) are on no path.
 
     Attributes:
         node: Number of the node.

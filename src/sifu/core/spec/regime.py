@@ -148,7 +148,7 @@ class Regime:
 
     @property
     def has_accuracy(self) -> bool:
-        """True if predictions are right or wrong; predictions of real numbers have only errors."""
+        """True for classification, whose predictions are right or wrong; a regression has only errors."""
         return self.spec.model.kind != "least_squares"
 
     @property
@@ -296,7 +296,7 @@ class ClosedForm(Regime):
 
     @property
     def has_accuracy(self) -> bool:
-        """True if a prediction is right or wrong."""
+        """True unless the head is a regression."""
         return self.spec.ridge.task != "regression"
 
     @property
