@@ -78,7 +78,7 @@ MOST_AT_ONCE = 1 << 24
 
 
 class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
-    """Engine of clients on Flower's nodes; if `masked`, it learns only the mean of their updates."""
+    """Engine of clients on Flower's nodes; if `masked`, it sees the mean of their updates but no single update."""
 
     def __init__(
         self,

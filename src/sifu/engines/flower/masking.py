@@ -2,8 +2,8 @@
 
 See docs/theory.md, section 11. Every two participants of a round share a secret (X25519, with keys made for this round
 only) and expand it to a vector (HKDF-SHA256, then ChaCha20). One participant adds the vector to its numbers and the
-other subtracts it, so that the server learns only the sum. If a participant is missing, nothing can be decoded and the
-round is dropped. A client refuses to send an update that exceeds the range; nothing is clipped.
+other subtracts it, so that only the sum of all updates can be read. If a participant is missing, nothing can be decoded
+and the round is dropped. A client refuses to send an update that exceeds the range; nothing is clipped.
 
 An update takes three messages, and the local model never leaves the client:
 

@@ -8,7 +8,7 @@ profile.
 Clients of a closed-form head send statistics unmasked in one step, or masked in two steps. Unmasked, a client answers
 `STATISTICS` with its integer words (`sifu.theory.closed_form.sums`). Masked, the client computes them on
 `PREPARE_STATISTICS` and answers with a key for the round. On `SEND_MASKED_STATISTICS` it receives all clients' keys
-and answers with masked words; only the sum over all clients reveals anything. In both cases the reply names the
+and answers with masked words, of which only the sum over all clients can be read. In both cases the reply names the
 feature map and the number format, so that the server never adds incompatible statistics.
 """
 

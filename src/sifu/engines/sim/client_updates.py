@@ -13,8 +13,8 @@ Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with |
 c_i = u_i min(1, C / ||u_i||) is the clipped update u_i = theta_i - theta of client i. The order of the sums matters
 for the proof (docs/theory.md, section 10). The clipped updates are averaged separately, so that C alone bounds their
 rounding. The noise is averaged separately and depends on no data. One addition joins them, and all later steps are
-post-processing. Clipping is exact: the norm of the averaged c_i is at most C, since ||u_i|| is rounded up and the
-factor is rounded down.
+post-processing. Clipping is exact: each c_i has a norm of at most C in the very numbers that are averaged, since
+||u_i|| is rounded up and the factor is rounded down.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class WeightForm:
 
     @staticmethod
     def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """Return the form that was fastest on an H200; without tensor cores, the one with the least arithmetic."""
+        """Return a form that measured well on an H200; without tensor cores, the one with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out
@@ -233,7 +233,7 @@ class ConvPlan:
         return samples, layer.height_out + 2 * border, layer.width_out + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
-        """Return the block sizes that were fastest on an H200."""
+        """Return block sizes that measured well on an H200."""
         layer = self.layout.convolutions[number]
         if kernel == "convolve":
             if layer.channels_in <= 4:
