@@ -117,7 +117,8 @@ def test_regression_has_a_mean_squared_error_in_the_unit_of_the_target(tmp_path:
     assert held.accuracy is None
     assert held.mean_squared_error is not None
     assert 0.05 < held.mean_squared_error < 0.6
-    assert held.words.startswith("mean squared error ")
+    assert held.words.startswith("R2 ")
+    assert "mean squared error " in held.words
 
 
 def test_rows_of_a_test_file_belong_to_its_clients_and_the_file_is_found_from_elsewhere(

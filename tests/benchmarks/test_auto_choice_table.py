@@ -29,8 +29,8 @@ def test_auto_is_never_far_from_the_best_nor_below_the_level() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     within = len(rows) - len(beyond)
     assert f"On {len(rows)} small runs" in page
-    assert f"at most {LARGEST_RATIO:g} times the rounds of the best single method on {within}" in page
-    assert f"{ratio_of(rows[EXACT_BY_RULE]):.2f} times on the other" in page
+    assert f"at most {LARGEST_RATIO:g} times the rounds of the best method on {within}" in page
+    assert f"{ratio_of(rows[EXACT_BY_RULE]):.2f} times on the remaining one" in page
 
 
 def test_a_drawn_run_depends_on_its_seed_and_number_alone() -> None:

@@ -53,7 +53,7 @@ def test_the_sentences_beside_it_hold() -> None:
     gain = {name: statistics.mean(heads(name)) - statistics.mean(networks(name)) for name in DATASETS}
     assert "more accurate on all five data sets" in page
     assert min(gain, key=lambda name: gain[name]) == "celeba"
-    assert f"on CelebA by {gain['celeba']:.1f} points, with ranges that overlap" in page
+    assert "on CelebA the ranges overlap" in page
     assert min(heads("celeba")) < max(networks("celeba"))
     assert f"CIFAR-10 reaches {heads('cifar10', 'pretrained')[0]:.1f}" in page
     assert f"only {heads('celeba', 'pretrained')[0]:.1f}" in page
