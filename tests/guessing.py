@@ -17,7 +17,8 @@ from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics
+from sifu.store.statistics_files import OwnStatistics, read_statistics
+from sifu.theory.closed_form import total
 
 RANDOM = (
     "*.nonce", "*.digest", "*.sealed", "*.signature", "*.commitment", "*.salt", "*.hash", "*.head", "*.time",
@@ -90,7 +91,10 @@ def worked_out(folder: Path) -> set[str]:
             held.add(hashlib.sha256(model_bytes(reader.layout, reader.load_model(node))).hexdigest())
         if reader.spec["model"]["kind"] == "ridge":
             fixed = recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout)
-            held |= {read_statistics(folder, row, fixed).digest() for row in reader.statistics().values()}
+            rows = list(reader.statistics().values())
+            own = OwnStatistics.among(rows, fixed, None, {})
+            held |= {total(fixed, [own.read(folder, client, own.parts())]).digest() for client in own.rows}
+            held |= {read_statistics(folder, row, fixed).digest() for row in rows if row.is_sum}
     return held
 
 

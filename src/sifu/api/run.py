@@ -56,7 +56,7 @@ from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.kept_outside import check_known_key, remember_key
 from sifu.store.keys import keys_of
-from sifu.store.reader import RunReader, plain_names
+from sifu.store.reader import RunReader, plain_names, readable
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
@@ -154,7 +154,7 @@ class Run:
     @property
     def spec(self) -> Spec:
         """Merged spec of the run."""
-        with self.reader() as reader:
+        with self.reader() as reader, readable(self.folder):
             return Spec.from_mapping(reader.spec)
 
     @contextmanager
