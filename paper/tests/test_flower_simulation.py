@@ -80,5 +80,5 @@ def test_an_engine_that_is_not_there_is_refused_with_a_sentence(monkeypatch: pyt
     with pytest.raises(InputError, match="leave out --device"):
         engine_source("cuda", None, cache, engine="flower")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"sifu-paper\[simulation\]"):
+    with pytest.raises(InputError, match=r"paper\[simulation\]"):
         engine_source("cpu", None, cache, engine="flower")

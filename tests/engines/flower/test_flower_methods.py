@@ -19,6 +19,8 @@ def spec_for(method: str) -> object:
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
     if method == "groups":
         sections["groups"] = {"count": 3, "rounds": 2}
+    if method == "dp":
+        sections["server"] = {"clip": 0.5, "noise": 1.0}
     sections["data"] = {"preprocessing": "fixed"}
     return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
 

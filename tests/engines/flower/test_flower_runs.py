@@ -132,7 +132,7 @@ AUTO = small_spec(
 )
 
 
-@pytest.mark.parametrize("method", ["sifu", "scratch", "noise_here"])
+@pytest.mark.parametrize("method", ["sifu", "noise_here"])
 def test_an_automatic_sigma_is_planned_as_on_the_embedded_engine(tmp_path: Path, method: str) -> None:
     flower = Federation(tmp_path, AUTO)
     flower.serve()
