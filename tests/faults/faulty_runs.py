@@ -136,6 +136,7 @@ def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], po
     child = os.fork()
     if child == 0:
         code = 0
+        forget_keys(folder)
         try:
             if point is not None:
                 make_repeatable()
@@ -168,12 +169,20 @@ def make_repeatable() -> None:
     writer.utc_now = lambda: FROZEN
 
 
+def forget_keys(folder: Path) -> None:
+    """Begin with no known keys: every attempt makes another run at the same place."""
+    known = folder.with_name(f"{folder.name}.known_keys")
+    known.unlink(missing_ok=True)
+    os.environ["SIFU_KNOWN_KEYS"] = str(known)
+
+
 def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
     """What the points of a step are, in order."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         point = Point(None, "")
+        forget_keys(folder)
         make_repeatable()
         install(point)
         work(folder, job, step, step + 1)
