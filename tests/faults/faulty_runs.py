@@ -136,7 +136,6 @@ def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], po
     child = os.fork()
     if child == 0:
         code = 0
-        forget_keys(folder)
         try:
             if point is not None:
                 make_repeatable()
@@ -170,7 +169,7 @@ def make_repeatable() -> None:
 
 
 def forget_keys(folder: Path) -> None:
-    """Begin with no known keys: every attempt makes another run at the same place."""
+    """Begin with no known keys, in this process and its children: every attempt makes another run at the same place."""
     known = folder.with_name(f"{folder.name}.known_keys")
     known.unlink(missing_ok=True)
     os.environ["SIFU_KNOWN_KEYS"] = str(known)
@@ -299,6 +298,7 @@ class Matrix:
         for fault in chosen:
             done[fault.fault] = done.get(fault.fault, 0) + 1
             copy_all(self.before(fault.step), folder)
+            forget_keys(folder)
             problems = self._problems(folder, fault, gone_on)
             remove_all(folder)
             wrong += [f"{fault}: {problem}" for problem in problems]
