@@ -27,6 +27,7 @@ LIMITS = {
     "docs/noise.md": 1200,
     "docs/nvflare.md": 300,
     "docs/performance.md": 1200,
+    "docs/related-work.md": 900,
     "docs/release-noise.md": 600,
     "docs/reliability.md": 1200,
     "docs/security.md": 2500,
