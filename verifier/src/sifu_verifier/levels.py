@@ -30,19 +30,18 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
         return "none"
     fresh = request["source_node"] is None or request["method"] == "groups" or from_initial(run, request)
     before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
-              facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
+              request["method"] != "closed_form"
+              and facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
               rate_depends(run, request), groups_depend(run, request), facts.get("engine", "not known") == "not known",
               draws_by_number(run, request))  # fmt: skip
-    couples = ("a minimum of", "dropping a masked round in which one client fails")
+    couples = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
     if untouched:
         chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
         engine = facts.get("engine", "")
-        bits = "computed on a GPU" in engine or (
-            request["method"] != "closed_form" and "padded to the largest" in engine
-        )
+        bits = "computed on a GPU" in engine or "padded to the largest" in engine
         return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
     seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
     if noise is not None:
