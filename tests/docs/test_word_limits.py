@@ -18,6 +18,7 @@ LIMITS = {
     "docs/audit.md": 1250,
     "docs/closed-form.md": 1200,
     "docs/console.md": 1400,
+    "docs/dpo.md": 900,
     "docs/flower-app.md": 600,
     "docs/flower.md": 2300,
     "docs/frozen-features.md": 850,
