@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 import sifu
 from run_tools import small_spec
 from sifu.core.spec import DataSpec
-from sifu.data.table import read_table
-from sifu.data.table_coding import TableCoding, join_names, parse_categories, parse_classes, quoted, split_names
+from sifu.data.table import read_columns, read_table
+from sifu.data.table_coding import (
+    TableCoding,
+    TableFile,
+    join_names,
+    parse_categories,
+    parse_classes,
+    quoted,
+    split_names,
+)
 from sifu.errors import InputError, SifuWarning
 
 ROWS = [("north", 0.5, "red", "yes"), ("south", -1.0, "blue", "no"), ("north", 2.0, "blue", "no")]
@@ -264,3 +272,79 @@ def test_names_with_any_character_are_read_as_they_are_written(names: list[str])
     entries = "; ".join(f"{quoted(name)}={join_names(names)}" for name in names)
     assert parse_categories(entries) == dict.fromkeys(names, tuple(names))
     assert parse_classes(join_names(names)) == {name: (name,) for name in names}
+
+
+def coded_one_by_one(text: str, fill: float) -> list[float] | None:
+    """Return the features of one text of a column with a filler, read without the code under test; None: refused."""
+    plain = text.strip(" \t\ufeff\u200b")
+    if plain.lower() in {"", "?", "na", "nan", "-", "."}:
+        return [(fill - 2.0) / 3.0, 1.0]
+    written = plain.replace("\u2212", "-")
+    number = written.removeprefix("-").removeprefix("+") if written[:2] not in ("--", "++", "+-", "-+") else "bad"
+    mantissa, _, exponent = number.lower().partition("e")
+    digits = mantissa.replace(".", "", 1)
+    if not digits.isdecimal() or ("e" in number.lower() and not exponent.lstrip("+-").isdecimal()):
+        return None
+    value = float(written)
+    return [(value - 2.0) / 3.0, 0.0] if np.isfinite(value) else None
+
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+    st.integers(-(10**6), 10**6).map(str),
+    st.sampled_from([" 4 ", "+1.5e2", "7.", ".5", "\u22123", "\ufeff8", "\u0663"]),
+)
+
+
+@given(
+    plain=st.lists(NUMBERS, min_size=1, max_size=20),
+    odd=st.sampled_from(["", "?", "NA", "nan", "inf", "1e999", "1_000", "1__0", "0x10", "abc", "--1", "1,5"]),
+    position=st.integers(0, 20),
+)
+def test_a_column_is_coded_as_its_values_one_by_one(plain: list[str], odd: str, position: int) -> None:
+    coding = TableCoding("y", "c", scales={"x": (2.0, 3.0)}, missing={"x": 4.0})
+    for texts in (plain, [*plain[:position], odd, *plain[position:]]):
+        expected = [coded_one_by_one(text, 4.0) for text in texts]
+        refused: dict[int, str] = {}
+        found = coding.features(TableFile("t", {"x": texts}), ["x"], refused)
+        assert sorted(refused) == [row for row, features in enumerate(expected) if features is None]
+        for row, features in enumerate(expected):
+            assert features is None or found[row].tolist() == features
+        if refused:
+            with pytest.raises(InputError, match=rf"row {min(refused)}\)?: column 'x'"):
+                coding.features(TableFile("t", {"x": texts}), ["x"])
+
+
+def test_one_request_parses_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(f"P{row}", "abc"[row % 3], round((row * 7 % 11) / 5 - 1, 2), row % 2) for row in range(90)]
+    file = write_csv(tmp_path / "t.csv", rows, "id,c,x,y")
+    data = {"name": "table", "partition": "given", "file": str(file), "label": "y", "client": "c", "id": "id"}
+    spec = {"data": {**data, "classes": "0,1", "held_out": 0.2, "preprocessing": "fixed"}, "model": {"kind": "ridge"}}
+    parsed: list[Path] = []
+
+    def counted(path: Path, header: object = ()) -> TableFile:
+        parsed.append(path)
+        return read_columns(path, header)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sifu.data.table.read_columns", counted)
+    sifu.train(spec, run=tmp_path / "run")
+    assert len(parsed) == 1
+    trained_on = next(number for number in range(0, 90, 3) if _is_trained_on(tmp_path / "run", f"P{number}"))
+    parsed.clear()
+    (outcome,) = sifu.open_run(tmp_path / "run").forget(["a"], records=[f"P{trained_on}"])
+    assert (outcome.level, len(parsed)) == ("exact", 1)
+    parsed.clear()
+    sifu.open_run(tmp_path / "run").forget(["b"])
+    assert len(parsed) == 1  # parsed again: no rows stay in memory between requests
+    write_csv(file, [*rows[:-1], ("P89", "c", 0.25, 1)], "id,c,x,y")
+    with pytest.raises(InputError):  # other rows are noticed, although the table was parsed before
+        sifu.open_run(tmp_path / "run").forget(["a"])
+
+
+def _is_trained_on(run: Path, identity: str) -> bool:
+    """Return whether a record of client a is not held out."""
+    try:
+        sifu.open_run(run).plan(["a"], records=[identity])
+    except InputError:
+        return False
+    return True

@@ -32,6 +32,7 @@ from sifu.core.engine import Engine
 from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
+from sifu.data.read_once import reading_once
 from sifu.errors import InputError, RunBusyError, VerificationError
 from sifu.export.exported_models import export_model, released_module
 from sifu.methods.registry import plan_request
@@ -281,6 +282,7 @@ class Run:
         with self._checked_writer("release its model") as writer:
             return bring_up_to_date(writer, self._engines, progress)
 
+    @reading_once()
     def join(
         self, progress: ProgressCallback | None = None, *, file: str | Path | None = None, name: str | None = None
     ) -> list[str]:
@@ -456,6 +458,7 @@ class Run:
                 return "recorded" if decide(reader, request, decision, reason, name, terms) else "unchanged"
             return "posted" if post_decision(reader, request, decision, reason, name, terms) else "unchanged"
 
+    @reading_once()
     def forget(
         self,
         clients: Sequence[str] | None = None,

@@ -26,6 +26,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
+from sifu.data.read_once import reading_once
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in
@@ -100,6 +101,7 @@ def open_run(
     return opened
 
 
+@reading_once()
 def train(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
     *,

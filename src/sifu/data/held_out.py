@@ -51,9 +51,11 @@ def held_out_rows(client: Array, key: Array, share: float, seed: int) -> Array:
         seed: Seed of the run.
     """
     held = np.zeros(len(client), dtype=bool)
-    for row, (owner, name) in enumerate(zip(client, key, strict=True)):
-        digest = hashlib.sha256(json.dumps(["held out", seed, str(owner), str(name)]).encode()).digest()
-        held[row] = int.from_bytes(digest[:6]) < share * 2**48
+    limit, written = share * 2**48, json.encoder.encode_basestring_ascii
+    starts = {str(owner): f'["held out", {seed}, {written(str(owner))}, ' for owner in np.unique(client)}
+    for row, (owner, name) in enumerate(zip(client.tolist(), key.tolist(), strict=True)):
+        digest = hashlib.sha256(f"{starts[str(owner)]}{written(str(name))}]".encode()).digest()
+        held[row] = int.from_bytes(digest[:6]) < limit
     for owner in np.unique(client):
         rows = np.flatnonzero(client == owner)
         if held[rows].all():

@@ -7,6 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -321,9 +322,8 @@ def _owners(table: TableFile, coding: TableCoding) -> list[str]:
 def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
     """Return the texts of a column in which no row may be empty."""
     texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
-    for text, place in zip(texts, table.places, strict=True):
-        if not text:
-            raise InputError(f"{place}: column {column!r}, {trouble}")
+    if "" in texts:
+        raise InputError(f"{table.place(texts.index(''))}: column {column!r}, {trouble}")
     return texts
 
 
@@ -368,9 +368,8 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
             "(pandas: index=False leaves its index out), or for a file without such a line name the columns in "
             "data.header"
         )
-    columns: dict[str, list[Any]] = {name: [] for name in names}
     for row, (line, fields) in enumerate(rows):
-        if any(field.strip() for field in fields[len(names) :]) or len(fields) < len(names):
+        if len(fields) != len(names) and (len(fields) < len(names) or any(map(str.strip, fields[len(names) :]))):
             hint = (
                 f"the file's first line, {names[0][:60]!r}, does not name them: remove the lines above the names"
                 if len(names) == 1
@@ -380,9 +379,10 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
                 f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}, and the "
                 f"columns are {len(names)}: {hint}"
             )
-        for name, field in zip(names, fields, strict=False):  # a separator at the end of a line makes an empty field
-            columns[name].append(field)
-    return TableFile(str(path), columns, tuple(line for line, _ in rows), separator)
+    # A separator at the end of a line makes an empty field, which has no name.
+    lines, every = zip(*rows, strict=True) if rows else ((), ())
+    columns: dict[str, list[Any]] = {name: list(map(itemgetter(number), every)) for number, name in enumerate(names)}
+    return TableFile(str(path), columns, lines, separator)
 
 
 def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,10 +69,9 @@ class TableFile:
         """Number of rows."""
         return len(next(iter(self.columns.values())))
 
-    @cached_property
-    def places(self) -> list[Place]:
-        """Location of each row."""
-        return [Place(self.name, line, row) for row, line in enumerate(self.lines or [0] * self.rows)]
+    def place(self, row: int) -> Place:
+        """Return the location of a row."""
+        return Place(self.name, self.lines[row] if self.lines else 0, row)
 
     @property
     def decimal_commas(self) -> bool:
@@ -239,26 +237,43 @@ class TableCoding:
         return np.concatenate([self._coded(name, table, refused) for name in names], axis=1)
 
     def _coded(self, name: str, table: TableFile, refused: dict[int, str] | None) -> Array:
-        words = self.categories.get(name)
+        words, values = self.categories.get(name), table.columns[name]
         features = np.zeros((table.rows, self.width(name)))
+        numbers = None if words is not None or name in self.missing_words else plain_numbers(values)
+        if numbers is not None:
+            middle, spread = self.scales.get(name, (0.0, 1.0))
+            features[:, 0] = (numbers - middle) / spread
+            return features
         positions = {} if words is None else {word: position for position, word in enumerate(words)}
-        middle, spread = self.scales.get(name, (0.0, 1.0))
-        for row, (value, place) in enumerate(zip(table.columns[name], table.places, strict=True)):
-            try:
-                if self._is_missing(name, value, positions):
-                    fill = self._fill_of(name, value, place)
-                    if words is None and fill is not None:
-                        features[row, 0] = (fill - middle) / spread
-                    features[row, -1] = 1.0
-                elif words is None:
-                    features[row, 0] = (_number(place, name, value, table.decimal_commas) - middle) / spread
-                else:
-                    features[row, _position(place, name, value, positions, "data.categories")] = 1.0
-            except InputError as error:
-                if refused is None:
-                    raise
-                refused.setdefault(row, str(error))
+        known: dict[str, list[tuple[int, float]]] = {}
+        for row, value in enumerate(values):
+            coded = known.get(value) if isinstance(value, str) else None
+            if coded is None:
+                try:
+                    coded = self._value(name, value, positions, table, row)
+                except InputError as error:
+                    if refused is None:
+                        raise
+                    refused.setdefault(row, str(error))
+                    continue
+                if isinstance(value, str):
+                    known[value] = coded
+            for position, number in coded:
+                features[row, position] = number
         return features
+
+    def _value(
+        self, name: str, value: Any, positions: Mapping[str, int], table: TableFile, row: int
+    ) -> list[tuple[int, float]]:
+        """Return the features of one value that are not 0, each with its position among those of the column."""
+        middle, spread = self.scales.get(name, (0.0, 1.0))
+        if self._is_missing(name, value, positions):
+            fill = self._fill_of(name, value, table.place(row))
+            filled = [] if fill is None else [(0, (fill - middle) / spread)]
+            return [*filled, (-1, 1.0)]
+        if name in self.categories:
+            return [(_position(table.place(row), name, value, positions, "data.categories"), 1.0)]
+        return [(0, (_number(table.place(row), name, value, table.decimal_commas) - middle) / spread)]
 
     def _is_missing(self, name: str, value: Any, positions: Mapping[str, int]) -> bool:
         text = _text(value)
@@ -283,29 +298,70 @@ class TableCoding:
         Raises:
             InputError: If a label is missing, not listed, or too large for a class number.
         """
-        pairs = list(zip(table.columns[self.label], table.places, strict=True))
-        for value, place in pairs:
-            if is_missing(value) and not any(_text(value) in words for words in self.classes):
+        values, words = table.columns[self.label], {word for words in self.classes for word in words}
+        plain = None if self.classes else plain_numbers(values)
+        for row, value in enumerate(values if plain is None else ()):
+            if is_missing(value) and _text(value) not in words:
                 raise InputError(
-                    f"{place}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a missing "
-                    "value: leave such rows out"
+                    f"{table.place(row)}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a "
+                    "missing value: leave such rows out"
                 )
         if self.classes:
             positions = {word: number for number, words in enumerate(self.classes) for word in words}
-            coded = [_position(place, self.label, value, positions, "data.classes") for value, place in pairs]
-            return np.array(coded, dtype=np.int64)
-        commas = table.decimal_commas
-        numbers = np.array([_number(place, self.label, value, commas, "data.classes") for value, place in pairs])
+            return np.array(self._classes(table, values, positions), dtype=np.int64)
+        numbers = (
+            plain
+            if plain is not None
+            else np.array(
+                [
+                    _number(table.place(row), self.label, value, table.decimal_commas, "data.classes")
+                    for row, value in enumerate(values)
+                ]
+            )
+        )
         whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
         if whole and numbers.max() >= MOST_WORDS:
             if self.regression:
                 return numbers
-            _, worst = pairs[int(numbers.argmax())]
+            worst = table.place(int(numbers.argmax()))
             raise InputError(
                 f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "
                 f'{MOST_WORDS - 1}. For a regression set model.kind = "ridge" and ridge.task = "regression"'
             )
         return numbers.astype(np.int64) if whole else numbers
+
+    def _classes(self, table: TableFile, values: Sequence[Any], positions: Mapping[str, int]) -> list[int]:
+        """Return the class of each label."""
+        known: dict[str, int] = {}
+        coded = []
+        for row, value in enumerate(values):
+            number = known.get(value) if isinstance(value, str) else None
+            if number is None:
+                number = _position(table.place(row), self.label, value, positions, "data.classes")
+                if isinstance(value, str):
+                    known[value] = number
+            coded.append(number)
+        return coded
+
+
+def plain_numbers(values: Sequence[Any]) -> Array | None:
+    """Return a column as numbers, if every value is a finite number in plain ASCII digits; else None.
+
+    >>> plain_numbers(["1", " 2.5 "]).tolist(), plain_numbers(["1", "?"]), plain_numbers(["1_000"])
+    ([1.0, 2.5], None, None)
+    """
+    types = set(map(type, values))
+    if types == {str}:
+        text = "".join(values)
+        if "_" in text or not text.isascii():
+            return None
+    elif not types <= {int, float, bool}:
+        return None
+    try:
+        numbers = np.array(list(map(float, values)))
+    except (ValueError, OverflowError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def split_names(text: str, key: str) -> list[str]:

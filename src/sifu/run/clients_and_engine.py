@@ -144,7 +144,7 @@ def clients_from_spec(
 def _own_dataset(spec: Spec) -> Any:
     """Return the data set in the user's own files."""
     from sifu.data import load
-    from sifu.data.table import read_table
+    from sifu.data.read_once import read_again
     from sifu.data.table_coding import TableCoding
 
     data = spec.data
@@ -157,7 +157,7 @@ def _own_dataset(spec: Spec) -> Any:
             f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
         )
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
-    return read_table(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
+    return read_again(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
 
 
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:

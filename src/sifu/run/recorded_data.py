@@ -283,7 +283,8 @@ def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]
 def _joining_data(spec: Spec, file: Path) -> Any:
     """Return the data set in a file of newcomers, coded like the run's own."""
     from sifu.data import load
-    from sifu.data.table import ENDINGS, column_names, read_table
+    from sifu.data.read_once import read_again
+    from sifu.data.table import ENDINGS, column_names
     from sifu.data.table_coding import TableCoding, split_names
 
     if spec.data.name != TABLE:
@@ -299,7 +300,7 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     coding = coding if names_clients else replace(coding, client="")
     testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}
     columns = split_names(spec.data.columns, "data.columns")
-    dataset = read_table(file, coding, one_client=not names_clients, columns=columns, **testing)
+    dataset = read_again(file, coding, one_client=not names_clients, columns=columns, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)
 
 

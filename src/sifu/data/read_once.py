@@ -1,0 +1,58 @@
+"""Tables that one command needs several times and parses once.
+
+Nothing outlives the block: rows of clients must not stay in the memory of a service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from sifu.data.dataset import Dataset
+from sifu.data.table import read_table, table_files
+from sifu.data.table_coding import TableCoding
+
+_parsed: ContextVar[list[tuple[Any, Dataset]] | None] = ContextVar("parsed", default=None)
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Parse a table only once within the block, as long as its bytes and its coding stay the same."""
+    if _parsed.get() is not None:
+        yield
+        return
+    token = _parsed.set([])
+    try:
+        yield
+    finally:
+        _parsed.reset(token)
+
+
+def read_again(path: Path, coding: TableCoding, **options: Any) -> Dataset:
+    """Return a table as `read_table` does, or the one that was parsed earlier within `reading_once`."""
+    parsed = _parsed.get()
+    if parsed is None:
+        return read_table(path, coding, **options)
+    key = path, _digests(path), _digests(options.get("test_file")), coding, options
+    for known, dataset in parsed:
+        if known == key:
+            return dataset
+    dataset = read_table(path, coding, **options)
+    parsed.append((key, dataset))
+    return dataset
+
+
+def _digests(path: Path | None) -> list[tuple[str, bytes]]:
+    """Return name and digest of each file of a table; empty if there is none."""
+    if path is None or not path.exists():
+        return []
+    files = table_files(path) if path.is_dir() else [path]
+    digests = []
+    for file in files:
+        with file.open("rb") as stream:
+            digests.append((file.name, hashlib.file_digest(stream, "sha256").digest()))
+    return digests
