@@ -52,5 +52,5 @@ def test_plans_and_certificates_of_a_run_state_both(tmp_path: Path) -> None:
 
 
 def test_the_readme_and_the_guides_name_both_observers() -> None:
-    for name in ("README.md", "docs/closed-form.md", "docs/tuned-networks.md", "docs/security.md", "docs/audit.md"):
+    for name in ("README.md", "docs/closed-form.md", "docs/dpo.md", "docs/security.md", "docs/audit.md"):
         assert NOT_PROTECTED in (ROOT / name).read_text(encoding="utf-8"), name

@@ -83,12 +83,6 @@ def test_control_a_command_that_fails_is_noticed(reader: Reader) -> None:
 
 
 @pytest.mark.long
-def test_the_example_of_frozen_features_runs(reader: Reader) -> None:
-    (example,) = blocks("docs/frozen-features.md", "python")
-    assert reader.run(text=example).startswith(("proven", "exact"))
-
-
-@pytest.mark.long
 def test_the_readme_example_runs(reader: Reader) -> None:
     (example,) = blocks("README.md", "python")
     reader.run(text=example)

@@ -274,7 +274,7 @@ def _closed_form_advice(
 
     if not reached and spec.stop.target > 0:
         suggestions.append(
-            "The head misses its target: try other features (features.kind, docs/frozen-features.md), or a network by "
+            "The head misses its target: try other features (features.kind, docs/closed-form.md), or a network by "
             "groups (docs/guide.md)."
         )
     return Advice(
@@ -411,7 +411,7 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthw
         suggestions.append(f"Certificates can be more than conditional only with {' and '.join(lifting)}.")
     if spec.model.kind not in LINEAR_KINDS and not facts.smooth_model:
         suggestions.append(
-            "Freeze the features and train a linear head (docs/frozen-features.md): convex, so certificates can be "
+            "Freeze the features and train a linear head (docs/closed-form.md): convex, so certificates can be "
             "proven, and with far fewer parameters."
         )
     if measured.kind == "smooth" and measured.largest_certified_rate is not None:

@@ -4,7 +4,7 @@ All samples are checked here, before the first round: a NaN of one client would 
 
 Frozen features are the outputs of a torch module with fixed weights, computed once for each client's samples. A linear
 head on them is convex, whatever the module: the module is preprocessing that no client's data shaped, and only the head
-is trained. Certificates of an image task can therefore be `proven` (docs/frozen-features.md).
+is trained. Certificates of an image task can therefore be `proven` (docs/closed-form.md).
 
 The weights must not come from the clients' data: use a public pretrained network, one trained on public data, or random
 weights. Each client can compute its own features, which do not depend on other clients.
