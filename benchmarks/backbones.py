@@ -3,7 +3,7 @@
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --setups last,deep --seeds 5
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
     python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # writes benchmarks/results/backbones.csv
-                                                                             # and the table of docs/closed-form.md
+                                                                             # and its figures in the documents
 
 Every figure comes from the commands of the product, run one after the other as an operator would run them. A row is
 appended as soon as it is measured, and rows that a file already has are skipped, so an interrupted run continues. The
@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from backbones_page import RESULTS, write_page
+from backbones_page import RESULTS, write_pages
 
 CLIENTS = 100
 LEAVERS = (1, 5, 20)
@@ -134,7 +134,7 @@ def place_of(device: str) -> dict[str, str]:
 
 
 def write_table(files: list[Path]) -> None:
-    """Write the means over seeds of all rows to the committed table, and the page's table of it."""
+    """Write the means over seeds of all rows to the committed table, and its figures to the documents."""
     rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
@@ -157,7 +157,7 @@ def write_table(files: list[Path]) -> None:
                 + [f"{mean(figure):.1f}" if figure else "" for figure in figures]
                 + [group[0][name] for name in ("hardware", "date", "commit")]
             )  # fmt: skip
-    write_page()
+    write_pages()
 
 
 def main() -> None:
