@@ -18,6 +18,7 @@ from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.core.wording import WORDING, exact_words, guarantee_of, not_covered_by, psi_words, what_was_erased, words_of
 from sifu.requests.certification import FIELDS, FORMAT, MODELS, STATED_TERMS, SubjectStatement, public_form
+from sifu.requests.request_record import plain_answer
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
 ROW = 7_654_321
@@ -251,3 +252,47 @@ def test_words_on_psi_promise_no_more_than_what_it_rests_on() -> None:
     assert psi_words("met").startswith("Psi bounds")
     assert psi_words("assumed").startswith("If what")
     assert "bounds nothing" in psi_words("failed")
+
+
+def said_by(body: Body) -> str:
+    """Return all that a certificate says to people, in lower case, without the premises."""
+    said = words_of(body)
+    lines = [said.guarantee, *said.observers.sentences, *said.not_covered, said.erased, said.remains]
+    return " ".join([*lines, *plain_answer(body)]).lower()
+
+
+NOISE_WORDS = ("noise", "epsilon", "delta", "% of forgotten", "false-alarm", "may hold the client's part", "sigma")
+
+
+@pytest.mark.parametrize("level", ["exact", "conditional"])
+@pytest.mark.parametrize(
+    ("method", "start"), [("closed_form", "fresh"), ("scratch", "fresh"), ("sifu", "trained"), ("groups", "merge")]
+)
+@given(drawn=bodies_with_secrets())
+def test_no_clause_on_noise_or_remains_applies_to_a_model_without_the_client(
+    level: str, method: str, start: str, drawn: tuple[Body, list[str]]
+) -> None:
+    fields = {"method": method, "start": start, "level": level, "premises": []}
+    statistics = "clients" if method == "closed_form" else None
+    body = drawn[0] | fields | {"sigma": 0.0, "untouched": True, "keeps_statistics": statistics}
+    said = said_by(body | {"attacker_true_positive_rate_at_1_percent": attacker_rate(level, 0.35)})  # type: ignore[arg-type]
+    assert [word for word in NOISE_WORDS if word in said] == []
+    assert "no better than guess" in said
+    if method == "closed_form":
+        assert "group" not in said
+        assert "drift" not in said
+        assert "rate" not in said.split()
+
+
+@given(bodies_with_secrets())
+def test_clauses_on_noise_stay_where_noise_hides_the_client(drawn: tuple[Body, list[str]]) -> None:
+    """The negative control: with noise, each of the clauses is there."""
+    rate = {"attacker_true_positive_rate_at_1_percent": attacker_rate("proven", 0.35)}
+    said = said_by(drawn[0] | {"level": "proven", "retention": "paper"} | rate)
+    assert [word for word in NOISE_WORDS if word not in said] == []
+
+
+def test_groups_are_mentioned_where_networks_were_tuned_in_groups() -> None:
+    for grouped in (True, False):
+        _, remains = what_was_erased("paper", "fresh", protection="noise", keeps_updates=False, grouped=grouped)
+        assert ("groups" in remains) == grouped

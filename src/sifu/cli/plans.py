@@ -17,7 +17,7 @@ from sifu.advice.release_options import ReleaseAdvice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
-from sifu.core.method_info import CLOSED_FORM, attacker_rate
+from sifu.core.method_info import CLOSED_FORM, GUESSING, attacker_rate
 from sifu.core.premises import premises_that_count
 from sifu.core.wording import forgotten_words
 from sifu.errors import InputError
@@ -27,10 +27,10 @@ from sifu.plots.style import byte_size, counted
 
 
 def _attacker(way: Way) -> str:
-    """Return the attacker's success in words; at level exact it is that of guessing."""
+    """Return the attacker's success in words; it is that of guessing if the client has no part in the model."""
     if way.attacker_rate is None:
         return "no bound"
-    return "guessing" if way.level == "exact" else f"{100.0 * way.attacker_rate:.3g} %"
+    return "guessing" if way.attacker_rate <= GUESSING else f"{100.0 * way.attacker_rate:.3g} %"
 
 
 def print_ways(plan: Plan, everything: bool) -> None:
@@ -53,10 +53,9 @@ def print_ways(plan: Plan, everything: bool) -> None:
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
-    out.print(
-        "attacker: sees later releases only; detection rate at 1 % false alarms, guessing gives 1 %",
-        style="dim",
-    )
+    if any(_attacker(way) != "guessing" for way in allowed):
+        note = "attacker: sees later releases only; detection rate at 1 % false alarms, guessing gives 1 %"
+        out.print(note, style="dim")
     refused_ways = [way.method for way in plan.ways if way.refused]
     if everything:
         _print_more(plan, allowed)
@@ -363,7 +362,8 @@ def print_plan(plan: Plan, everything: bool) -> None:
     terms = plan.terms
     together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
     whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)
-    out.print(f"To forget {whom}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
+    within = "" if plan.untouched and plan.noise_std == 0.0 else f", within ({terms.epsilon:g}, {terms.delta:g})"
+    out.print(f"To forget {whom}{together}{within}:")
     facts = table("", "")
     back = plan.tip_rounds - plan.source_rounds
     if plan.terms.method == CLOSED_FORM:

@@ -56,7 +56,9 @@ class Observers:
         return self.later_only, self.kept_earlier
 
 
-def observers_of(level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None) -> Observers:
+def observers_of(
+    level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None, *, untouched: bool = False
+) -> Observers:
     """Return the statements about both observers for a request at this level.
 
     Args:
@@ -64,6 +66,7 @@ def observers_of(level: str, rate: float | None, scope: str, before_after: Befor
         rate: Bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
         scope: Releases that the bound covers, "all" or "latest".
         before_after: Guarantee against an observer who kept earlier releases, if there is one.
+        untouched: Whether the client has no part in the model that training continued from.
 
     >>> observers_of("exact", 0.01, "all").kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
@@ -72,14 +75,15 @@ def observers_of(level: str, rate: float | None, scope: str, before_after: Befor
         kept = f"{KEPT_EARLIER}: {NOT_PROTECTED}. Comparing the two can reveal the deleted data."
     else:
         kept = f"{KEPT_EARLIER}: {before_after.words} over all releases."
-    return Observers(_later_only(level, rate, scope), kept, before_after)
+    return Observers(_later_only(level, rate, scope, untouched), kept, before_after)
 
 
 def observers_in(body: Mapping[str, Any]) -> Observers:
     """Return the statements about both observers for a certificate of either form."""
     stated = body.get("before_after")
     guarantee = None if stated is None else BeforeAfter(float(stated["epsilon"]), float(stated["delta"]))
-    return observers_of(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"], guarantee)
+    rate, untouched = body["attacker_true_positive_rate_at_1_percent"], bool(body.get("untouched"))
+    return observers_of(body["level"], rate, body["scope"], guarantee, untouched=untouched)
 
 
 def percent(rate: float) -> str:
@@ -91,7 +95,7 @@ def percent(rate: float) -> str:
     return f"{100.0 * rate:.4g} %"
 
 
-def _later_only(level: str, rate: float | None, scope: str) -> str:
+def _later_only(level: str, rate: float | None, scope: str, untouched: bool = False) -> str:
     """Return the statement about an observer who sees no release from before the request.
 
     >>> _later_only("proven", 0.702, "latest")[:81]
@@ -99,8 +103,8 @@ def _later_only(level: str, rate: float | None, scope: str) -> str:
     """
     if rate is None or level == "none":
         return f"An observer who sees only {SEEN['all']}: {NOT_PROTECTED}. Nothing bounds what it can tell."
-    if level == "exact":
-        return f"An observer who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
     observer = "If the assumptions hold, an observer" if level == "conditional" else "An observer"
+    if level == "exact" or untouched:
+        return f"{observer} who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
     detects = f"detects at most {percent(rate)} of forgotten clients"
     return f"{observer} who sees only {SEEN[scope]}, with a 1 % false-alarm rate, {detects}."

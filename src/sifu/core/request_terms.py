@@ -209,8 +209,16 @@ LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in
 """Terms that are stated only if they differ from their default."""
 
 
-def terms_words(terms: Mapping[str, Any]) -> str:
+BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
+"""Terms without a meaning for a model that the client has no part in and that has no noise."""
+
+
+def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
     """Return the terms in one line, named as in forms and commands, without the clients.
+
+    Args:
+        terms: The terms by name.
+        budget: Whether to include the terms of the budget and its noise.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default, release now'
@@ -221,7 +229,8 @@ def terms_words(terms: Mapping[str, Any]) -> str:
             return rows_words(value)
         return f"{name} {'default' if value is None else f'{value:g}' if isinstance(value, float) else value}"
 
-    return ", ".join(word(name, terms[name]) for name in TERMS[1:] if name in terms)
+    shown = [name for name in TERMS[1:] if name in terms and (budget or name not in BUDGET_TERMS)]
+    return ", ".join(word(name, terms[name]) for name in shown)
 
 
 def parse_sigma(sigma: Any) -> Any:

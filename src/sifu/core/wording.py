@@ -142,6 +142,8 @@ def what_was_done(body: Mapping[str, Any]) -> str:
         return f"Training went on without {whom}."
     if body["protection"] == "training noise":
         return f"Random noise was added to every contribution during training, and training went on without {whom}."
+    if body["method"] == CLOSED_FORM:
+        return f"The model was solved again without {whom}."
     if method_info(body["method"]).starts_from == "fresh":
         return f"A new model was made{', random noise was added to it,' if noised else ''} and trained without {whom}."
     if noised:
@@ -182,13 +184,13 @@ def psi_words(status: str) -> str:
     }.get(status, bounds)
 
 
-WORDING = 4
+WORDING = 5
 """Version of the wording and the rules of claims.
 
 Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
 claim. A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts all clients
 that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn. Version 4
-distinguishes two observers; its rules are those of version 3.
+distinguishes two observers, and version 5 leaves out sentences that do not apply; their rules are those of version 3.
 """
 RULES_COUNT_ALL = 3
 """First version whose rules count all clients that have left so far."""
@@ -213,20 +215,25 @@ SCOPE_WORDS = {
     "latest": "in the latest model alone",
 }
 
-NOT_COVERED = (
+PLAN_NOT_COVERED = (
     "What the plan itself reveals is not covered: the method where it was left to be chosen, which model training went "
     "on from, how long it took, and by its level and premises whether an automatic rate that was not found anew was "
     "set by the client. "
-    "When to stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
+    "When to stop is decided by the accuracy on every active client, whether it takes part in rounds or not."
+)
+EARLIER_NOT_COVERED = (
     "Models released before this request was carried out are not covered, nor is what comparing one of them with a "
-    "later one reveals.",
+    "later one reveals."
+)
+REPORTS_TRUSTED = "Sample counts, drifts and smoothness bounds reported by clients are trusted."
+NOISE_NOT_COVERED = "Noise is drawn in floating point; attacks on the last bits of such noise are not covered."
+NOT_COVERED = (
     "The other participants and the operator, who hold more than the released models, are not covered.",
-    "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
     "The same data brought in again, by another client or under another name, is not recognised: nothing of the "
     "forgotten is kept to compare with.",
-    "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
 )
+"""Limits of every certificate."""
 
 SEVERAL_RELEASES = (
     "Only the latest model is covered (scope latest): an attacker who keeps several of the models released since this "
@@ -246,11 +253,13 @@ CLOSED_FORM_GUARANTEE = (
 )
 
 CLOSED_FORM_NOT_COVERED = (
-    "Whoever kept a release from before this request can compare it with a later one: the difference of two linear "
-    "heads can reconstruct a deleted record and identify a deleted client.",
+    "Models released before this request was carried out are not covered. Whoever kept one can compare it with a later "
+    "one: the difference of two linear heads can reconstruct a deleted record and identify a deleted client.",
+    "That each client computed its statistics from its own data is trusted.",
     "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
     "them, still holds them.",
 )
+"""Limits of a head in closed form; they replace those of training in rounds."""
 
 RECORDS_GUARANTEE = (
     "This is about records of a client that stays: all that it had contributed was forgotten, and it joined again with "
@@ -276,7 +285,13 @@ NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no
 
 
 def guarantee_of(
-    level: Level, protection: Protection, scope: Scope, *, solved: bool = False, records: int | None = None
+    level: Level,
+    protection: Protection,
+    scope: Scope,
+    *,
+    solved: bool = False,
+    records: int | None = None,
+    exact: bool = False,
 ) -> str:
     """Return the sentence that states the guarantee.
 
@@ -286,24 +301,33 @@ def guarantee_of(
         scope: Releases that the guarantee covers.
         solved: Whether the model is a head in closed form.
         records: Number of forgotten records, or None for whole clients.
+        exact: Whether the guarantee is exact under the premises, so that no budget is part of it.
     """
     if level == "none":
         return NO_GUARANTEE
+    exact = exact or level == "exact"
     wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
-    guarantee = EXACT_GUARANTEE if level == "exact" else wording.format(scope=SCOPE_WORDS[scope])
+    guarantee = EXACT_GUARANTEE if exact else wording.format(scope=SCOPE_WORDS[scope])
     if solved:
         guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
     elif records is not None:
-        guarantee = f"{RECORDS_GUARANTEE} {EXACT_RECORDS_GUARANTEE if level == 'exact' else guarantee}"
+        guarantee = f"{RECORDS_GUARANTEE} {EXACT_RECORDS_GUARANTEE if exact else guarantee}"
     if level == "conditional":
         return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return guarantee
 
 
 def not_covered_by(
-    unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False, records: int | None = None
+    unit: Unit,
+    clients: int,
+    scope: Scope,
+    level: Level,
+    *,
+    solved: bool = False,
+    records: int | None = None,
+    noised: bool = True,
 ) -> list[str]:
-    """Return the sentences that state what is not covered.
+    """Return the sentences that state what is not covered; only those that apply.
 
     Args:
         unit: Whether clients are covered separately; a head in closed form always covers them together.
@@ -312,15 +336,18 @@ def not_covered_by(
         level: Level of the certificate.
         solved: Whether the model is a head in closed form.
         records: Number of forgotten records, or None for whole clients.
+        noised: Whether noise is part of the guarantee.
     """
     of_records = () if records is None else RECORDS_NOT_COVERED
+    of_noise = (NOISE_NOT_COVERED,) if noised else ()
     if solved:
-        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED, *of_records]
+        return [*CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
     latest = scope == "latest" and level in ("proven", "conditional")
     together = unit == "client" and clients > 1
     several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
     compared = () if records is None or level == "none" else RECORDS_COMPARED
-    return [*NOT_COVERED, *several, *compared, *of_records]
+    of_rounds = (PLAN_NOT_COVERED, EARLIER_NOT_COVERED, REPORTS_TRUSTED)
+    return [*of_rounds, *of_noise, *several, *compared, *of_records, *NOT_COVERED]
 
 
 Start = Literal["fresh", "merge", "initial", "trained"]
@@ -337,10 +364,13 @@ ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
     ),
     "fresh": (
         "Every model on the way to the current one was erased.",
-        "No model that the client had a part in remains. Where clients trained in groups, the models of groups "
-        "that never held it do, and the model that groups start from may.",
+        "No model that the client had a part in remains.",
     ),
 }
+GROUPS_REMAIN = (
+    " If clients trained in groups, the models of groups the client never belonged to remain, and so may the groups' "
+    "starting model."
+)
 
 
 def what_was_erased(
@@ -351,6 +381,8 @@ def what_was_erased(
     keeps_updates: bool,
     statistics: Literal["clients", "sum"] | None = None,
     records: int | None = None,
+    grouped: bool = True,
+    untouched: bool = False,
 ) -> tuple[str, str]:
     """Return public statements on what was erased and on what remains.
 
@@ -361,9 +393,15 @@ def what_was_erased(
         keeps_updates: Whether the run stores clients' updates.
         statistics: Kept statistics that a head was solved from; None without a head in closed form.
         records: Number of forgotten records, or None for whole clients.
+        grouped: Whether clients may have trained in groups.
+        untouched: Whether the client has no part in the model that training continued from.
     """
     if start != "trained":
         erased, remains = ERASED_AND_LEFT[start]
+        remains += GROUPS_REMAIN if start == "fresh" and grouped else ""
+    elif untouched:
+        erased = "Any kept model after the one training went on from was erased."
+        remains = "Models up to that one stay with the operator for later requests; the client has no part in them."
     elif retention == "strict":
         erased = "Any kept model that held the client's part was erased."
         remains = (
@@ -405,6 +443,20 @@ class CertificateWords:
         return [premise.statement for premise in self.premises if premise.status == status]
 
 
+def has_noise(body: Mapping[str, Any]) -> bool:
+    """Return whether noise, on a model, in training or on releases, is part of what a certificate guarantees."""
+    return float(body["sigma"]) > 0.0 or body.get("training_noise") is not None or body.get("before_after") is not None
+
+
+def needs_budget(body: Mapping[str, Any]) -> bool:
+    """Return whether a budget has a meaning for a certificate: not if the client has no part in a model without noise.
+
+    Args:
+        body: Certificate of either form.
+    """
+    return has_noise(body) or not body.get("untouched")
+
+
 def words_of(body: Mapping[str, Any]) -> CertificateWords:
     """Return the sentences for the fields of a certificate of either form."""
     level, scope, solved, records = body["level"], body["scope"], body["method"] == CLOSED_FORM, body["records"]
@@ -415,11 +467,15 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
         keeps_updates=body["keeps_updates"],
         statistics=body["keeps_statistics"],
         records=records,
+        grouped=not solved or any(said["name"] == "grouping" for said in body["premises"]),
+        untouched=bool(body.get("untouched")),
     )
+    exact = not needs_budget(body)
+    limits: dict[str, Any] = {"solved": solved, "records": records, "noised": has_noise(body)}
     return CertificateWords(
-        guarantee_of(level, body["protection"], scope, solved=solved, records=records),
+        guarantee_of(level, body["protection"], scope, solved=solved, records=records, exact=exact),
         observers_in(body),
-        not_covered_by(body["unit"], len(body["clients"]), scope, level, solved=solved, records=records),
+        not_covered_by(body["unit"], len(body["clients"]), scope, level, **limits),
         erased,
         remains,
         [Premise(said["name"], said["status"], said["case"], said["values"]) for said in body["premises"]],

@@ -199,6 +199,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
         layout = view.reader.layout
         sent = (rounds * taking_part + plan.rebuild_client_rounds) * 2.0 * layout.size * np.dtype(layout.dtype).itemsize
     pace = _seconds_a_round(view)
+    exact: Level = "none" if plan.level == "none" else "exact"
     charged = [charge for charge in plan.charges if charge.subject.order != plan.order and charge.charge > 0.0]
     return Way(
         method=info.name,
@@ -212,7 +213,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
         rebuild_client_rounds=plan.rebuild_client_rounds,
         bytes_sent=sent,
         seconds=None if rounds is None or pace is None else rounds * pace,
-        attacker_rate=attacker_rate(plan.level, plan.multiplier),
+        attacker_rate=attacker_rate(exact if plan.untouched else plan.level, plan.multiplier),
         kept=_kept(view, info, plan),
         bytes_kept=method.bytes_kept(view),
         earlier_charged=len(charged),
@@ -231,6 +232,8 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
         protection=info.protection,
         keeps_updates=view.spec.round_extras.updates_every > 0,
         statistics=view.spec.keep.kept_statistics if info.name == CLOSED_FORM else None,
+        grouped=view.spec.groups.count != 0,
+        untouched=plan.untouched,
     )
     return remains
 

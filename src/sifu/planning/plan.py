@@ -345,7 +345,7 @@ class Plan:
     def observers(self) -> Observers:
         """Guarantee against an observer of later releases, and against one who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
-        return observers_of(self.level, rate, self.terms.scope, self.before_after)
+        return observers_of(self.level, rate, self.terms.scope, self.before_after, untouched=self.untouched)
 
 
 LARGEST_NOISE_TO_SIGNAL = 0.5

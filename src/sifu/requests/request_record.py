@@ -239,7 +239,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in words.not_covered]
     if "terms" in body:
-        lines.append(f"Terms asked for: {terms_words(body['terms'])}.")
+        lines.append(f"Terms asked for: {terms_words(body['terms'], budget=wording.needs_budget(body))}.")
     return lines
 
 
@@ -264,7 +264,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
         f"was carried out on {body['carried_out'][:10]}.",
         wording.what_was_done(body),
     ]
-    if records is not None:
+    if records is not None and body["method"] != CLOSED_FORM:
         lines.append(
             "All that the participant had contributed before was forgotten, too; it takes part again with the records "
             "it has left."
@@ -281,10 +281,8 @@ def _promise(body: dict[str, Any]) -> list[str]:
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:
     """Return what the auditor's certificate says beyond the public one, in words."""
-    lines = [
-        f"For auditors, confidential: level {body['level']}, method {body['method']}, epsilon {body['epsilon']:g}, "
-        f"delta {body['delta']:g}."
-    ]
+    budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if wording.needs_budget(body) else ""
+    lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
     psi, limit = body.get("psi"), body.get("psi_star")
     if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
         lines.append(

@@ -22,6 +22,7 @@ from sifu.core.request_terms import terms_words
 from sifu.core.wording import (
     exact_words,
     forgotten_words,
+    needs_budget,
     what_was_done,
     whom_words,
     words_of,
@@ -47,9 +48,10 @@ def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
     template = templates("sifu.report", "evidence").get_template("evidence.html")
     return template.render(
         body=body,
+        budget=needs_budget(body),
         clients=forgotten_words(body["clients"], body["records"]),
         done=what_was_done(body),
-        terms=terms_words(body.get("terms", {})),
+        terms=terms_words(body.get("terms", {}), budget=needs_budget(body)),
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
         words=words_of(body),
