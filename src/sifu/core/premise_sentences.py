@@ -117,8 +117,9 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "module": {
         "trusted": "A module of the operator's own computes with clients' data. Each client began with a fresh copy of "
-        "it and with fixed states of the random generators, and repeated computations gave the same bits; that nothing "
-        "else (files, the clock, other processes) carries one client's data to another is trusted.",
+        "it and with fixed states of the random generators, repeated computations gave the same bits, and variables "
+        "that its code shares between copies did not change; that nothing else (files, the clock, other processes, "
+        "state inside libraries) carries one client's data to another is trusted.",
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",

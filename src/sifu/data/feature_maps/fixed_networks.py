@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, deep_network
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, in_chunks
 from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
+from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
@@ -205,9 +206,13 @@ class NetworkFeatures(FeatureMap):
     _weights: str = field(init=False, repr=False)
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
     """Samples of the first client, and what a fresh copy of a user's module gave for them."""
+    _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """Variables that copies of a user's module share, before it was used."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
+        if self.kind == "module":
+            object.__setattr__(self, "_shared", shared_state(self.module))
         # In training mode batch norm would mix samples, and dropout would draw again.
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
         # The files of a model of Hugging Face are in `source`, whatever the library calls their parts.
@@ -317,6 +322,7 @@ class NetworkFeatures(FeatureMap):
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
         """Refuse a user's module that gives other bits than at first, after a client's samples or in a fresh copy."""
         assert self._compared is not None
+        refuse_changed_state(self._shared, self.module)
         probes, first = self._compared
         for changed in (module, self._fresh()):
             now = self._batch(probes, changed)

@@ -17,6 +17,7 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.data.fresh_modules import fixed_generators, fresh_copy
+from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
@@ -39,7 +40,8 @@ class LoopTrainer:
 
     A user's module is copied for each client (`fresh_copy`). Repeated local training checks that it still carries no
     state from client to client. Before the first round, a few clients train again in another order and after training
-    on other data. After every round, the first client of the round and the first compared client train again.
+    on other data. After every round, the first client of the round and the first compared client train again. Variables
+    that all copies share must not change (`shared_state`).
     """
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
@@ -50,6 +52,7 @@ class LoopTrainer:
         """Module as it was made; it is only copied, never run."""
         users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         self._reused = None if users else fresh_copy(self._pristine)
+        self._shared = shared_state(self._pristine) if users else {}
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
         self._try_forward(clients[0], plan.outputs)
@@ -104,6 +107,7 @@ class LoopTrainer:
         self._compare_again(order[::-1])
 
     def _compare_again(self, clients: Sequence[int]) -> None:
+        refuse_changed_state(self._shared, self._pristine)
         for client in clients:
             refuse_another_result(self._compared[client], self._train_to_compare(client))
 

@@ -1,0 +1,273 @@
+"""Networks that keep state where copies of a module share it: refused, whichever client it acts on.
+
+Repeating the training of a few clients does not show a latch that one client sets and another one meets. The variables
+themselves do.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sifu
+import stateful_modules
+from sifu.data.client_data import ClientData
+from sifu.data.shared_state import refuse_changed_state, shared_state
+from sifu.errors import InputError
+from sifu_verifier.run_folder import RunFolder
+
+LATCH: dict[str, float] = {}
+LOCAL = threading.local()
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("largest", default=0.0)
+NUMBERS = np.random.default_rng(0)
+TORCH_NUMBERS = torch.Generator().manual_seed(0)
+TABLE = (1.0, 1.1, 1.2)
+NAME = "SIFU_TEST_LARGEST"
+
+
+class Anchor:
+    """Key of a weak dictionary."""
+
+
+ANCHOR = Anchor()
+WEAK: weakref.WeakKeyDictionary[Anchor, float] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def place_of(size: int) -> float:
+    """Return a factor that counts the sizes seen before: who comes first decides."""
+    return 1.0 + 0.01 * place_of.cache_info().currsize
+
+
+def largest_so_far(value: float) -> float:
+    """Return the largest value so far, kept as an attribute of this function."""
+    vars(largest_so_far)["held"] = max(vars(largest_so_far).get("held", 0.0), value)
+    return float(vars(largest_so_far)["held"])
+
+
+class Same:
+    """State that a deep copy shares."""
+
+    largest = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Same:
+        return self
+
+
+class Network(nn.Module):
+    """Twelve features of an 8 x 8 image, multiplied by a factor."""
+
+    largest = 0.0
+
+    def __init__(self, factor: Callable[..., float]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.second, self.factor, self.same = nn.Linear(64, 16), nn.Linear(16, 12), factor, Same()
+
+    def largest_in(self, value: float, held: list[float] = []) -> float:  # noqa: B006  what is tested
+        """Return the largest value so far, kept in a default argument."""
+        held[:] = [max([*held, value])]
+        return held[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        rows = x.flatten(1)
+        return torch.tanh(self.second(torch.tanh(self.first(rows)))) * self.factor(self, rows.detach())
+
+
+def latch(network: Network, rows: Tensor) -> float:
+    """Act only on clients of seven rows, once the largest samples were seen: those of the leaver."""
+    if float(rows.max()) > 2.0:
+        LATCH["on"] = 1.0
+    return 1.1 if LATCH and len(rows) == 7 else 1.0
+
+
+def of_class(network: Network, rows: Tensor) -> float:
+    Network.largest = max(Network.largest, float(rows.max()))
+    return 1.0 / (1.0 + Network.largest)
+
+
+def thread_local(network: Network, rows: Tensor) -> float:
+    LOCAL.largest = max(getattr(LOCAL, "largest", 0.0), float(rows.max()))
+    return 1.0 / (1.0 + float(LOCAL.largest))
+
+
+def context_variable(network: Network, rows: Tensor) -> float:
+    VARIABLE.set(max(VARIABLE.get(), float(rows.max())))
+    return 1.0 / (1.0 + VARIABLE.get())
+
+
+def environment(network: Network, rows: Tensor) -> float:
+    os.environ[NAME] = repr(max(float(os.environ.get(NAME, "0")), float(rows.max())))
+    return 1.0 / (1.0 + float(os.environ[NAME]))
+
+
+def default_argument(network: Network, rows: Tensor) -> float:
+    return 1.0 / (1.0 + network.largest_in(float(rows.max())))
+
+
+def cache(network: Network, rows: Tensor) -> float:
+    return place_of(len(rows))
+
+
+def weak_reference(network: Network, rows: Tensor) -> float:
+    WEAK[ANCHOR] = max(WEAK.get(ANCHOR, 0.0), float(rows.max()))
+    return 1.0 / (1.0 + WEAK[ANCHOR])
+
+
+def function_attribute(network: Network, rows: Tensor) -> float:
+    return 1.0 / (1.0 + largest_so_far(float(rows.max())))
+
+
+def numpy_generator(network: Network, rows: Tensor) -> float:
+    return 1.0 + 0.1 * float(NUMBERS.random())
+
+
+def torch_generator(network: Network, rows: Tensor) -> float:
+    return 1.0 + 0.1 * float(torch.rand((), generator=TORCH_NUMBERS))
+
+
+def shared_by_copies(network: Network, rows: Tensor) -> float:
+    network.same.largest = max(network.same.largest, float(rows.max()))
+    return 1.0 / (1.0 + network.same.largest)
+
+
+def late_buffer(network: Network, rows: Tensor) -> float:
+    """Register a buffer when the first batch comes: it belongs to the client's own copy."""
+    if not hasattr(network, "late"):
+        network.register_buffer("late", torch.zeros(()), persistent=False)
+    network.late = torch.maximum(torch.as_tensor(network.late), rows.max())
+    return 1.0 / (1.0 + float(network.late))
+
+
+def constant(network: Network, rows: Tensor) -> float:
+    return TABLE[len(rows) % 3]
+
+
+SHARED: dict[str, Callable[..., float]] = {
+    "a latch in a file's variable": latch,
+    "a class attribute": of_class,
+    "a thread's storage": thread_local,
+    "a context variable": context_variable,
+    "the environment": environment,
+    "a default argument": default_argument,
+    "functools.cache": cache,
+    "a weak dictionary": weak_reference,
+    "an attribute of a function": function_attribute,
+    "numpy's generator of the file": numpy_generator,
+    "torch's generator of the file": torch_generator,
+    "an object that is not copied": shared_by_copies,
+}
+HARMLESS: dict[str, Callable[..., float]] = {"a buffer registered late": late_buffer, "a constant": constant}
+
+
+@pytest.fixture(autouse=True)
+def nothing_held() -> Iterator[None]:
+    """Every test begins and ends without state."""
+    forget_everything()
+    yield
+    forget_everything()
+
+
+def forget_everything() -> None:
+    LATCH.clear()
+    vars(LOCAL).clear()
+    VARIABLE.set(0.0)
+    os.environ.pop(NAME, None)
+    WEAK.clear()
+    place_of.cache_clear()
+    vars(largest_so_far).pop("held", None)
+    Network.largest = 0.0
+    Network.largest_in.__defaults__[0].clear()  # type: ignore[index]
+
+
+def clients_of() -> list[ClientData]:
+    """Five clients, the last one with the largest samples, one with seven rows."""
+    clients = []
+    for number in range(5):
+        generator, rows = np.random.default_rng(number), 5 + number % 3
+        x = (3.0 if number == 4 else 1.0) * generator.random((rows, 1, 8, 8))
+        clients.append(ClientData(f"client-{number}", x, generator.integers(0, 3, rows)))
+    return clients
+
+
+HEAD: dict[str, Any] = {
+    "model": {"kind": "ridge", "outputs": 3},
+    "data": {"preprocessing": "fixed"},
+    "ridge": {"regularisation": 0.01},
+    "features": {"kind": "module", "module": "stateful_modules:make"},
+}
+TUNED: dict[str, Any] = HEAD | {
+    "features": HEAD["features"] | {"tune": "blocks", "block": 4},
+    "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
+    "local": {"rate": 0.5, "steps": 2},
+}
+
+
+def tuned(factor: Callable[..., float], folder: Path) -> sifu.Run:
+    sifu.allow_code("stateful_modules:make")
+    return sifu.train(TUNED, run=folder / "run", clients=clients_of())
+
+
+def frozen(factor: Callable[..., float], folder: Path) -> sifu.Run:
+    sifu.allow_code("stateful_modules:make")
+    return sifu.train(HEAD, run=folder / "run", clients=clients_of())
+
+
+def own_model(factor: Callable[..., float], folder: Path) -> sifu.Run:
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "local": {"rate": 0.1, "steps": 2},
+        "regularity": {"kind": "assumed"},
+        "stop": {"max_rounds": 2, "target": 0.0},
+    }
+    clients = {client.name: (client.x, client.y) for client in clients_of()}
+    return sifu.train(spec, run=folder / "run", model=lambda: Network(factor), clients=clients)
+
+
+DOORS = {"tuned": tuned, "frozen": frozen, "model=": own_model}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("what", SHARED)
+def test_state_that_clients_share_is_refused(
+    what: str, door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training stops with a sentence before a round is recorded."""
+    monkeypatch.setitem(stateful_modules.CLASSES, "shared", lambda: Network(SHARED[what]))
+    stateful_modules.choose(stateful_modules.Kind("shared", "forward", "scale"))
+    with pytest.raises(InputError, match=r"remembers samples|other features|cannot be copied"):
+        DOORS[door](SHARED[what], tmp_path)
+    if (tmp_path / "run").exists():
+        assert [node["kind"] for node in RunFolder(tmp_path / "run").nodes.values()] in ([], ["initial"])
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_state_of_a_copy_and_constants_are_allowed(what: str, tmp_path: Path) -> None:
+    """Negative control: what no other client meets is `exact`."""
+    run = own_model(HARMLESS[what], tmp_path)
+    (outcome,) = run.forget(["client-4"], "gone", method="scratch")
+    assert outcome.level == "exact"
+
+
+def test_variables_of_installed_packages_are_not_searched() -> None:
+    """A package fills caches while it works; only the code of the user's own files is searched."""
+    assert shared_state(nn.TransformerEncoderLayer(4, 2)) == {}
+    network = Network(latch)
+    before = shared_state(network)
+    assert any(name.endswith(".LATCH") for name in before)
+    refuse_changed_state(before, network)
+    LATCH["on"] = 1.0
+    with pytest.raises(InputError, match="LATCH"):
+        refuse_changed_state(before, network)
