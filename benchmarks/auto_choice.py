@@ -6,7 +6,7 @@
     python benchmarks/auto_choice.py --map                draw the map of methods from the committed tables
 
 The runs are 25 chosen by hand and more that a seed draws (`choices/auto_choice_runs.py`). Each is trained once and
-asked once. Every method that the run allows at the level asked for is planned by its name, and its plan is carried out
+asked once. Every method that the run allows at the level asked for is planned by its name, and its plan is executed
 next to the run: the model it starts from, then rounds without the clients that ask, to the target.
 What draws noise is repeated `--draws` times and judged by its mean. Ways that all start from a model that no one
 touched (scratch, sifu back at the beginning, groups that are all hit) differ by the initial model alone: they share
@@ -39,7 +39,7 @@ from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
 from sifu.methods.registry import method_named, plan_request
 from sifu.planning.plan import Plan
-from sifu.requests.letters import make_terms
+from sifu.requests.messages import make_terms
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.run_view import RunView
@@ -51,7 +51,7 @@ LARGEST_RATIO = 1.2
 
 
 def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
-    """Rounds that a plan takes, carried out next to the run."""
+    """Rounds that a plan takes, executed next to the run."""
     method = method_named(plan.terms.method)
     if method.info.name == CLOSED_FORM:
         return plan.predicted_rounds or 0

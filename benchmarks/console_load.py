@@ -157,7 +157,7 @@ def wait_until_it_answers(port: int) -> None:
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Alternate windows during one training, then kill the console and see what is left."""
     from sifu.api import verify_run
-    from sifu.store.inbox import letters
+    from sifu.store.inbox import messages
     from sifu.store.reader import RunReader
 
     spec, run = folder / "spec.toml", folder / "desk" / "watched"
@@ -214,7 +214,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     pages = sorted(seconds for seen in watched for seconds in seen.pages)
     verification = verify_run(run)
     with RunReader(run) as reader:
-        received = {row.request for row in reader.requests()} | {letter.id for letter in letters(run)}
+        received = {row.request for row in reader.requests()} | {message.id for message in messages(run)}
     return {
         "viewers": options.viewers,
         "seconds_a_window": options.seconds,

@@ -8,7 +8,7 @@
 
 Forecasts are those of `choices/planner_calibration.py`; without `--data` their tasks are digits and made-up data.
 
-Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
+Each task is trained once. Then its requests are executed with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
 up to three times as often where the standard error of the mean (for auto, of every request's mean) is still above 10 %
 of it. Rounds are summed over the requests, and means over the repeats are compared. The best of the grid is chosen by
@@ -63,7 +63,7 @@ ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "noise_choice.json"
 
 
-def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
+def execute(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
     """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning it."""
     folder = Path(tempfile.mkdtemp(dir=trained.parent))
     shutil.rmtree(folder)
@@ -126,16 +126,16 @@ def measure(
     result = earlier or {"task": task.name, "grid": {}, "auto": [], "scratch": [], "spec": task.spec}
     rounds = result["training_rounds"] = run.status().rounds
     if not result["scratch"]:
-        result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")]
+        result["scratch"] = [execute(task, trained, engine, 3000, method="scratch")]
         yield result
-    carried: Callable[..., list[dict[str, Any]]] = partial(carry_out, task, trained, engine)
+    carried: Callable[..., list[dict[str, Any]]] = partial(execute, task, trained, engine)
     tried = carried if task.requests > 1 else partial(try_out, task, run, engine)
     cap = int(CAP * max(rounds, *(row["rounds"] for row in result["scratch"][0])))
     planned = run.plan(task.requested_clients()[0], method="sifu", sigma="auto")
     if result["auto"] and result["auto"][0][0]["predicted"] != planned.predicted_rounds:
         plan_again(result, planned, task.requests)
     while needs_more(result["auto"], repeats, each=True):
-        # The first one is carried out and certified like any other.
+        # The first one is executed and certified like any other.
         result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
         yield result
     if not result["grid"]:

@@ -6,7 +6,7 @@
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
-The first makes journeys (`tests/random_journeys.py`) until enough requests were carried out, and holds every claim
+The first makes journeys (`tests/random_journeys.py`) until enough requests were executed, and holds every claim
 against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
 against what certificates state, `exact` bit for bit, levels against premises, both verifiers. Each run is a line of
 --log as soon as it ends, and the next call continues from there (`tests/journey_log.py`). Exit code 3 if a statement is
@@ -48,16 +48,18 @@ def summary(findings: Findings) -> list[str]:
     methods = ", ".join(f"{count} {method}" for method, count in sorted(findings.by_method.items()))
     between = ", ".join(f"{count} {step}" for step, count in sorted(findings.by_step.items()))
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.by_kind.items()))
-    worlds = ", ".join(f"{count} with {world}" for world, count in sorted(findings.by_world.items()))
+    counterfactuals = ", ".join(
+        f"{count} with {counterfactual}" for counterfactual, count in sorted(findings.by_counterfactual.items())
+    )
     return [
         f"{findings.runs} runs, {findings.requests} requests carried out ({levels}; {methods}), {findings.refused} "
         f"refused; between them {between}",
         f"of the requests: {kinds}",
         f"{findings.distances} distances within Psi, up to {findings.closest:.6f} of it; "
         f"{findings.assumed_distances} more where B is assumed, {findings.assumed_exceeded} of them beyond it",
-        f"{findings.exact_models} exact models made again ({worlds} for the forgotten); {findings.deltas} deltas "
-        f"within what was stated, up to {findings.largest_share_of_delta:.3f} of it; {findings.folders_verified} "
-        "folders verified by both verifiers",
+        f"{findings.exact_models} exact models made again ({counterfactuals} for the forgotten); {findings.deltas} "
+        f"deltas within what was stated, up to {findings.largest_share_of_delta:.3f} of it; "
+        f"{findings.folders_verified} folders verified by both verifiers",
         f"{len(findings.violations)} violations",
         *(json.dumps(violation) for violation in findings.violations),
     ]

@@ -1,14 +1,14 @@
 """Test accuracy of tuned networks that forget in no round: blocks and merges against tuning again and frozen heads.
 
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --seeds 3 --seconds 600
-    python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # the data sets and the trunk in one folder
+    python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # the data sets and the backbone in one folder
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every path once
     python benchmarks/tuned_networks.py --time-rounds 5 --device cuda    # seconds a round; needs no data
     python benchmarks/tuned_networks.py --table rows.jsonl [rows.jsonl ...]    # the committed table and its figure
 
 EfficientNet-Lite0 with its ImageNet weights, images enlarged to 128 pixels, 100 clients of 100 images, everyone takes
-part. Groups (by a keyed hash of names) tune the trunk apart; features of all trunks are computed once per seed, and
-every request is then a matter of whole-number statistics, as in `sifu.theory.closed_form`: the fixed point, the
+part. Groups (by a keyed hash of names) tune the backbone separately; features of all backbones are computed once
+per seed, and every request then uses integer statistics, as in `sifu.theory.closed_form`: the fixed point, the
 projection, the places of blocks, the grid of penalties and the merge are the library's. Only the products and the
 eigenvalues are computed on the device, where sums of integers below 2^53 are the same integers; `--smoke` compares them
 with the library's statistics. The penalty is by generalised cross-validation: no choice looks at test images.
@@ -47,14 +47,14 @@ from tuned.tuned_federation import (
     Tuner,
     images_of,
     pack,
-    public_trunk,
+    public_backbone,
     time_rounds,
 )
 from tuned.tuned_table import table_of, write_table
 
 from sifu.data.partition import partition
 from sifu.theory.closed_form import FixedPoint, Targets, statistics_of, total
-from sifu.theory.closed_form.blocks import Blocks, projection, strike
+from sifu.theory.closed_form.blocks import Blocks, drop, projection
 from sifu.theory.closed_form.ridge import GRID
 from sifu.theory.merging import members_by_group, merge, move_on
 
@@ -92,17 +92,17 @@ class Heads:
     def accuracy(
         self,
         samples: np.ndarray,
-        struck: Sequence[int] = (),
+        dropped: Sequence[int] = (),
         own: Mapping[int, np.ndarray] | None = None,
         relative: float | None = None,
     ):
-        """Test accuracy of the head of these training samples without the blocks of the struck groups, and r.
+        """Test accuracy of the head of these training samples without the blocks of the dropped groups, and r.
 
         `own` gives of each group its members' samples, where a member's own block is zeroed. `relative` is r, by
         generalised cross-validation where it is None.
         """
         keep = torch.ones(self.fixed.width, dtype=torch.bool, device=self.rows.device)
-        for group in struck:
+        for group in dropped:
             keep[self.blocks.columns(group)] = False
         chosen = torch.as_tensor(samples).to(self.rows.device)
         whole = self.rows
@@ -113,7 +113,7 @@ class Heads:
         phi = whole[chosen][:, keep]
         gram, cross = phi.T @ phi, phi.T @ self.wanted[chosen]  # whole numbers below 2^53: exact in any order
         if self.run.check and own is None:
-            self._compare(samples, struck, keep, gram, cross)
+            self._compare(samples, dropped, keep, gram, cross)
         energy = float((self.wanted[chosen] ** 2).sum()) / 4.0**self.fixed.target_bits
         gram /= 4.0**self.fixed.feature_bits
         cross /= 2.0 ** (self.fixed.feature_bits + self.fixed.target_bits)
@@ -146,13 +146,13 @@ class Heads:
                 best, chosen = left / samples / free**2, tried
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
-    def _compare(self, samples: np.ndarray, struck: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
-        """The library's own statistics of two clients, added and struck, are these integers."""
+    def _compare(self, samples: np.ndarray, dropped: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
+        """The library's own statistics of two clients, added and dropped, are these integers."""
         assert self.phi is not None
         targets = self.targets.encode(self.images.y_train)
         halves = np.array_split(samples, 2)
         parts = [statistics_of(self.fixed, self.phi[half], targets[half]) for half in halves]
-        whole = strike(total(self.fixed, parts), self.blocks, struck)
+        whole = drop(total(self.fixed, parts), self.blocks, dropped)
         kept = keep.cpu().numpy()
         if not np.array_equal(whole.gram[np.ix_(kept, kept)], gram.cpu().numpy()):
             raise SystemExit("G on the device is not the library's")
@@ -172,7 +172,7 @@ def samples_of(shares: Sequence[np.ndarray], clients: Sequence[int]) -> np.ndarr
     return np.concatenate([shares[client] for client in clients])
 
 
-def measure(job: Job, seed: int, size: Size, run: Run, images: Images, trunk: nn.Module) -> None:
+def measure(job: Job, seed: int, size: Size, run: Run, images: Images, backbone: nn.Module) -> None:
     """All rows of one seed of a job."""
     started = time.perf_counter()
     count = size.clients
@@ -188,7 +188,7 @@ def measure(job: Job, seed: int, size: Size, run: Run, images: Images, trunk: nn
     groups = members_by_group(
         group_key(seed), [f"client-{client:03d}" for client in range(count)], range(count), job.groups
     )
-    tuner = Tuner(trunk, images, shares, job, size, seed, run)
+    tuner = Tuner(backbone, images, shares, job, size, seed, run)
     ready = time.perf_counter()
     vectors = tuner.tuned(groups)
     tuned = time.perf_counter()
@@ -203,7 +203,7 @@ def measure(job: Job, seed: int, size: Size, run: Run, images: Images, trunk: nn
             "seconds_ready": round(ready - started, 2),
             "seconds_tuning": round(tuned - ready, 2),
             "seconds_features": round(computed - tuned, 2),
-            "tuned_numbers": tuner.trunk_numbers,
+            "tuned_numbers": tuner.backbone_numbers,
             "groups_with_members": len(through),
             "settings": asdict(job) | asdict(size),
         }
@@ -247,10 +247,10 @@ class Scenario:
     def _row(self, heads: Heads, kind: str, leavers: Sequence[int], **more: Any) -> None:
         staying = [client for client in range(len(self.shares)) if client not in set(leavers)]
         own = more.pop("own", None)
-        struck = more.pop("struck", ())
+        dropped = more.pop("struck", ())
         fixed = more.pop("relative", None)
         begun = time.perf_counter()
-        accuracy, relative = heads.accuracy(samples_of(self.shares, staying), struck, own, fixed)
+        accuracy, relative = heads.accuracy(samples_of(self.shares, staying), dropped, own, fixed)
         row = {"kind": kind, "leavers": len(leavers), "test_accuracy": accuracy, "relative_penalty": relative}
         self.run.write(self.base | row | more | {"seconds": round(time.perf_counter() - begun, 2)})
         self.run.clock.check()
@@ -284,12 +284,12 @@ class Scenario:
         parts = [group for group in self.through if group not in hit]
         if not parts:
             return
-        trunks = self.tuner.trunk_numbers
+        backbones = self.tuner.backbone_numbers
         weights = [sum(len(self.shares[client]) for client in self.groups[group]) for group in parts]
         mean = merge([self.vectors[group].double().cpu().numpy() for group in parts], weights)
         merged = move_on(mean, self.tuner.fresh.double().cpu().numpy(), self.size.stretch)
         vector = torch.as_tensor(merged).to(self.frozen.device).float()
-        assert len(vector) >= trunks
+        assert len(vector) >= backbones
         phi = self.tuner.features(vector)
         more = {"groups_left": len(parts), "sequence": number}
         with heads_of(self._plain([self.frozen, phi])) as heads:
@@ -298,7 +298,7 @@ class Scenario:
             self._row(heads, "merge alone", leavers, **more)
 
     def _scratch(self, leavers: Sequence[int], number: int) -> None:
-        """Tuned again by all who stay, together: with its own head, and with a ridge head beside the frozen trunk."""
+        """Tune again with all who stay: with its own head, and with a ridge head beside the frozen backbone."""
         staying = [client for client in range(len(self.shares)) if client not in set(leavers)]
         begun = time.perf_counter()
         (vector,) = self.tuner.tuned([staying])
@@ -313,18 +313,18 @@ class Scenario:
             self._row(heads, "tuned again + ridge + frozen", leavers, sequence=number)
 
     def _variants(self, order: Sequence[int]) -> None:
-        """Other widths of a block, a member's own block zeroed, and blocks without the frozen trunk."""
+        """Other widths of a block, a member's own block zeroed, and blocks without the frozen backbone."""
         some = (0, *[leaving for leaving in (1, 5) if leaving in self.size.at])
         own = {group: samples_of(self.shares, self.groups[group]) for group in self.through}
         with heads_of(self._blocks(self.size.block)) as heads:
             for leaving in some:
                 leavers = order[:leaving]
-                self._row(heads, "blocks, own zeroed", leavers, struck=self._hit(leavers), own=own)
+                self._row(heads, "blocks, own zeroed", leavers, dropped=self._hit(leavers), own=own)
         for block in self.size.other_blocks:
             with heads_of(self._blocks(block)) as heads:
                 for leaving in some:
                     leavers = order[:leaving]
-                    self._row(heads, f"blocks of {block}", leavers, struck=self._hit(leavers))
+                    self._row(heads, f"blocks of {block}", leavers, dropped=self._hit(leavers))
 
     def rebuilt(self, number: int, order: Sequence[int]) -> None:
         """Requests one after the other; after each the hit group is tuned again by those who stay in it."""
@@ -406,7 +406,7 @@ def main() -> None:
     size = replace(size, rounds=given.rounds or size.rounds, rate=given.rate or size.rate, commit=commit)
     size = replace(size, sequences=given.sequences or size.sequences)
     size = replace(size, scratch_at=tuple(given.tuned_again_at or size.scratch_at))
-    trunk = public_trunk(given.data)
+    backbone = public_backbone(given.data)
     jobs = [replace(job, groups=4) if given.smoke else job for job in JOBS if job.name in given.jobs]
     jobs = [replace(job, scratch=job.scratch and not given.skip_tuned_again) for job in jobs]
     data: tuple[str, Images | None] = ("", None)
@@ -418,7 +418,7 @@ def main() -> None:
                 if data[0] != job.data:
                     data = (job.data, images_of(job.data, given.data, size, given.device))
                 assert data[1] is not None
-                measure(job, seed, size, run, data[1], trunk)
+                measure(job, seed, size, run, data[1], backbone)
     except OutOfTime:
         print("time is up: the same command goes on", file=sys.stderr)
     for row in table_of([given.out]):

@@ -1,4 +1,4 @@
-"""What a run claims against the truth: it is carried out again with and without the forgotten, and measured.
+"""What a run claims against the truth: it is executed again with and without the forgotten, and measured.
 
 Nothing here uses sifu's bounds, its calibration or its replay: the record is read by the independent verifier, which
 also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
@@ -54,7 +54,7 @@ Vector = np.ndarray
 
 
 class OtherParticipantsError(AssertionError):
-    """A round that is carried out again has others in it than the record says."""
+    """A round that is executed again has others in it than the record says."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Findings:
     """The same where Psi rests on an assumption (B of a network, clipped updates)."""
     assumed_exceeded: int = 0
     """How many of those were beyond it: what an assumption may cost, and why such a level is conditional."""
-    by_world: dict[str, int] = field(default_factory=dict)
+    by_counterfactual: dict[str, int] = field(default_factory=dict)
     """In how many worlds an exact model was made again: the forgotten with other data, other counts, or not there."""
     exact_models: int = 0
     """Models that were made again from data without the forgotten, bit for bit."""
@@ -154,7 +154,7 @@ class AtRates:
 
 
 class Truth:
-    """One run folder, carried out again as often as needed."""
+    """One run folder, executed again as often as needed."""
 
     def __init__(self, journey: Journey, findings: Findings) -> None:
         self.journey, self.findings = journey, findings
@@ -356,9 +356,9 @@ class Truth:
         return vectors
 
     def same(self, model: Vector, other: Vector) -> bool:
-        """Bit for bit; masked rounds are carried out again without masks, which rounds otherwise.
+        """Bit for bit; masked rounds are executed again without masks, which rounds otherwise.
 
-        So do rounds of before a client joined again, which are carried out again with more clients in a batch.
+        So do rounds of before a client joined again, which are executed again with more clients in a batch.
         """
         if self.journey.family == MASKED or (self.journey.gone and self.journey.family != "closed form"):
             return self.close(model, other)
@@ -415,19 +415,19 @@ class Truth:
                 self.violation("exact", request["request"], f"node {final} was released, and rows of theirs are in it")
         if not gone:
             return
-        released, worlds = self.on_disk()[final], {"other data": self.engine_with_other_data(gone)}
+        released, counterfactuals = self.on_disk()[final], {"other data": self.engine_with_other_data(gone)}
         if not self.spec.server.update_bound:  # a reply may be refused for its place among others' last bits
-            worlds["other counts"] = self.engine_with_other_data(gone, other_counts=True)
-            worlds["fewer clients"] = self.engine_without(gone)
-        for world, engine in worlds.items():
+            counterfactuals["other counts"] = self.engine_with_other_data(gone, other_counts=True)
+            counterfactuals["fewer clients"] = self.engine_without(gone)
+        for counterfactual, engine in counterfactuals.items():
             if engine is None:
                 continue
             model = self.models(engine, gone, [final])[final]
             if model is None:
                 return
-            self.findings.count(self.findings.by_world, world)
-            if not (self.same if world == "other data" else self.close)(model, released):
-                what = f"node {final} is another model with {world} for clients {sorted(gone)}"
+            self.findings.count(self.findings.by_counterfactual, counterfactual)
+            if not (self.same if counterfactual == "other data" else self.close)(model, released):
+                what = f"node {final} is another model with {counterfactual} for clients {sorted(gone)}"
                 self.violation("exact", latest["request"], what)
         self.findings.exact_models += 1
 
@@ -456,7 +456,7 @@ class Truth:
         return self.models(self.engine, (), self.record.nodes)
 
     def check_replay(self) -> None:
-        """The run itself, carried out again, gives every model in the folder bit for bit; noise and merges too."""
+        """The run itself, executed again, gives every model in the folder bit for bit; noise and merges too."""
         for node, model in self.on_disk().items():
             again = self.real[node]
             if again is not None and not self.same(again, model):
@@ -474,7 +474,7 @@ class Truth:
                 subjects |= dict(zip(numbers, sets, strict=True))
         return subjects
 
-    def worlds(self) -> dict[int, list[int]]:
+    def counterfactuals(self) -> dict[int, list[int]]:
         """Everyone who was forgotten, as they asked; and two who may ask one day."""
         forgotten = {client for clients in self.subjects.values() for client in clients}
         active = [client for client in self.record.clients if client not in forgotten]
@@ -487,15 +487,17 @@ class Truth:
         None where groups refuse replies: who was left out of a round apart is not recorded for the other world.
         """
         if self.spec.server.update_bound and self.record.groups:
-            return {key: {} for key in self.worlds()}
+            return {key: {} for key in self.counterfactuals()}
         engine, real = self.engine, self.real
-        if self.spec.server.update_bound:  # both worlds by the same sums, or the last bits differ
+        if (
+            self.spec.server.update_bound
+        ):  # both the run and its counterfactual by the same sums, or the last bits differ
             engine, real = self.engine_without_gate, self.models(self.engine_without_gate, (), self.record.nodes)
         distances: dict[int, dict[int, float]] = {}
-        for key, clients in self.worlds().items():
+        for key, clients in self.counterfactuals().items():
             there = [node for node, model in real.items() if model is not None]
             other = self.models(engine, clients, there, may_diverge=True)
-            distances[key] = {node: _apart(model, other[node]) for node, model in real.items() if model is not None}
+            distances[key] = {node: _separate(model, other[node]) for node, model in real.items() if model is not None}
         return distances
 
     @cached_property
@@ -504,7 +506,7 @@ class Truth:
         parents = {row["parent"] for row in self.record.nodes.values()}
         leaves = [n for n, row in self.record.nodes.items() if n not in parents and row["kind"] != "group"]
         bounds: dict[int, dict[int, float]] = {}
-        for key, clients in self.worlds().items():
+        for key, clients in self.counterfactuals().items():
             bounds[key] = {}
             for leaf in leaves:
                 bounds[key] |= psi_along(self.record, path_to(self.record, leaf), clients)
@@ -531,7 +533,7 @@ class Truth:
                     findings.closest = max(findings.closest, distance / psi)
                 if beyond:
                     owner = self.record.owner[key]["request"] if key in self.record.owner else ""
-                    who = self.worlds()[key]
+                    who = self.counterfactuals()[key]
                     self.violation("psi", owner, f"clients {who} at node {node}: {distance!r} apart, Psi is {psi!r}")
 
     def _covered(self, node: int, order: int) -> bool:
@@ -683,7 +685,7 @@ class Truth:
             self.violation("level", request["request"], what)
 
     def _stayed_after(self, request: dict[str, Any]) -> list[int]:
-        """The clients that had joined when a request was carried out, and that it and those before it left."""
+        """The clients that had joined when a request was executed, and that it and those before it left."""
         count, order = 0, request["request_order"]
         for event in self.record.tables["events"]:
             content = parsed(event)
@@ -715,7 +717,7 @@ class Truth:
         self.check_files()
 
 
-def _apart(model: Vector, other: Vector | None) -> float:
+def _separate(model: Vector, other: Vector | None) -> float:
     if other is None:  # that world diverged
         return math.inf
     return float(np.linalg.norm(model.astype(np.float64) - other.astype(np.float64)))
@@ -787,7 +789,7 @@ class Auditor:
 
 @contextmanager
 def must_not_diverge() -> Iterator[None]:
-    """Rounds that are in the record can be carried out again."""
+    """Rounds that are in the record can be executed again."""
     try:
         yield
     except RoundRejectedError as error:

@@ -20,7 +20,7 @@ from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, Signer, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
-from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, set_apart
+from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -168,7 +168,7 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
     connection = connect(folder)
     seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     payload = dict(payload)
-    apart = set_apart(payload)
+    separate = split_sealed(payload)
     event = seal(previous, seq + 1, time, kind, payload, secrets.token_bytes(32))
     connection.execute(
         "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -177,11 +177,11 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
             signature_over(folder, connection, event),
         ),
     )
-    if apart is not None:
+    if separate is not None:
         connection.execute(
-            "INSERT INTO sealed (seq, salt, content) VALUES (?, ?, ?)", (seq + 1, apart[0], apart[1].decode())
+            "INSERT INTO sealed (seq, salt, content) VALUES (?, ?, ?)", (seq + 1, separate[0], separate[1].decode())
         )
-        event = replace(event, sealed=apart[1])
+        event = replace(event, sealed=separate[1])
     for change in changes(kind, event.time, event.content):
         where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
         present = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()

@@ -91,7 +91,7 @@ class Log:
 def make_journeys(
     log: Log, wanted: int, seed: int, families: Sequence[str], jobs: int, seconds: float, small: bool = False
 ) -> None:
-    """Runs from number `seed` on until `wanted` requests were carried out, or `seconds` are over (0: no limit)."""
+    """Runs from number `seed` on until `wanted` requests were executed, or `seconds` are over (0: no limit)."""
     if log.findings.requests >= wanted:
         return
     began = time.monotonic()

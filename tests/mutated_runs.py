@@ -2,7 +2,7 @@
 
 Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
 replies, groups that are moved and built again, statistics of closed-form heads, clients that join, records of a client
-that stays, approvals, letters, incidents, a lost key, a witness, timestamps where openssl is there, and masked rounds
+that stays, approvals, messages, incidents, a lost key, a witness, timestamps where openssl is there, and masked rounds
 where Flower is installed. The changes are listed from the folder itself, so that a new column, field or file is tried
 the day it appears.
 """
@@ -33,7 +33,7 @@ from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
-from sifu.requests.letters import take_in
+from sifu.requests.messages import ingest
 from sifu.store import timestamps
 from sifu.store.inbox import post
 from sifu.store.kept_outside import WITNESSES
@@ -107,13 +107,13 @@ def moved_groups(folder: Path) -> Path:
 
 
 def approved(folder: Path) -> Path:
-    """Two people approve; letters, one of them refused; incidents; a key that was lost and put back; a comparison."""
+    """Two people approve; messages, one of them refused; incidents; a key that was lost and put back; a comparison."""
     spec = small_spec(**TINY, requests={"approval": "two"})
     run = sifu.train(spec, run=folder)
     post(folder, "request", "strange", {"clients": "nobody"})
     with RunWriter.open(folder) as writer:
-        run.request(["client-000"], "posted", actor="rita")  # a letter, because another process is writing
-        take_in(writer)
+        run.request(["client-000"], "posted", actor="rita")  # a message, because another process is writing
+        ingest(writer)
     run.request(["client-001"], "asked", actor="rita")
     run.decide("asked", "verified", actor="desk")
     for person in ("ann", "bob"):
@@ -219,7 +219,7 @@ TUNED: dict[str, Any] = {
     "data": {"name": "digits", "clients": 6, "samples_per_client": 8},
     "model": {"kind": "ridge"},
     "ridge": {"regularisation": 0.01},
-    "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 3},
+    "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 3},
     "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
     "local": {"rate": 0.05, "steps": 1},
     "privacy": {"noise": "seeded"},

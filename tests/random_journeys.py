@@ -5,7 +5,7 @@ in closed form, noise in training), two to five requests of any method and terms
 clients that forgot records before, some that people have to approve first, and between them new keys, purges,
 timestamps, backups that are restored, clients that join and groups that are built again. A witness hears of
 everything. Everything follows from one seed but the operator's keys; `replayable_noise` makes even certified noise
-follow from it, so that a run can be carried out again.
+follow from it, so that a run can be executed again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Journey:
 
     @property
     def approvals(self) -> int:
-        """How many people approve a request before it is carried out."""
+        """How many people approve a request before it is executed."""
         return NEEDED[self.spec.get("requests", {}).get("approval", "none")]
 
     @property
@@ -353,20 +353,20 @@ class Observer(Protocol):
     """Looks at a journey while it runs."""
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
-        """These requests were carried out just now."""
+        """These requests were executed just now."""
 
     def left(self, journey: Journey) -> None:
         """Nothing more is done in the journey's folder."""
 
 
 def random_request(dice: random.Random, journey: Journey) -> list[str]:
-    """One request of one or two clients; the ids of what was carried out. A refusal is part of the journey."""
+    """One request of one or two clients; the ids of what was executed. A refusal is part of the journey."""
     run = journey.open()
     left = [client.name for client in run.status().clients if client.state == "active"]
     if len(left) < 3:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
-    terms = random_journey_terms(dice, journey) | {"level": "none"}  # what is approved is what is carried out
+    terms = random_journey_terms(dice, journey) | {"level": "none"}  # what is approved is what is executed
     again = [name for name in left if first_name(name) in journey.gone]
     if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with another client
         name = dice.choice(again)
@@ -382,7 +382,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     try:
         if journey.approvals:
             run.request(who, name, actor=FILED_BY, **terms)
-            done = approve_and_carry_out(dice, journey, name)
+            done = approve_and_execute(dice, journey, name)
         elif dice.random() < 0.2:
             run.request(who, name, **terms)
             done = run.forget()
@@ -421,7 +421,7 @@ def random_rows(dice: random.Random, journey: Journey, client: str) -> list[int]
     return dice.sample(rows, dice.choice([1, dice.randint(1, max(1, len(rows) - 1))]))
 
 
-def approve_and_carry_out(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:
+def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:
     """A request is held until everybody approved it; now and then it is withdrawn before, and stays so."""
     run = journey.open()
     for count in range(journey.approvals):

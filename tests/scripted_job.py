@@ -80,7 +80,7 @@ def _training_without_the_last(job: dict[str, Any]) -> Step:
 
 def _joining(job: dict[str, Any]) -> Step:
     def join(run: sifu.Run) -> None:
-        if run.status().phase == "ready":  # otherwise a request is being carried out, and everybody joined before it
+        if run.status().phase == "ready":  # otherwise a request is being executed, and everybody joined before it
             run.join()
 
     return _on(job, join)

@@ -60,7 +60,7 @@ CNN = {
 
 
 def groups(count: int, rounds: int) -> dict[str, Any]:
-    """Groups that train apart."""
+    """Groups that train separately."""
     return {"groups": {"count": count, "rounds": rounds, "rebuild": "later"}}
 
 
@@ -129,7 +129,7 @@ def drawn_case(seed: int, number: int) -> Case:
     epsilon = round(math.exp(generator.uniform(0.0, math.log(20.0))), 1)
     momentum = pick(0.0, 0.0, 0.0, 0.5)
     grouped = kind != "ridge" and generator.random() < (0.2 if kind == "softmax" else 0.5)
-    groups_drawn, apart = int(generator.integers(3, 9)), int(generator.integers(10, 26))
+    groups_drawn, separate = int(generator.integers(3, 9)), int(generator.integers(10, 26))
     leaving, pilot = min(between(1, 5), clients // 4), between(15, 80 if kind == "softmax" else 40)
     level = pick(None, None, None, None, "exact")
     sections: dict[str, Any] = {
@@ -145,7 +145,7 @@ def drawn_case(seed: int, number: int) -> Case:
     else:
         sections |= MLP if kind == "mlp" else CNN
     if grouped:
-        sections |= groups(groups_drawn, apart)
+        sections |= groups(groups_drawn, separate)
     words = [f"{kind} {clients}x{samples}", f"dirichlet {alpha:g}" if skew == "dirichlet" else skew.replace("_", " ")]
     words += [share] if share != "all" and kind != "ridge" else []
     words += [f"momentum {momentum:g}"] if momentum and kind == "softmax" else []

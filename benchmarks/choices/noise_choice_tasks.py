@@ -75,14 +75,14 @@ SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), client
 
 
 def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8, seed: int = 0) -> Any:
-    """The trunk of a small network trained on public data; it stands for a pretrained one."""
+    """The backbone of a small network trained on public data; it stands for a pretrained one."""
     import torch
 
     x = torch.as_tensor(public.features("train", dtype="float32", flat=False, normalise="unit"))
     y = torch.as_tensor(np.asarray(public.y_train, dtype=np.int64))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        trunk = torch.nn.Sequential(
+        backbone = torch.nn.Sequential(
             torch.nn.Conv2d(x.shape[1], filters, 5, stride=2, padding=2),
             torch.nn.ReLU(),
             torch.nn.MaxPool2d(2),
@@ -92,14 +92,14 @@ def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8,
             torch.nn.Flatten(),
         )
         head = torch.nn.Linear(8 * filters, int(y.max()) + 1)
-        optimiser = torch.optim.Adam([*trunk.parameters(), *head.parameters()], lr=2e-3)
+        optimiser = torch.optim.Adam([*backbone.parameters(), *head.parameters()], lr=2e-3)
         for _ in range(epochs):
             for batch in torch.split(torch.randperm(len(x)), 64):
-                loss = torch.nn.functional.cross_entropy(head(trunk(x[batch])), y[batch])
+                loss = torch.nn.functional.cross_entropy(head(backbone(x[batch])), y[batch])
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-    return trunk.requires_grad_(False).double()
+    return backbone.requires_grad_(False).double()
 
 
 def clients_of(task: Task, data: Path | None) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sifu.core.spec.run_spec import rounds_apart
+from sifu.core.spec.run_spec import separate_rounds
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.plots.style import BLUE, GREEN, GREY, INK, ORANGE, figure_bytes, new_figure, styled
 from sifu.theory.calibration import exact_multiplier
@@ -131,7 +131,7 @@ def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
     for task, cases in tasks.items():
         moved = [case for case in cases if case.stretch == USUAL_STRETCH] or cases
         rate = Participation.parse(task.participation).rate
-        usual = min(moved, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)))
+        usual = min(moved, key=lambda case: abs(case.separate - separate_rounds(case.length, rate)))
         share = statistics.median(request.rounds / request.scratch for request in usual.requests)
         yield Measured(int(task.clients), parameters_of(task.dataset), "groups", share, title_of(task.dataset))
 

@@ -112,7 +112,7 @@ def ratio(name: str, participation: str, clients_count: int, count: int, rounds:
     take(engine, [start], everyone, 60)
     take(engine, models, groups, 60)
     turns = [(take(engine, [start], everyone, rounds), take(engine, models, groups, rounds)) for _ in range(3)]
-    apart = one_by_one(engine, models, groups, rounds)
+    separate = one_by_one(engine, models, groups, rounds)
     engine.close()
     whole, grouped = (min(turn[place] for turn in turns) for place in range(2))
     return {
@@ -122,7 +122,7 @@ def ratio(name: str, participation: str, clients_count: int, count: int, rounds:
         "groups": [int(members.size) for members in groups],
         "ms_one_federation": round(whole, 3),
         "ms_groups": round(grouped, 3),
-        "ms_groups_one_by_one": round(apart, 3),
+        "ms_groups_one_by_one": round(separate, 3),
         "ratio": round(grouped / whole, 3),
         "turns": [[round(value, 3) for value in turn] for turn in turns],
     }

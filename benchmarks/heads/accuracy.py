@@ -3,7 +3,7 @@
 Heads: one on all training images of each data set, since with whole-number statistics it does not matter how they are
 spread over clients. The penalty is chosen by generalised cross-validation from the training statistics; the test images
 are looked at once, at the end. Seeds draw the filters. They start at 1: seed 0 was used while the map was designed.
-`--features pretrained` puts the head on the pretrained trunk instead (the extra `pretrained`), which has no seed.
+`--features pretrained` puts the head on the pretrained backbone instead (the extra `pretrained`), which has no seed.
 
 Networks: FedAvg in the setting of `sifu-bench` (`paper.toml` of its specs), on a GPU. Training stops at the paper's
 target on the clients' own data, or after `--rounds`; the test images are looked at once, at the end. All seeds of a

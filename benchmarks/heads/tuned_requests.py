@@ -1,7 +1,7 @@
 """What a request on tuned networks costs in time and bytes: a run of the library with k = 5,280 features of blocks.
 
 Thirty clients send statistics, 3.4 GB of temporary files; 100 are 12 GB, and minutes until everyone's are there.
-Features are synthetic: a network of 1,280 scales stands for the trunk, so that training takes no time to speak of and
+Features are synthetic: a network of 1,280 scales stands for the backbone, so that training takes almost no time and
 statistics have the size that EfficientNet-Lite0 gives them with ten blocks of 400. A request reads the leaver's own
 statistics and the sum, whatever the number of clients; of those who stay it deletes files and evaluates samples, which
 is little. Nothing here measures accuracy.

@@ -86,7 +86,7 @@ class Tracking:
         self.kept: dict[int, Vector] = {}
         self.distances: list[float] = []
 
-    def take_in(self, depth: int, before: Vector, result: RoundResult) -> None:
+    def ingest(self, depth: int, before: Vector, result: RoundResult) -> None:
         """Update Psi, and keep a copy of the model the round started from if a client crosses a level."""
         who = result.participants
         _, scalars = summarise_round(
@@ -125,7 +125,7 @@ class Ours:
         """One round among the active clients."""
         result = self._engine.run_round(self._model, Position(0, self._rounds), active)
         if self._tracking:
-            self._tracking.take_in(self._rounds, self._model, result)
+            self._tracking.ingest(self._rounds, self._model, result)
         self._model = result.model
         self._rounds += 1
         setting = self._workload.setting

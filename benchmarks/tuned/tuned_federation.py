@@ -1,4 +1,4 @@
-"""Groups that tune the trunk apart on one device, for `tuned_networks.py`: federations, data and rounds."""
+"""Groups that tune the backbone separately on one device, for `tuned_networks.py`: federations, data and rounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sifu.data.feature_maps.tuned_networks import TunedNetwork
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.tuned_engine import TuningOnDevice
 
-TRUNK = "efficientnet_lite0_trunk.npz"
+BACKBONE = "efficientnet_lite0_trunk.npz"
 LAST = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
 """The layers of `trainable = last`: the last stages and the widening before the mean."""
 
@@ -163,14 +163,14 @@ def images_of(name: str, folder: Path, size: Size, device: str) -> Images:
     )
 
 
-def public_trunk(folder: Path) -> EfficientNetLite0:
-    """The trunk with its ImageNet weights, from the packed file or from the package that ships them."""
-    trunk = EfficientNetLite0()
-    packed = folder / TRUNK
+def public_backbone(folder: Path) -> EfficientNetLite0:
+    """The backbone with its ImageNet weights, from the packed file or from the package that ships them."""
+    backbone = EfficientNetLite0()
+    packed = folder / BACKBONE
     if packed.exists():
         with np.load(packed, allow_pickle=False) as stored:
-            trunk.load_state_dict({name: torch.as_tensor(stored[name]) for name in stored.files}, strict=True)
-        return trunk.eval()
+            backbone.load_state_dict({name: torch.as_tensor(stored[name]) for name in stored.files}, strict=True)
+        return backbone.eval()
     from sifu.data.feature_maps.fixed_networks import pretrained_efficientnet
 
     pretrained = pretrained_efficientnet((3, SIDE, SIDE)).module
@@ -179,11 +179,11 @@ def public_trunk(folder: Path) -> EfficientNetLite0:
 
 
 def pack(data: Path, folder: Path) -> None:
-    """The four data sets and the trunk without its last layer: 60 MiB."""
+    """The four data sets and the backbone without its last layer: 60 MiB."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted({job.data for job in JOBS}):
         shutil.copyfile(data / f"{name}.npz", folder / f"{name}.npz")
-    np.savez(folder / TRUNK, **{name: value.numpy() for name, value in public_trunk(data).state_dict().items()})
+    np.savez(folder / BACKBONE, **{name: value.numpy() for name, value in public_backbone(data).state_dict().items()})
     print(f"{sum(file.stat().st_size for file in folder.iterdir()) / 2**20:.1f} MiB in {folder}")
 
 
@@ -210,21 +210,21 @@ class Run:
 class Lane:
     """A copy of the network at work on one client: its tuned parameters are one flat vector, a step one CUDA graph."""
 
-    def __init__(self, trunk: nn.Module, images: Images, trainable: str, size: Size, device: str) -> None:
+    def __init__(self, backbone: nn.Module, images: Images, trainable: str, size: Size, device: str) -> None:
         self.images, self.size, self.device = images, size, device
         # Evaluation mode: batch statistics of a client's few images would replace those of the public training, and
         # running statistics are no parameters that an average could hold.
-        self.trunk = copy.deepcopy(trunk).to(device).eval().requires_grad_(False)
+        self.backbone = copy.deepcopy(backbone).to(device).eval().requires_grad_(False)
         self.head = nn.Linear(1280, images.classes).to(device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        named = [(n, p) for n, p in self.trunk.named_parameters() if trainable == "all" or n.startswith(LAST)]
+        named = [(n, p) for n, p in self.backbone.named_parameters() if trainable == "all" or n.startswith(LAST)]
         tuned = [parameter.requires_grad_(True) for _, parameter in named] + list(self.head.parameters())
-        self.trunk_numbers = sum(parameter.numel() for _, parameter in named)
+        self.backbone_numbers = sum(parameter.numel() for _, parameter in named)
         count = sum(parameter.numel() for parameter in tuned)
         self.flat, self.gradient = torch.zeros(count, device=device), torch.zeros(count, device=device)
         self.velocity, self.rate = torch.zeros(count, device=device), torch.full((count,), size.rate, device=device)
-        self.rate[self.trunk_numbers :] = size.head_rate
+        self.rate[self.backbone_numbers :] = size.head_rate
         start = 0
         for parameter in tuned:
             stop = start + parameter.numel()
@@ -259,7 +259,7 @@ class Lane:
 
     def scores(self, pixels: Tensor) -> Tensor:
         """Of images (n, side, side, 3)."""
-        return self.head(self.trunk(pixels.permute(0, 3, 1, 2)))
+        return self.head(self.backbone(pixels.permute(0, 3, 1, 2)))
 
     def _step(self) -> None:
         self.gradient.zero_()
@@ -288,13 +288,20 @@ class Tuner:
     """FedAvg of groups apart on one device."""
 
     def __init__(
-        self, trunk: nn.Module, images: Images, shares: Sequence[np.ndarray], job: Job, size: Size, seed: int, run: Run
+        self,
+        backbone: nn.Module,
+        images: Images,
+        shares: Sequence[np.ndarray],
+        job: Job,
+        size: Size,
+        seed: int,
+        run: Run,
     ) -> None:
         lanes = run.lanes if run.device == "cuda" else 1
         self.images, self.shares, self.size, self.seed, self.run = images, shares, size, seed, run
-        self.lanes = [Lane(trunk, images, job.trainable, size, run.device) for _ in range(lanes)]
+        self.lanes = [Lane(backbone, images, job.trainable, size, run.device) for _ in range(lanes)]
         self.fresh = self.lanes[0].flat.clone()
-        self.trunk_numbers = self.lanes[0].trunk_numbers
+        self.backbone_numbers = self.lanes[0].backbone_numbers
 
     def tuned(self, groups: Sequence[Sequence[int]]) -> list[Tensor]:
         """The vector of each group after all rounds apart; a group without members has the fresh one."""
@@ -329,7 +336,7 @@ class Tuner:
         return np.concatenate(passes)[:wanted].reshape(self.size.steps, self.size.batch)
 
     def features(self, vector: Tensor) -> Tensor:
-        """Of all images through the trunk of a vector, float32."""
+        """Of all images through the backbone of a vector, float32."""
         return self._through(vector, heads=False)
 
     def accuracy(self, vector: Tensor) -> float:
@@ -345,7 +352,7 @@ class Tuner:
         with torch.no_grad():
             for start in range(0, len(self.images.pixels), 500):
                 pixels = self.images.pixels[start : start + 500].float()
-                outputs.append(lane.scores(pixels) if heads else lane.trunk(pixels.permute(0, 3, 1, 2)))
+                outputs.append(lane.scores(pixels) if heads else lane.backbone(pixels.permute(0, 3, 1, 2)))
         return torch.cat(outputs)
 
 

@@ -42,10 +42,10 @@ def test_a_trial_measures_scratch_plain_groups_and_sequences(finished: Path) -> 
     methods = [row["method"] for row in rows]
     assert (methods.count("plain"), methods.count("scratch")) == (1, 2)
     cases = cases_of(rows)
-    assert {(case.groups, case.apart, case.leavers, case.stretch) for case in cases} == {
+    assert {(case.groups, case.separate, case.leavers, case.stretch) for case in cases} == {
         (4, 2, 1, 1.25), (4, 2, 2, 1.25), (4, 4, 1, 1.0), (4, 4, 2, 1.0), (4, 4, 1, 1.25), (4, 4, 2, 1.25),
     }  # fmt: skip
-    firsts = [(first.groups, first.apart, first.stretch) for first in first_trainings_of(rows)]
+    firsts = [(first.groups, first.separate, first.stretch) for first in first_trainings_of(rows)]
     assert firsts == [(4, 4, 1.25), (4, 4, 1.0), (4, 2, 1.25)]
     assert {sequence.rebuild for sequence in sequences_of(rows)} == {"now", "never"}
     for row in rows:
@@ -57,7 +57,7 @@ def test_a_trial_measures_scratch_plain_groups_and_sequences(finished: Path) -> 
 def test_a_tree_of_merges_counts_its_own_rounds(finished: Path) -> None:
     rows = read_table(finished / "results.csv")
     trees = cases_of(rows, merges=("tree",))
-    assert {(case.groups, case.apart, case.leavers) for case in trees} == {(4, 4, 1), (4, 4, 2)}
+    assert {(case.groups, case.separate, case.leavers) for case in trees} == {(4, 4, 1), (4, 4, 2)}
     for row in rows:
         if "merge=tree" in row["variant"]:
             levels = math.ceil(math.log2(row["groups_left"]))
@@ -180,12 +180,12 @@ def test_what_advice_says_of_groups_is_what_was_measured() -> None:
     reached = [cost for cost in costs if cost < math.inf]
     assert (len(costs), len(reached), min(reached), max(reached)) == (TRIED, REACHED, *COSTS)
     assert statistics.median(costs) == pytest.approx(USUAL_COST, abs=5e-5)
-    for task, taking_part, groups, rounds_apart, scratch, single_leaver, five_leavers in EVIDENCE:
+    for task, taking_part, groups, separate_rounds, scratch, single_leaver, five_leavers in EVIDENCE:
         measured = {}
         for case in cases:
             share = Participation.parse(case.task.participation).rate
-            setting = (named(case.task), share, case.groups, case.apart, case.stretch)
-            if setting == (task, taking_part, groups, rounds_apart, USUAL_STRETCH):
+            setting = (named(case.task), share, case.groups, case.separate, case.stretch)
+            if setting == (task, taking_part, groups, separate_rounds, USUAL_STRETCH):
                 measured[case.leavers] = case
         single, five = measured[1], measured[5]
         assert scratch == single.scratch, task

@@ -185,7 +185,7 @@ def test_a_run_without_updates_refuses(own_trained: Path, method: str) -> None:
 # -- never claim more than is proven --------------------------------------------------------------------------
 
 
-def absent_world(clients: Clients, name: str, folder: Path) -> sifu.Run:
+def absent_counterfactual(clients: Clients, name: str, folder: Path) -> sifu.Run:
     """The same training and the same first request in a world that `name` never was part of."""
     run = sifu.train(TINY, run=folder, clients={client: data for client, data in clients.items() if client != name})
     run.forget(["c1"], method="fed_eraser")
@@ -214,12 +214,12 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     assert wrong.level == "exact"
     heuristic = query(run.folder, "SELECT node FROM nodes WHERE kind = 'heuristic'")[0][0]
     assert wrong.source_node == heuristic
-    without = absent_world(clients, "c4", tmp_path / "without")
+    without = absent_counterfactual(clients, "c4", tmp_path / "without")
     here, there = (
         np.concatenate(
-            [v.reshape(-1) for v in load_file(world.folder / "models" / f"{heuristic}.safetensors").values()]
+            [v.reshape(-1) for v in load_file(counterfactual.folder / "models" / f"{heuristic}.safetensors").values()]
         )
-        for world in (run, without)
+        for counterfactual in (run, without)
     )
     assert np.linalg.norm(here - there) > 0.1, "the certificate would have said: the same"
 
@@ -384,12 +384,12 @@ def test_limits_that_are_none_are_refused(own_trained: Path, terms: dict[str, An
 def test_an_interruption_at_every_stage_changes_nothing(tmp_path: Path, method: str) -> None:
     spec = small_spec(keep={"updates_every": 2}, privacy={"noise": "seeded"})
 
-    def carry_out(run: sifu.Run, **more: Any) -> None:
+    def execute(run: sifu.Run, **more: Any) -> None:
         for client in ("client-002", "client-005"):
             run.forget([client], client, method=method, max_rounds=6, target=0.0, **more)
 
     reference = sifu.train(spec, run=tmp_path / "reference")
-    carry_out(reference)
+    execute(reference)
     folder = tmp_path / "interrupted"
     sifu.train(spec, run=folder)
     waits = {"calls": 0, "until": 0}
@@ -413,7 +413,7 @@ def test_an_interruption_at_every_stage_changes_nothing(tmp_path: Path, method: 
 
         engine.local_updates = local_updates
         try:
-            carry_out(run, progress=lambda update: interrupt(update))
+            execute(run, progress=lambda update: interrupt(update))
             break
         except KeyboardInterrupt:
             interrupted += 1

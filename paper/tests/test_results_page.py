@@ -200,10 +200,12 @@ def group_speed(dataset: str) -> Any:
 
 def first_trainings(main: bool = False) -> list[float]:
     cases = [case for case in cases_by_rule(rows_of("groups")) if case.main or not main]
-    own = {(case.task, case.groups, case.apart, case.stretch) for case in cases}
+    own = {(case.task, case.groups, case.separate, case.stretch) for case in cases}
     trainings = first_trainings_of(rows_of("groups"))
     return [
-        100 * first.difference for first in trainings if (first.task, first.groups, first.apart, first.stretch) in own
+        100 * first.difference
+        for first in trainings
+        if (first.task, first.groups, first.separate, first.stretch) in own
     ]
 
 

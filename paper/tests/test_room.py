@@ -74,7 +74,7 @@ def test_room_is_announced_once_and_folders_go_with_their_last_row(
 ) -> None:
     sentences: list[str] = []
     standing: list[set[str]] = []
-    plain = runner_module.TrajectoryRun.carry_out
+    plain = runner_module.TrajectoryRun.execute
 
     def look(self: Any, requests: Any) -> None:
         plain(self, requests)
@@ -96,7 +96,7 @@ def test_room_is_announced_once_and_folders_go_with_their_last_row(
 
 
 def test_a_failure_keeps_its_own_folders_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = runner_module.TrajectoryRun.carry_out
+    plain = runner_module.TrajectoryRun.execute
 
     def fail(self: Any, requests: Any) -> None:
         if (self.trajectory.training.seed, self.trajectory.method) == (1, "scratch"):

@@ -25,7 +25,7 @@ LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
 Decision = Literal["verified", "approved", "refused", "withdrawn"]
 """What can be decided on a request that waits."""
 Approval = Literal["none", "one", "two"]
-"""How many people must approve a request before it is carried out."""
+"""How many people must approve a request before it is executed."""
 Decided = Literal["recorded", "unchanged", "posted"]
 """What became of a decision: in the ledger, there already, or in the inbox of a run that another process writes to."""
 Device = Literal["auto", "cpu", "cuda"]

@@ -18,7 +18,7 @@ from sifu.errors import InputError, install_extra
 from sifu.store.reader import RunReader
 
 CLIENTS, SAMPLES = 3, 4
-TRUNK = "import torch\n\ndef make():\n    torch.manual_seed({})\n    return torch.nn.Linear(18, 5)\n"
+BACKBONE = "import torch\n\ndef make():\n    torch.manual_seed({})\n    return torch.nn.Linear(18, 5)\n"
 
 
 def images(folder: Path, *shape: int) -> Path:
@@ -186,8 +186,8 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SIFU_ALLOW_CODE", "exported_trunk:make")
-    trunk = tmp_path / "exported_trunk.py"
-    trunk.write_text(TRUNK.format(1))
+    backbone = tmp_path / "exported_trunk.py"
+    backbone.write_text(BACKBONE.format(1))
     file = rows(tmp_path)
     try:
         run = trained(file, tmp_path, "ridge", features={"kind": "module", "module": "exported_trunk:make"})
@@ -198,7 +198,7 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
         check_agrees_with_the_run(run, sifu.load_model(path, module="exported_trunk:make"), file)
         assert cli("predict", path, file, "--module", "exported_trunk:make").code == 0
         sys.modules.pop("exported_trunk")
-        trunk.write_text(TRUNK.format(2))  # other weights
+        backbone.write_text(BACKBONE.format(2))  # other weights
         with pytest.raises(InputError, match="is not the one that the model was trained on"):
             sifu.load_model(path, module="exported_trunk:make").predict_file(file)
     finally:

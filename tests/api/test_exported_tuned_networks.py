@@ -137,12 +137,12 @@ def test_control_running_statistics_that_a_batch_changes_are_refused() -> None:
 
 
 def test_a_graph_is_written_where_a_program_handed_the_clients_over(tmp_path: Path) -> None:
-    sifu.allow_code("public_trunk:make")
+    sifu.allow_code("public_backbone:make")
     generator = np.random.default_rng(2)
     clients = {f"site-{n}": (generator.random((6, 1, 8, 8)), np.arange(6) % 3) for n in range(6)}
     spec = {
         "model": {"kind": "ridge", "outputs": 3},
-        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 4},
         "groups": {"count": 2, "rounds": 1, "rebuild": "later"},
         "local": {"rate": 0.05, "steps": 1},
     }

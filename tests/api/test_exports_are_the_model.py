@@ -60,11 +60,11 @@ def check(run: sifu.Run, file: Path, inputs: dict[str, Any], own: Callable[[], n
     close = (1e-5 if single else 1e-10) * max(1.0, np.abs(scores).max())
     assert np.ptp(scores, axis=0).max() > 10 * close  # a constant would agree with anything
     sizes = np.sort(scores, axis=1)
-    apart = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
+    separate = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
     for answer in answers_of_the_graph(run.export(file.parent / "m.onnx"), inputs):
         np.testing.assert_allclose(answer["scores"], scores, rtol=0.0, atol=close)
         decided = answer.get("class", answer["prediction"]).reshape(len(rows)).tolist()
-        for row, said, distance in zip(rows, decided, apart, strict=True):
+        for row, said, distance in zip(rows, decided, separate, strict=True):
             if isinstance(row.prediction, float):
                 assert math.isclose(said, row.prediction, rel_tol=0.0, abs_tol=3 * close)
             elif distance > 2 * close:

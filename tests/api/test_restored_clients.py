@@ -50,7 +50,7 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     assert verify(back) == []
     # The level that the certificate reached is not one that was asked for.
     assert again.request_record("since").status.terms.level in (None, "none")
-    # Nothing of the others was lost: the request can be carried out again, and others after it.
+    # Nothing of the others was lost: the request can be executed again, and others after it.
     (outcome,) = again.forget()
     assert outcome.request == "since"
     again.forget(["client-005"], level="none", **terms)

@@ -55,11 +55,11 @@ def test_attack_rates_agree_with_scikit_learn() -> None:
 def test_shadows_tell_worlds_apart_as_far_as_they_differ() -> None:
     generator = np.random.default_rng(1)
     noise = generator.standard_normal((4, 60, 100))
-    apart, _ = lira(ShadowScores(noise[0] + 2.0, noise[1]), [])
+    separate, _ = lira(ShadowScores(noise[0] + 2.0, noise[1]), [])
     alike, shares = lira(ShadowScores(noise[2], noise[3]), [noise[0][0], noise[1][0]])
     best = bound_rates(0.5)  # mu = 2
-    assert apart.at_10_percent == pytest.approx(best.at_10_percent, abs=0.06)
-    assert apart.at_1_percent <= best.at_1_percent + 0.05
+    assert separate.at_10_percent == pytest.approx(best.at_10_percent, abs=0.06)
+    assert separate.at_1_percent <= best.at_1_percent + 0.05
     assert alike.at_10_percent == pytest.approx(0.1, abs=0.03)
     assert all(share < 0.25 for share in shares)
 

@@ -13,7 +13,7 @@ import sifu
 from random_runs import random_run
 from run_tools import connect, small_spec
 from sifu.audit import AuditOptions, Replays, audit_run, run_controls
-from sifu.audit.controls import DELTA, LEAVING, HalfNoise, carried_out_by, designed_run
+from sifu.audit.controls import DELTA, LEAVING, HalfNoise, designed_run, executed_by
 from sifu.audit.releases import _likelihood_ratios
 from sifu.audit.replay_evidence import noise_drawn
 from sifu.core.round import SystemNormals
@@ -62,7 +62,7 @@ def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) 
 
 def test_half_the_noise_is_seen_in_an_ordinary_run(tmp_path: Path) -> None:
     """No designed task is needed: the noise that was drawn is in the model."""
-    with carried_out_by(HalfNoise):
+    with executed_by(HalfNoise):
         run = sifu.train(small_spec(), run=tmp_path / "run")
         run.forget(["client-000"], sigma=0.5)
     report = audit_run(run, QUICK)

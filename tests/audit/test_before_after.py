@@ -295,12 +295,12 @@ def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits of 20 clients; the group of client-000 was hit before, so that its clients are in no block."""
-    sifu.allow_code("public_trunk:make")
+    sifu.allow_code("public_backbone:make")
     spec = {
         "data": {"clients": 20, "samples_per_client": 15},
         "model": {"kind": "ridge"},
         "ridge": {"regularisation": 0.01},
-        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 6},
+        "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 6},
         "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
         "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
     }
@@ -334,14 +334,14 @@ def test_exports_of_tuned_blocks_name_a_record_of_a_group_that_was_hit_before(tu
     from sifu.run.clients_and_engine import clients_from_spec
 
     clients = clients_from_spec(Spec.from_mapping({"data": {"clients": 20, "samples_per_client": 15},
-                                                   "features": {"kind": "module", "module": "public_trunk:make"},
+                                                   "features": {"kind": "module", "module": "public_backbone:make"},
                                                    "model": {"kind": "ridge"}}))  # fmt: skip
     np.savez(tuned_run / "candidates.npz", x=np.concatenate([each.x for each in clients]),
              y=np.concatenate([each.y for each in clients]))  # fmt: skip
     np.savez(tuned_run / "public.npz", x=read_digits().x_test)
     before, after = (tuned_run / f"{each}.safetensors" for each in ("before", "after"))
     public, candidates = tuned_run / "public.npz", tuned_run / "candidates.npz"
-    (records,) = compare_files(before, after, public, candidates, module="public_trunk:make")
+    (records,) = compare_files(before, after, public, candidates, module="public_backbone:make")
     assert records.named[0].candidate == str(15 * outside + 3)
 
 

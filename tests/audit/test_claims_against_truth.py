@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from broken_promises import CONTROLS
-from claims_against_truth import Findings, OtherParticipantsError, Truth, _apart, audit_journey, delta_at
+from claims_against_truth import Findings, OtherParticipantsError, Truth, _separate, audit_journey, delta_at
 from random_journeys import FAMILIES
 from sifu_verifier.calibration import charge_of
 
@@ -86,6 +86,6 @@ def test_another_world_may_diverge_and_is_infinitely_far_away_then() -> None:
 
     other = Diverging().models(None, (), [1], may_diverge=True)
     assert other[1] is None
-    assert _apart(np.zeros(2), other[1]) == math.inf
+    assert _separate(np.zeros(2), other[1]) == math.inf
     with pytest.raises(OtherParticipantsError):  # the recorded world took place
         Diverging().models(None, (), [1])

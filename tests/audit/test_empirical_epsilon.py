@@ -36,15 +36,15 @@ def test_gaussian_epsilon_at_its_ends() -> None:
     assert gaussian_epsilon(1e-4, 0.01) == 0.0  # delta alone covers it
 
 
-def gaussian_worlds(mu: float, replays: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def gaussian_counterfactuals(mu: float, replays: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     return generator.standard_normal(replays) + mu, generator.standard_normal(replays)
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.6), (3.0, 0.6), (10.0, 0.3)])
 def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> None:
-    worlds = gaussian_worlds(1.0 / exact_multiplier(epsilon, 0.01), 40_000, 3)
-    shown = epsilon_lower_bound(*worlds, 0.01, 0.01)
+    counterfactuals = gaussian_counterfactuals(1.0 / exact_multiplier(epsilon, 0.01), 40_000, 3)
+    shown = epsilon_lower_bound(*counterfactuals, 0.01, 0.01)
     assert share * epsilon < shown.epsilon <= epsilon
 
 
@@ -54,7 +54,8 @@ def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
     epsilon, delta, mistake = 1.0, 0.01, 0.1
     mu = 1.0 / exact_multiplier(epsilon, delta)
     wrong = sum(
-        epsilon_lower_bound(*gaussian_worlds(mu, 2000, seed), delta, mistake).epsilon > epsilon for seed in range(500)
+        epsilon_lower_bound(*gaussian_counterfactuals(mu, 2000, seed), delta, mistake).epsilon > epsilon
+        for seed in range(500)
     )
     # P(more than 75 of 500 | rate 0.1) < 2e-4
     assert wrong <= 75
@@ -67,7 +68,7 @@ def test_a_bound_without_a_second_half_would_be_wrong_far_too_often() -> None:
     mu = 1.0 / exact_multiplier(epsilon, delta)
 
     def naive(seed: int) -> float:
-        with_client, without = gaussian_worlds(mu, 1000, seed)
+        with_client, without = gaussian_counterfactuals(mu, 1000, seed)
         thresholds = np.concatenate([with_client, without])
         rates = np.array([((with_client > t).mean(), (without > t).mean()) for t in thresholds])
         usable = rates[:, 1] > 0
@@ -85,7 +86,7 @@ def test_nothing_is_shown_where_there_is_nothing() -> None:
 
 
 def test_the_other_side_is_tried_too() -> None:
-    with_client, without = gaussian_worlds(2.0, 5000, 1)
+    with_client, without = gaussian_counterfactuals(2.0, 5000, 1)
     assert epsilon_lower_bound(-with_client, -without, 0.0).epsilon > 1.0
     rarely = np.where(np.arange(5000) % 50 < 2, 9.0, 0.0)  # seen only when the client was not there
     assert epsilon_lower_bound(np.zeros(5000), rarely, 0.0).side == "without"

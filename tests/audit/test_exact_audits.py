@@ -42,7 +42,7 @@ def test_a_closed_form_is_the_world_without_the_client_to_the_bit(solved: Path) 
     (latest,) = (release for release in report.exact if release.request == "r2")
     assert latest.same_model
     assert latest.sum_recorded == latest.sum_without is not None
-    # The second request erased the first release: both worlds agree, and there is no file to compare them with.
+    # The second request erased the first release: run and counterfactual agree, and no file is left to compare.
     assert {release.without for release in report.exact if release.request == "r1"} == {None}
     assert report.values()["exact"][-1]["same_model"]
 

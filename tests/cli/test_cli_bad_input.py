@@ -101,7 +101,7 @@ def test_bad_requests(cli: Command, run_read_only: Path, command: str, arguments
 def test_figures_at_the_edge_of_floats_end_in_a_sentence(
     cli: Command, own_run: Path, arguments: list[str], word: str
 ) -> None:
-    """Refused or carried out, but never an endless loop, a traceback or an unexpected error."""
+    """Refused or executed, but never an endless loop, a traceback or an unexpected error."""
     for command in ("plan", "forget"):
         answer = cli(command, own_run, *arguments)
         assert answer.code in (0, 2, 4), answer.err

@@ -193,7 +193,7 @@ def test_readers_beside_a_busy_writer(cli: Command, busy_writer: tuple[Path, sub
 def test_the_released_model_can_be_exported_beside_a_retraining(
     cli: Command, own_trained: Path, tmp_path: Path
 ) -> None:
-    """While a request is being carried out there is no released model: a sentence, not a half-trained one."""
+    """While a request is being executed there is no released model: a sentence, not a half-trained one."""
     run = sifu.open_run(own_trained)
     answers = []
 

@@ -31,7 +31,7 @@ def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli:
 
 
 def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
-    """A reason is free text, and a letter is a file that anyone may have put there."""
+    """A reason is free text, and a message is a file that anyone may have put there."""
     assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
     assert cli("requests", "decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
     (own_trained / "inbox").mkdir(exist_ok=True)

@@ -97,12 +97,12 @@ def test_one_round_is_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     """A request that takes a round, within an interval or without one."""
     from types import SimpleNamespace
 
-    from sifu.advice.training_options import TrainingWay
-    from sifu.cli.plans import _print_training_ways
+    from sifu.advice.training_options import TrainingOption
+    from sifu.cli.plans import _print_training_options
 
-    first = TrainingWay("plain", True, "proven", 1.0, 9.0, 0.9, (), "", request_interval=(1, 3))
+    first = TrainingOption("plain", True, "proven", 1.0, 9.0, 0.9, (), "", request_interval=(1, 3))
     ways = (first, replace(first, request_interval=None), replace(first, request_rounds=4.0, request_interval=(2, 8)))
-    _print_training_ways(SimpleNamespace(ways=ways, recommended="", measured_on="here"), everything=False)  # type: ignore[arg-type]
+    _print_training_options(SimpleNamespace(ways=ways, recommended="", measured_on="here"), everything=False)  # type: ignore[arg-type]
     said = " ".join(capsys.readouterr().out.split())
     assert "1 round (1-3)" in said
     assert "4 rounds (2-8)" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from desk_for_tests import PEOPLE, DeskForTests
+from service_for_tests import PEOPLE, ServiceForTests
 
 import sifu
 from run_tools import copy_run, small_spec
@@ -20,7 +20,7 @@ def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(approved_run: Path, run_with_requests: Path, tmp_path: Path) -> DeskForTests:
+def service(approved_run: Path, run_with_requests: Path, tmp_path: Path) -> ServiceForTests:
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -30,4 +30,4 @@ def desk(approved_run: Path, run_with_requests: Path, tmp_path: Path) -> DeskFor
     copy_run(run_with_requests, folder / "south")
     tokens = TokenFile(state_folder(folder))
     secrets = {name: tokens.create(name, roles)[1] for name, roles in PEOPLE.items()}
-    return DeskForTests(folder, secrets, make_app(Settings([folder], state_folder(folder))))
+    return ServiceForTests(folder, secrets, make_app(Settings([folder], state_folder(folder))))

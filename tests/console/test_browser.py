@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk_for_tests import free_port, start_console
 from provider_for_tests import ProviderForTests
+from service_for_tests import free_port, start_console
 
 import sifu
 from run_tools import copy_run, query, small_spec
@@ -198,7 +198,7 @@ OUT_OF_REACH = """[...document.querySelectorAll('*')].filter(part => part.scroll
 """Scroll areas that cannot be reached by keyboard."""
 LETTERS = """[...document.querySelectorAll('.sheet svg')].filter(svg => svg.clientWidth)
     .map(svg => 7.5 * svg.clientWidth / svg.viewBox.baseVal.width)"""
-"""The smallest letters of each figure of the report, in pixels."""
+"""The smallest messages of each figure of the report, in pixels."""
 
 
 def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Path) -> None:
@@ -253,9 +253,9 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                         page.goto(path if path.startswith("http") else f"http://127.0.0.1:{port}{path}")
                     assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, path)
                     if path.endswith("/report"):
-                        letters = page.evaluate(LETTERS)
-                        assert len(letters) == len(FIGURES)
-                        assert min(letters) > 9.0, look  # legible without a swipe
+                        messages = page.evaluate(LETTERS)
+                        assert len(messages) == len(FIGURES)
+                        assert min(messages) > 9.0, look  # legible without a swipe
                         table = page.locator(".scroll:has(caption:text-is('Requests'))")
                         assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), look
                     barriers += serious_barriers(page)
@@ -281,7 +281,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}}
 def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Filed by identity, approved after a sign-in through OpenID Connect, carried out live, handed over as evidence."""
+    """Filed by identity, approved after a sign-in through OpenID Connect, executed live, handed over as evidence."""
     folder, provider = tmp_path / "desk", ProviderForTests()
     rows = [f"P-{k}-{n},clinic-{k},{(7 * k + 3 * n) % 11},{n % 5},{n % 2}" for k in range(8) for n in range(10)]
     (tmp_path / "patients.csv").write_text("id,clinic,age,dose,ill\n" + "\n".join(rows) + "\n", encoding="utf-8")

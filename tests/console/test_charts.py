@@ -15,8 +15,8 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag == "text"]
 
 
-def test_accuracy_loss_and_clients_have_axes_values_and_a_target(desk: Any) -> None:
-    live = LiveView(desk.folder / "north").read()
+def test_accuracy_loss_and_clients_have_axes_values_and_a_target(service: Any) -> None:
+    live = LiveView(service.folder / "north").read()
     drawings = re.findall(r"<svg.*?</svg>", charts(live))
     assert [texts(drawing)[0] for drawing in drawings] == ["Training accuracy", "Training loss", "Clients in the round"]
     for drawing, column in zip(drawings, (1, 2, 3), strict=True):
@@ -35,22 +35,22 @@ def test_accuracy_loss_and_clients_have_axes_values_and_a_target(desk: Any) -> N
     assert 'class="goal"' not in drawings[1]
 
 
-def test_the_points_are_what_was_recorded(desk: Any) -> None:
-    view = LiveView(desk.folder / "north")
-    live, run = view.read(), sifu.open_run(desk.folder / "north")
+def test_the_points_are_what_was_recorded(service: Any) -> None:
+    view = LiveView(service.folder / "north")
+    live, run = view.read(), sifu.open_run(service.folder / "north")
     assert live.participants == live.curve[-1][3]
     assert live.accuracy == live.curve[-1][1] == run.status().accuracy
     assert live.curve[-1][2] == run.status().loss
     assert view.read() == live
 
 
-def test_progress_is_against_the_prediction_and_not_the_limit(desk: Any) -> None:
+def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> None:
     from dataclasses import replace
 
     from sifu.console.rendering import expected_words
 
     live = replace(
-        LiveView(desk.folder / "north").read(), at_work=True, rounds=30, limit=2000, target=0.95, expected=57
+        LiveView(service.folder / "north").read(), at_work=True, rounds=30, limit=2000, target=0.95, expected=57
     )
     panel = render_panel(live)
     assert '<progress max="57" value="30"' in panel

@@ -1,4 +1,4 @@
-"""Finding things at the desk: the list of all requests, the overview, the people, and the audit trail of all runs."""
+"""Finding things in the console: list of all requests, overview, the people, and the audit trail of all runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 
 @pytest.fixture
-def busy_desk(desk: Any) -> Any:
+def busy_service(service: Any) -> Any:
     """Three requests wait in one run, one of them overdue; the other run has done four."""
-    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+    north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     for person, request, client, days in (
         (rita, "later", "client-001", 20),
         (rita, "soon", "client-002", 2),
@@ -21,7 +21,7 @@ def busy_desk(desk: Any) -> Any:
     ):
         body = {"clients": [client], "request": request, "deadline_days": days}
         assert person.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
-    return desk
+    return service
 
 
 def listed(page: str) -> list[str]:
@@ -33,8 +33,8 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_every_request_is_listed_deadlines_first_and_settled_ones_last(busy_desk: Any) -> None:
-    page = busy_desk.browser("eve").get("/requests").text
+def test_every_request_is_listed_deadlines_first_and_settled_ones_last(busy_service: Any) -> None:
+    page = busy_service.browser("eve").get("/requests").text
     names = listed(page)
     assert [name for name in names if name in ("soon", "formula", "later")] == ["soon", "formula", "later"]
     states = re.findall(r'<td data-label="State"><span>\s*<span class="badge \w+">([^<]+)<', page)
@@ -43,8 +43,8 @@ def test_every_request_is_listed_deadlines_first_and_settled_ones_last(busy_desk
     assert len(names) == 8
 
 
-def test_a_list_is_narrowed_by_text_state_run_and_level(busy_desk: Any) -> None:
-    eve, north, south = busy_desk.browser("eve"), busy_desk.key("north"), busy_desk.key("south")
+def test_a_list_is_narrowed_by_text_state_run_and_level(busy_service: Any) -> None:
+    eve, north, south = busy_service.browser("eve"), busy_service.key("north"), busy_service.key("south")
     assert listed(eve.send("/requests", text="CLIENT-002").text)[:1] == ["soon"]
     assert listed(eve.send("/requests", text="rita").text) == ["soon", "later"]
     assert listed(eve.get(f"/requests?run={north}").text) == ["soon", "formula", "later"]
@@ -58,8 +58,8 @@ def test_a_list_is_narrowed_by_text_state_run_and_level(busy_desk: Any) -> None:
     assert len(listed(eve.get("/requests?text=rita").text)) == 8  # control: no name is taken from an address
 
 
-def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    eve, north = busy_desk.browser("eve"), busy_desk.key("north")
+def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    eve, north = busy_service.browser("eve"), busy_service.key("north")
     rows = rows_of(eve.send("/requests.csv", text="client-00", run=north).text)
     assert [row["request"] for row in rows] == ["soon", "formula", "later"]
     assert rows[0] | {"deadline": "", "received": ""} == {
@@ -73,8 +73,8 @@ def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_desk: Any, monkeypat
     assert len(rows_of(eve.get("/requests.csv").text)) == 8
 
 
-def test_a_requester_finds_their_own_requests_and_no_others(busy_desk: Any) -> None:
-    rita = busy_desk.browser("rita")
+def test_a_requester_finds_their_own_requests_and_no_others(busy_service: Any) -> None:
+    rita = busy_service.browser("rita")
     for page in (rita.get("/").text, rita.get("/requests").text, rita.send("/requests", text="client").text):
         assert listed(page) == ["soon", "later"]
     assert [row["request"] for row in rows_of(rita.get("/requests.csv").text)] == ["soon", "later"]
@@ -84,12 +84,12 @@ def test_a_requester_finds_their_own_requests_and_no_others(busy_desk: Any) -> N
     assert 'href="/overview"' not in page
 
 
-def test_the_overview_counts_what_is_open_late_and_done(busy_desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_counts_what_is_open_late_and_done(busy_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
     from sifu.requests import approvals as deadlines
 
-    page = busy_desk.browser("ann").get("/overview").text
+    page = busy_service.browser("ann").get("/overview").text
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd[^>]*>(\d+)", page))
     assert facts == {
         "Open": "4", "Overdue": "0", "Done in 30 days": "4", "Refused or withdrawn in 30 days": "0", "Done in all": "4",
@@ -101,17 +101,17 @@ def test_the_overview_counts_what_is_open_late_and_done(busy_desk: Any, monkeypa
     monkeypatch.setattr(
         deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
     )
-    for run in busy_desk.app._app.state.console.desk.every_run().values():
+    for run in busy_service.app._app.state.console.service.every_run().values():
         run.written()
-    page = busy_desk.browser("ann").get("/overview").text
+    page = busy_service.browser("ann").get("/overview").text
     assert re.search(r'<dt>Overdue</dt><dd class="bad">1<', page)
 
 
-def test_people_are_listed_with_what_they_did_and_no_secret(busy_desk: Any, cli: Any) -> None:
-    north = busy_desk.key("north")
-    busy_desk.approve("ann", north, 1)
-    assert cli("token", "revoke", busy_desk.folder, "bob").code == 0
-    page = busy_desk.browser("eve").get("/people").text
+def test_people_are_listed_with_what_they_did_and_no_secret(busy_service: Any, cli: Any) -> None:
+    north = busy_service.key("north")
+    busy_service.approve("ann", north, 1)
+    assert cli("token", "revoke", busy_service.folder, "bob").code == 0
+    page = busy_service.browser("eve").get("/people").text
     cells = re.findall(r'<td data-label="Name"><span>(\w+) .*?</tr>', page)
     assert cells == ["rita", "ann", "bob", "eve", "otto"]
     filed = dict(re.findall(r'data-label="Name"><span>(\w+) .*?data-label="Filed" class="number">(\d+)<', page))
@@ -120,13 +120,13 @@ def test_people_are_listed_with_what_they_did_and_no_secret(busy_desk: Any, cli:
     assert approved["ann"] == "1"
     assert '<span class="badge neutral">revoked</span>' in page
     assert "anyone who holds that key" in page  # what an approval cannot prove
-    assert "anyone who holds that key" in busy_desk.browser("ann").get(f"/runs/{north}/requests/1").text
-    for secret in busy_desk.secrets.values():
+    assert "anyone who holds that key" in busy_service.browser("ann").get(f"/runs/{north}/requests/1").text
+    for secret in busy_service.secrets.values():
         assert secret not in page
 
 
-def test_the_trail_of_all_runs_is_that_of_each(busy_desk: Any) -> None:
-    eve, north = busy_desk.browser("eve"), busy_desk.key("north")
+def test_the_trail_of_all_runs_is_that_of_each(busy_service: Any) -> None:
+    eve, north = busy_service.browser("eve"), busy_service.key("north")
     everything = eve.get("/trail").text
     assert f'href="/runs/{north}"' in everything
     requests = eve.get("/trail?kind=request").text
@@ -135,7 +135,7 @@ def test_the_trail_of_all_runs_is_that_of_each(busy_desk: Any) -> None:
     assert all(kind.startswith("request") for kind in kinds)
     counts = [
         int(re.search(r"(\d+) events", eve.get(path).text)[1])  # type: ignore[index]
-        for path in ("/trail", f"/runs/{north}/trail", f"/runs/{busy_desk.key('south')}/trail")
+        for path in ("/trail", f"/runs/{north}/trail", f"/runs/{busy_service.key('south')}/trail")
     ]
     assert counts[0] == counts[1] + counts[2]
     times = re.findall(r'<td data-label="Time">([^<]+)<', everything)

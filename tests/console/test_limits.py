@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from desk_for_tests import starlette
+from service_for_tests import starlette
 
 from sifu.console import streaming
 from sifu.console.json_api import SCHEMAS
@@ -22,8 +22,8 @@ HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_only_a_plain_host_name_with_a_port_is_answered(desk: Any, seed: int) -> None:
-    draw, stranger = random.Random(seed), desk.stranger()
+def test_only_a_plain_host_name_with_a_port_is_answered(service: Any, seed: int) -> None:
+    draw, stranger = random.Random(seed), service.stranger()
     for host in HOSTS:
         assert stranger.get("/login", headers={"Host": f"{host}:8765"}).status_code == 200
         for _ in range(20):
@@ -44,11 +44,11 @@ def test_a_name_that_is_no_host_is_refused_at_the_start(name: str) -> None:
     check_binding(Binding(names=["desk.example.org", "::1"]))
 
 
-def test_wrong_logins_count_for_a_whole_ipv6_network(desk: Any) -> None:
+def test_wrong_logins_count_for_a_whole_ipv6_network(service: Any) -> None:
     draw = random.Random(5)
 
     def attempt(address: str) -> int:
-        client = starlette.TestClient(desk.app, base_url="http://localhost", client=(address, 50000))
+        client = starlette.TestClient(service.app, base_url="http://localhost", client=(address, 50000))
         return int(client.post("/login", data={"token": "sifu_wrong"}).status_code)
 
     network = [f"2001:db8:0:7:{draw.getrandbits(16):x}::{draw.getrandbits(16):x}" for _ in range(30)]
@@ -58,9 +58,9 @@ def test_wrong_logins_count_for_a_whole_ipv6_network(desk: Any) -> None:
     assert origin_of({"client": ("fe80::1%eth0", 1)}) == "fe80::/64"
 
 
-def test_one_person_cannot_take_all_streams(desk: Any) -> None:
-    broadcast, tokens = streaming.Broadcast(), desk.app._app.state.console.tokens
-    eve, otto = (tokens.owner(desk.secrets[name]) for name in ("eve", "otto"))
+def test_one_person_cannot_take_all_streams(service: Any) -> None:
+    broadcast, tokens = streaming.Broadcast(), service.app._app.state.console.tokens
+    eve, otto = (tokens.owner(service.secrets[name]) for name in ("eve", "otto"))
     for _ in range(streaming.MOST_PER_PERSON):
         assert broadcast.admit(eve) is None
     assert "close one" in (broadcast.admit(eve) or "")
@@ -68,8 +68,8 @@ def test_one_person_cannot_take_all_streams(desk: Any) -> None:
     broadcast.leave(eve)
     assert broadcast.admit(eve) is None
     # The address refuses, and a stream whose reader left before its first message is counted no more.
-    desk.app._app.state.broadcast = broadcast
-    answer = desk.program("eve").get(f"/runs/{desk.key('north')}/stream")
+    service.app._app.state.broadcast = broadcast
+    answer = service.program("eve").get(f"/runs/{service.key('north')}/stream")
     assert answer.status_code == 429
     left: list[str] = []
 
@@ -151,8 +151,8 @@ def test_bodies_are_refused_exactly_where_the_schema_forbids_them(operation: str
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_api_answers_400_to_every_forbidden_body(desk: Any, seed: int) -> None:
-    draw, otto, north = random.Random(seed), desk.program("otto"), desk.key("north")
+def test_the_api_answers_400_to_every_forbidden_body(service: Any, seed: int) -> None:
+    draw, otto, north = random.Random(seed), service.program("otto"), service.key("north")
     paths = {"file_request": "requests", "decide": "decisions", "carry_out": "carry-out", "compare_ways": "plan"}
     for _ in range(40):
         operation = draw.choice(sorted(paths))

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from desk_for_tests import free_port, start_console
+from service_for_tests import free_port, start_console
 
 import sifu
 from run_tools import Command, environment
@@ -63,9 +63,9 @@ def test_the_command_refuses_what_cannot_work(tmp_path: Path, cli: Command) -> N
     assert cli("serve", tmp_path, "--port", "99999").code == 2
 
 
-def test_a_port_in_use_is_said_before_anything_else(desk: Any, cli: Command) -> None:
+def test_a_port_in_use_is_said_before_anything_else(service: Any, cli: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        answer = cli("serve", desk.folder, "--port", str(taken.getsockname()[1]))
+        answer = cli("serve", service.folder, "--port", str(taken.getsockname()[1]))
     assert answer.code == 2
     assert "cannot listen at 127.0.0.1" in answer.err
     assert "listens at" not in answer.out
@@ -85,12 +85,12 @@ def test_proxies_are_addresses(tmp_path: Path, cli: Command) -> None:
         (Binding(certificate=Path("c"), key=Path("k")), True),
     ],
 )
-def test_cookies_are_secure_wherever_browsers_use_https(desk: Any, binding: Binding, secure: bool) -> None:
+def test_cookies_are_secure_wherever_browsers_use_https(service: Any, binding: Binding, secure: bool) -> None:
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import state_folder
 
-    desk.app = make_app(Settings([desk.folder], state_folder(desk.folder), secure_cookie=binding.encrypted))
-    cookie = desk.stranger().post("/login", data={"token": desk.secrets["otto"]}).headers["set-cookie"]
+    service.app = make_app(Settings([service.folder], state_folder(service.folder), secure_cookie=binding.encrypted))
+    cookie = service.stranger().post("/login", data={"token": service.secrets["otto"]}).headers["set-cookie"]
     assert ("Secure" in cookie) == secure
 
 
@@ -122,7 +122,7 @@ def answer_to(port: int, head: bytes, patience: float = 20.0) -> bytes:
 ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
-def test_half_sent_requests_do_not_block_others(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_sent_requests_do_not_block_others(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many connections as are allowed send half a head: they are cut off, or make room for others.
 
     As control, with all the time in the world and all connections to themselves.
@@ -132,7 +132,7 @@ def test_half_sent_requests_do_not_block_others(desk: Any, monkeypatch: pytest.M
     for seconds, share, answered in ((0.5, 1.0, True), (600.0, 0.5, True), (600.0, 1.0, False)):
         monkeypatch.setattr(slow_requests, "HEAD_SECONDS", seconds)
         monkeypatch.setattr(slow_requests, "WAITING_SHARE", share)
-        with serving(desk.app, Binding(), limit=12) as port:
+        with serving(service.app, Binding(), limit=12) as port:
             slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
             for connection in slow:
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
@@ -147,13 +147,13 @@ def test_half_sent_requests_do_not_block_others(desk: Any, monkeypatch: pytest.M
                 connection.close()
 
 
-def test_visitors_who_do_not_read_are_cut_off(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visitors_who_do_not_read_are_cut_off(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many requests on one connection, and not a byte of the answers is taken."""
     from sifu.console import serving as slow_requests
 
     monkeypatch.setattr(slow_requests, "READ_SECONDS", 0.3)
     ask = b"GET /static/console.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with serving(desk.app, Binding()) as port, socket.socket() as greedy:
+    with serving(service.app, Binding()) as port, socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         greedy.settimeout(20)
         greedy.connect(("127.0.0.1", port))
@@ -162,23 +162,23 @@ def test_visitors_who_do_not_read_are_cut_off(desk: Any, monkeypatch: pytest.Mon
         assert answer_to(port, ASK).startswith(b"HTTP/1.1 200")
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_is_not_waited_for(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sifu.console import security
 
     monkeypatch.setattr(security, "BODY_SECONDS", 0.3)
-    with serving(desk.app, Binding()) as port:
+    with serving(service.app, Binding()) as port:
         head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\ntoken=x"
         assert b"408" in answer_to(port, head)[:16]
         assert answer_to(port, ASK).startswith(b"HTTP/1.1 200")
 
 
-def test_forwarded_addresses_count_from_proxies_alone(desk: Any) -> None:
+def test_forwarded_addresses_count_from_proxies_alone(service: Any) -> None:
     """Logins are limited by address: one who says to be another stays the same, unless a proxy says so."""
     for proxies, last in (([], b"429"), (["127.0.0.1"], b"401")):
         from sifu.console.app import Settings, make_app
         from sifu.console.tokens import state_folder
 
-        app = make_app(Settings([desk.folder], state_folder(desk.folder)))
+        app = make_app(Settings([service.folder], state_folder(service.folder)))
         with serving(app, Binding(proxies=proxies)) as port:
             for number in range(14):
                 head = (
@@ -226,7 +226,7 @@ def documented(name: str, changes: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("proxy", ["nginx", "caddy"])
-def test_the_documented_proxy_encrypts_and_tells_who_asks(desk: Any, tmp_path: Path, proxy: str) -> None:
+def test_the_documented_proxy_encrypts_and_tells_who_asks(service: Any, tmp_path: Path, proxy: str) -> None:
     """Cookies are secure, forms and streams pass, and no visitor chooses the address that logins are counted by."""
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import state_folder
@@ -234,7 +234,7 @@ def test_the_documented_proxy_encrypts_and_tells_who_asks(desk: Any, tmp_path: P
     if shutil.which(proxy) is None:
         pytest.skip(f"there is no {proxy} on this machine")
     make_certificate(tmp_path)
-    app = make_app(Settings([desk.folder], state_folder(desk.folder), secure_cookie=True))
+    app = make_app(Settings([service.folder], state_folder(service.folder), secure_cookie=True))
     with serving(app, Binding(proxies=["127.0.0.1"])) as port:
         outside = free_port()
         command = {"nginx": nginx_command, "caddy": caddy_command}[proxy](tmp_path, outside, port)
@@ -251,13 +251,13 @@ def test_the_documented_proxy_encrypts_and_tells_who_asks(desk: Any, tmp_path: P
                     spoofed = origin | {"x-forwarded-for": f"192.0.2.{number}"}
                     wrong = browser.post("/login", data={"token": "x"}, headers=spoofed)
                 assert wrong.status_code == 429
-                entered = browser.post("/login", data={"token": desk.secrets["eve"]}, headers=origin)
+                entered = browser.post("/login", data={"token": service.secrets["eve"]}, headers=origin)
                 assert entered.status_code == 303
                 assert "Secure" in entered.headers["set-cookie"]
                 assert "No pending" in browser.get("/").text or "pending request" in browser.get("/").text
                 large = browser.post("/login", content=b"token=" + b"x" * (300 << 10), headers=origin)
                 assert large.status_code in (413, 502)  # a proxy may report a connection that we closed
-                with browser.stream("GET", f"/runs/{desk.key('north')}/stream") as stream:
+                with browser.stream("GET", f"/runs/{service.key('north')}/stream") as stream:
                     assert next(stream.iter_lines()).startswith("data: ")
         finally:
             process.kill()  # asked to end, it would wait for the stream
@@ -381,15 +381,15 @@ async def dawdle(port: int, number: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("viewers", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_lost(desk: Any, viewers: int) -> None:
+def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_lost(service: Any, viewers: int) -> None:
     """People watch, others send halves of requests, some file requests; the console is killed in the middle of it."""
     from sifu.console.streaming import MOST_PER_PERSON
     from sifu.console.tokens import TokenFile, state_folder
 
-    north, port = desk.key("north"), free_port()
-    clients = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
-    headers = {"Authorization": f"Bearer {desk.secrets['otto']}"}
-    tokens, people = TokenFile(state_folder(desk.folder)), -(-viewers // MOST_PER_PERSON)
+    north, port = service.key("north"), free_port()
+    clients = [client.name for client in sifu.open_run(service.folder / "north").status().clients]
+    headers = {"Authorization": f"Bearer {service.secrets['otto']}"}
+    tokens, people = TokenFile(state_folder(service.folder)), -(-viewers // MOST_PER_PERSON)
     secrets = [tokens.create(f"viewer-{number}", ["auditor"])[1] for number in range(people)]
     confirmed: list[str] = []
 
@@ -412,7 +412,7 @@ def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_l
         for name in names[:2]:
             await asyncio.to_thread(file, name)
         # What was filed at the moment of a kill may be in the ledger although its answer was lost.
-        waiting = len(sifu.open_run(desk.folder / "north").request_records())
+        waiting = len(sifu.open_run(service.folder / "north").request_records())
         for _ in range(600):
             told = sum(any(b'"waiting":%d' % waiting in part for part in got) for got in messages)
             if told == viewers:
@@ -429,26 +429,26 @@ def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_l
             task.cancel()
 
     for kill in range(2):
-        process = start_console(desk.folder, port)
+        process = start_console(service.folder, port)
         try:
             asyncio.run(crowd(process, clients[kill * len(clients) // 2 :][: len(clients) // 2 - 1]))
         finally:
             process.kill()
             process.wait()
         assert len(confirmed) >= 2 * (kill + 1)
-    run = sifu.open_run(desk.folder / "north")
+    run = sifu.open_run(service.folder / "north")
     assert set(confirmed) <= {record.status.request for record in run.request_records()}
     assert run.verify().problems == []
 
 
-def test_probes_answer_under_any_name_and_tell_nothing(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_answer_under_any_name_and_tell_nothing(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sifu.console.tokens import TokenFile, state_folder
 
-    stranger = desk.stranger()
+    stranger = service.stranger()
     for path in ("/healthz", "/readyz"):
         answer = stranger.get(path, headers={"host": "10.0.0.9:8765"})
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert stranger.get("/login", headers={"host": "10.0.0.9:8765"}).status_code == 400  # control
-    TokenFile(state_folder(desk.folder)).path.write_text("{")
+    TokenFile(state_folder(service.folder)).path.write_text("{")
     assert stranger.get("/readyz").status_code == 503
     assert stranger.get("/healthz").status_code == 200

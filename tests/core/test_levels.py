@@ -117,10 +117,10 @@ def test_where_the_rate_came_from_is_said() -> None:
 
 def test_why_a_client_on_another_machine_is_absent_is_trusted() -> None:
     """Availability is not seen: one client may make another late."""
-    apart = replace(BEST_FACTS, identity=AUTHENTICATED)
+    separate = replace(BEST_FACTS, identity=AUTHENTICATED)
     status = {
         facts.identity: premise.status
-        for facts in (BEST_FACTS, apart)
+        for facts in (BEST_FACTS, separate)
         for premise in collect_premises(facts, MEASURED, **BEST)
         if premise.name == "counterfactual"
     }

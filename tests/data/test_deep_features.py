@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import public_trunk
+import public_backbone
 import sifu
 import sifu_verifier
 from onnx_tools import answers_of_the_graph
@@ -28,7 +28,7 @@ from sifu.errors import InputError
 from sifu.run import devices
 from sifu.store.reader import RunReader
 
-SHOWING = "public_trunk:make_showing"
+SHOWING = "public_backbone:make_showing"
 OLD_PRETRAINED = "55d865e1515052f374a373120416c921c02fefb91c53179795683174d20cc0ff"
 """Digest of the pretrained map for 32 x 32 images before there were deep features."""
 
@@ -48,7 +48,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def by_hand(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The definition, from the layers of the backbone and numpy."""
-    network = public_trunk.make_showing().eval()
+    network = public_backbone.make_showing().eval()
     with torch.no_grad():
         first = torch.relu(network.first(torch.tensor(x.copy(), dtype=torch.float32)))
         second = torch.relu(network.second(first))
@@ -71,11 +71,11 @@ def test_deep_features_of_a_module_are_those_of_the_definition() -> None:
 
 def test_a_mirror_image_has_the_same_features_where_both_are_averaged() -> None:
     x = images(5)
-    both = NetworkFeatures(deep_network(public_trunk.make_showing(), (1, 8, 8), 2, mirror=True), (1, 8, 8))
+    both = NetworkFeatures(deep_network(public_backbone.make_showing(), (1, 8, 8), 2, mirror=True), (1, 8, 8))
     expected = unit(by_hand(x) + by_hand(x[..., ::-1]))
     np.testing.assert_allclose(both(x), 10.0 * expected, atol=1e-5)
     np.testing.assert_allclose(both(x), both(x[..., ::-1].copy()), atol=1e-5)
-    one_side = NetworkFeatures(deep_network(public_trunk.make_showing(), (1, 8, 8), 2), (1, 8, 8))
+    one_side = NetworkFeatures(deep_network(public_backbone.make_showing(), (1, 8, 8), 2), (1, 8, 8))
     assert np.abs(one_side(x) - one_side(x[..., ::-1].copy())).max() > 0.01
 
 
@@ -236,7 +236,7 @@ def test_a_block_is_a_projection_of_the_tuned_networks_deep_features() -> None:
 def test_weights_are_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, digest = [], fixed_networks.weights_digest
     monkeypatch.setattr(fixed_networks, "weights_digest", lambda module: taken.append(1) or digest(module))
-    module = deep_network(public_trunk.make_showing(), (1, 8, 8), 2)
+    module = deep_network(public_backbone.make_showing(), (1, 8, 8), 2)
     features = NetworkFeatures(module, (1, 8, 8), kind="pretrained")
     for _ in range(5):
         list(features.chunks(images(3)))

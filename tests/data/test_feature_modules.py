@@ -21,7 +21,7 @@ from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError
 from sifu.store.reader import RunReader
 
-TRUNK = """
+BACKBONE = """
 import torch
 
 def make():
@@ -47,14 +47,14 @@ make = Counting
 
 
 @pytest.fixture
-def trunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a factory in the current folder, as a user has it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     allowed = ("make", "other", "nothing")
     monkeypatch.setenv("SIFU_ALLOW_CODE", "\n".join(["no_such_file:make", *(f"own_trunk:{name}" for name in allowed)]))
     file = tmp_path / "own_trunk.py"
-    file.write_text(TRUNK.format(seed=1))
+    file.write_text(BACKBONE.format(seed=1))
     yield file
     sys.modules.pop("own_trunk", None)
 
@@ -73,20 +73,20 @@ def spec_of(kind: str, **features: Any) -> dict[str, Any]:
     }
 
 
-def test_a_module_of_the_users_and_what_its_change_does(trunk: Path, tmp_path: Path) -> None:
+def test_a_module_of_the_users_and_what_its_change_does(backbone: Path, tmp_path: Path) -> None:
     run = sifu.train(spec_of("ridge"), run=tmp_path / "run")
     (outcome,) = run.forget(["client-002"])
     assert outcome.level == "exact"
     premises = {premise["name"]: premise["status"] for premise in run.certificate("r1").body["premises"]}
     assert premises["features"] == "trusted"
     assert run.verify().problems == []
-    changed(trunk, TRUNK.format(seed=2))
+    changed(backbone, BACKBONE.format(seed=2))
     with pytest.raises(InputError, match="feature map"):
         sifu.open_run(tmp_path / "run").forget(["client-003"])
-    changed(trunk, TRUNK.format(seed=1) + "\n# the same weights from another text\n")
+    changed(backbone, BACKBONE.format(seed=1) + "\n# the same weights from another text\n")
     with pytest.raises(InputError, match="feature map"):
         sifu.open_run(tmp_path / "run").forget(["client-003"])
-    changed(trunk, TRUNK.format(seed=1))
+    changed(backbone, BACKBONE.format(seed=1))
     sifu.open_run(tmp_path / "run").forget(["client-003"])
 
 
@@ -100,7 +100,7 @@ def test_a_module_of_the_users_and_what_its_change_does(trunk: Path, tmp_path: P
         ("", "features.module"),
     ],
 )
-def test_a_module_that_cannot_be_used_is_named(trunk: Path, tmp_path: Path, module: str, why: str) -> None:
+def test_a_module_that_cannot_be_used_is_named(backbone: Path, tmp_path: Path, module: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         sifu.train(spec_of("ridge", module=module), run=tmp_path / "run")
 
@@ -113,15 +113,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_module_that_fails_is_one_sentence(trunk: Path, tmp_path: Path, kind: str) -> None:
+def test_a_module_that_fails_is_one_sentence(backbone: Path, tmp_path: Path, kind: str) -> None:
     text, why = BROKEN[kind]
-    changed(trunk, text)
+    changed(backbone, text)
     with pytest.raises(InputError, match=why):
         sifu.train(spec_of("ridge"), run=tmp_path / "run")
 
 
 def test_nothing_of_a_module_runs_without_consent(
-    trunk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     """Not in training, and not in a command on a run that was trained with consent."""
     spec = tmp_path / "spec.toml"
@@ -130,7 +130,7 @@ def test_nothing_of_a_module_runs_without_consent(
         '[features]\nkind = "module"\nmodule = "own_trunk:make"\n'
     )
     monkeypatch.delenv("SIFU_ALLOW_CODE")
-    trunk.write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n" + TRUNK.format(seed=1))
+    backbone.write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n" + BACKBONE.format(seed=1))
 
     def refused(*arguments: object) -> bool:
         sys.modules.pop("own_trunk", None)
@@ -307,9 +307,9 @@ def test_a_module_that_counts_its_own_calls_begins_afresh_with_every_client() ->
 
 
 def test_training_on_a_module_with_memory_is_refused_and_keeps_none_of_its_later_features(
-    trunk: Path, tmp_path: Path
+    backbone: Path, tmp_path: Path
 ) -> None:
-    changed(trunk, COUNTING)
+    changed(backbone, COUNTING)
     for cache in ("", str(tmp_path / "kept")):
         with pytest.raises(InputError, match=r"other features|remembers samples"):
             sifu.train(spec_of("ridge", cache=cache), run=tmp_path / f"run{len(cache)}")
@@ -317,7 +317,7 @@ def test_training_on_a_module_with_memory_is_refused_and_keeps_none_of_its_later
 
 
 @pytest.mark.parametrize("kind", ["ridge", "softmax"])
-def test_a_certificate_trusts_the_operator_with_a_module(trunk: Path, tmp_path: Path, kind: str) -> None:
+def test_a_certificate_trusts_the_operator_with_a_module(backbone: Path, tmp_path: Path, kind: str) -> None:
     run = sifu.train(spec_of(kind), run=tmp_path / "run")
     (outcome,) = run.forget(["client-003"])
     certificate = json.loads((tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").read_text())

@@ -76,7 +76,7 @@ class Watch:
     def _writes(arguments: tuple[Any, ...]) -> bool:
         mode, flags = arguments[1], arguments[2]
         if isinstance(mode, str):
-            return any(letter in mode for letter in "wax+")
+            return any(message in mode for message in "wax+")
         return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 

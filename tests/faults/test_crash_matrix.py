@@ -89,7 +89,7 @@ TUNED_NETWORKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [197, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
-    """Rounds apart, statistics, struck blocks, a network tuned again and everyone's statistics through it."""
+    """Rounds apart, statistics, dropped blocks, a network tuned again and everyone's statistics through it."""
     result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
     assert sum(result["faults"].values()) >= 4
 

@@ -18,7 +18,7 @@ NEEDS_AN_EXTRA = (
     "sifu.audit.compare_releases",
     "sifu.audit.controls",
     "sifu.audit.run_audit",
-    "sifu.cli.demo_trunk",
+    "sifu.cli.demo_backbone",
     "sifu.console",
     "sifu.data.feature_maps.deep_network",
     "sifu.data.feature_maps.fixed_networks",

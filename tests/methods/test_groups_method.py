@@ -1,4 +1,4 @@
-"""Method groups: exact in both worlds to the last bit, in sequences, with every negative control."""
+"""Method groups: run and counterfactual are equal to the last bit, in sequences, with every negative control."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sifu.theory.merging import members_by_group, merge, move_on
 
 pytestmark = pytest.mark.long
 
-COUNT, APART, COMMON = 4, 3, 5
+COUNT, SEPARATE, COMMON = 4, 3, 5
 SPEC = small_spec(
-    groups={"count": COUNT, "rounds": APART},
+    groups={"count": COUNT, "rounds": SEPARATE},
     local={"steps": 3, "rate": 0.05},
     stop={"target": 0.0, "max_rounds": COMMON},
     privacy={"noise": "seeded"},
@@ -84,7 +84,7 @@ PASSES: dict[str, dict[str, Any]] = {
         "local": {"steps": 3, "rate": 0.05, "momentum": 0.9},
         "model": {"kind": "softmax", "outputs": 3, "dtype": "float32"},
     },
-    "linear, plain mean": {"groups": {"count": COUNT, "rounds": APART, "stretch": 1.0}},
+    "linear, plain mean": {"groups": {"count": COUNT, "rounds": SEPARATE, "stretch": 1.0}},
     "network": {
         "model": {"kind": "mlp", "outputs": 3, "dtype": "float32"},
         "regularity": {"kind": "assumed"},
@@ -102,10 +102,10 @@ def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) 
     clients |= {client: some_clients(1, seed, more=more)["client-000"] for seed, (client, more) in
                 enumerate(zip(leaving, (32, 61), strict=True))}  # fmt: skip
     other = some_clients(seed=99, more=20)
-    worlds = [clients, clients | {client: other[client] for client in leaving}]
+    counterfactuals = [clients, clients | {client: other[client] for client in leaving}]
     models = []
-    for number, world in enumerate(worlds):
-        run = sifu.train(spec, run=tmp_path / str(number), clients=world)
+    for number, counterfactual in enumerate(counterfactuals):
+        run = sifu.train(spec, run=tmp_path / str(number), clients=counterfactual)
         before = tip_model(run)
         (outcome,) = run.forget(leaving, method="groups")
         assert outcome.level == "exact"
@@ -128,7 +128,7 @@ def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leavin
     models, samples = [], []
     for number in sorted(set(group.values()) - hit):
         members = np.array([k for k, name in enumerate(rest) if group[name] == number])
-        models.append(rounds(engine, engine.initial_model(0), members, 0, APART).astype(np.float64))
+        models.append(rounds(engine, engine.initial_model(0), members, 0, SEPARATE).astype(np.float64))
         samples.append(sum(len(rest[names[k]][1]) for k in members))
     mean, fresh = merge(models, samples), engine.initial_model(0).astype(np.float64)
     merged = move_on(mean, fresh, run.spec.groups.stretch).astype(engine.layout.dtype)
@@ -144,10 +144,10 @@ def rounds(engine: Engine, model: np.ndarray, members: np.ndarray, branch: int, 
 def test_a_hit_group_left_in_is_told_apart(tmp_path: Path) -> None:
     """Negative control: with the leaver's group in the merge the two worlds differ."""
     clients, leaving = some_clients(), "client-011"
-    worlds = [clients, clients | {leaving: some_clients(seed=99)[leaving]}]
+    counterfactuals = [clients, clients | {leaving: some_clients(seed=99)[leaving]}]
     merged = []
-    for number, world in enumerate(worlds):
-        run = sifu.train(own_spec(), run=tmp_path / str(number), clients=world)
+    for number, counterfactual in enumerate(counterfactuals):
+        run = sifu.train(own_spec(), run=tmp_path / str(number), clients=counterfactual)
         with run.reader() as reader:
             rows = reader.group_models().values()
             merged.append(merge([reader.load_model(row.node) for row in rows], [row.samples for row in rows]))
@@ -162,24 +162,24 @@ def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str
     clients["client-023"] = (rng.normal(size=(200, 6)), rng.integers(0, 3, size=200))
     names, models, hit = list(clients), [], -1
     for there in (24, 23):
-        world = {name: clients[name] for name in names[:there]}
-        run = sifu.train(own_spec(), run=tmp_path / str(there), clients=world)
+        counterfactual = {name: clients[name] for name in names[:there]}
+        run = sifu.train(own_spec(), run=tmp_path / str(there), clients=counterfactual)
         engine, everyone = run.engine(), np.arange(there)
         by_name = groups_of(run, names)
         group = {client: by_name[names[client]] for client in range(there)}
         if rule == "balanced labels":  # dealt out in the order of their mean label
             order = sorted(range(there), key=lambda client: float(clients[names[client]][1].mean()))
             group = {client: place % COUNT for place, client in enumerate(order)}
-        apart = APART
+        separate = SEPARATE
         if rule == "rounds by accuracy":
-            model, apart = engine.initial_model(0), 0
-            while apart < 60 and engine.evaluate(model, everyone).accuracy < 0.7:
-                model, apart = rounds(engine, model, everyone, 7 + apart, 1), apart + 1
+            model, separate = engine.initial_model(0), 0
+            while separate < 60 and engine.evaluate(model, everyone).accuracy < 0.7:
+                model, separate = rounds(engine, model, everyone, 7 + separate, 1), separate + 1
         hit = group.get(23, hit)
         parts, samples = [], []
         for number in sorted(set(range(COUNT)) - {hit}):
             members = np.array([client for client in range(there) if group[client] == number])
-            parts.append(rounds(engine, engine.initial_model(0), members, 0, apart).astype(np.float64))
+            parts.append(rounds(engine, engine.initial_model(0), members, 0, separate).astype(np.float64))
             samples.append(sum(len(clients[names[client]][1]) for client in members))
         models.append(merge(parts, samples))
     assert np.array_equal(*models) == (rule == "hash of names")
@@ -246,7 +246,7 @@ def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> 
         sifu.train(SPEC, run=tmp_path / "run", progress=stop)
     run = sifu.open_run(tmp_path / "run")
     assert run.verify().problems == []
-    assert "still train apart" in run.plan(["client-000"], method="groups").notes[0]
+    assert "still train separately" in run.plan(["client-000"], method="groups").notes[0]
     (outcome,) = run.forget(["client-000"], method="groups")
     assert outcome.level == "exact"
     assert query(run.folder, "SELECT COUNT(*) FROM events WHERE kind = 'merged'") == [(1,)]
@@ -260,7 +260,7 @@ def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
 
 
 def test_rebuilding_later_is_a_command_of_its_own(tmp_path: Path) -> None:
-    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": APART, "rebuild": "later"}}, run=tmp_path / "run")
+    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": SEPARATE, "rebuild": "later"}}, run=tmp_path / "run")
     run.forget(["client-001"], method="groups")
     assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(0,)]
     assert run.rebuild() == 1
@@ -325,7 +325,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
 
 
 def test_runs_from_before_the_stretch_merged_by_the_plain_mean(trained: Path, tmp_path: Path) -> None:
-    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": APART, "stretch": 1.0}}, run=tmp_path / "run")
+    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": SEPARATE, "stretch": 1.0}}, run=tmp_path / "run")
     with run.reader() as reader:
         old = {**reader.spec, "groups": {k: v for k, v in reader.spec["groups"].items() if k != "stretch"}}
         rows = reader.group_models().values()
@@ -376,14 +376,14 @@ def test_a_merge_is_released_at_once_and_heals_after(tmp_path: Path) -> None:
     run = sifu.train(spec, run=tmp_path / "run")
     (outcome,) = run.forget(["client-003"], "at-once", method="groups", release="now")
     assert (outcome.rounds, outcome.level) == (0, "exact")
-    healed = run.status()
-    assert healed.rounds > 0, "rounds follow in the same call"
-    assert healed.accuracy is not None
-    assert healed.accuracy >= 0.9 > (outcome.accuracy or 0.0)
+    recovered = run.status()
+    assert recovered.rounds > 0, "rounds follow in the same call"
+    assert recovered.accuracy is not None
+    assert recovered.accuracy >= 0.9 > (outcome.accuracy or 0.0)
     kinds = [kind for (kind,) in query(run.folder, "SELECT kind FROM events ORDER BY seq")]
     assert kinds.index("request done") < len(kinds) - 1 - kinds[::-1].index("rounds")
     assert run.forget() == [], "nothing is left to heal"
-    assert run.status().rounds == healed.rounds
+    assert run.status().rounds == recovered.rounds
     (later,) = run.forget(["client-004"], "healed", method="groups")
     assert later.rounds > 0
     assert run.verify().problems == []

@@ -21,7 +21,7 @@ from sifu.errors import InputError
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics
-from sifu.theory.closed_form.blocks import strike
+from sifu.theory.closed_form.blocks import drop
 from sifu.theory.merging import group_of
 from stateful_modules import Kind
 
@@ -88,7 +88,7 @@ def outcome_of(kind: Kind, folder: Path) -> str:
     hit = group_of(KEY, LEAVER, GROUPS)
     stays = {group_of(KEY, client.name, GROUPS) for client in others} - {hit}
     assert stays  # else nothing is compared
-    same = whole_sum(folder / "run") == strike(whole_sum(folder / "never"), blocks, {hit})
+    same = whole_sum(folder / "run") == drop(whole_sum(folder / "never"), blocks, {hit})
     return "equal" if same else "different"
 
 

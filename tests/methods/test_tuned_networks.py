@@ -1,4 +1,4 @@
-"""Groups tune a public network apart, a head in closed form joins them: forgetting strikes, subtracts and solves."""
+"""Groups tune a public network separately, a head in closed form joins them: forgetting drop, subtracts and solves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import public_trunk
+import public_backbone
 import sifu
 import sifu_verifier
 from folder_values import places_that_differ
@@ -37,25 +37,25 @@ from sifu.requests import certification
 from sifu.requests import erasure as statistics_erasure
 from sifu.run import group_training
 from sifu.run.clients_and_engine import engine_from_spec
-from sifu.run.group_state import available_trunks, use_trunks
+from sifu.run.group_state import available_backbones, use_backbones
 from sifu.store.files import SALT_BYTES
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
-from sifu.theory.closed_form.blocks import Blocks, Part, head_at, is_struck, parts_through, strike, words_of_part
+from sifu.theory.closed_form.blocks import Blocks, Part, drop, head_at, is_dropped, parts_through, words_of_part
 from sifu.theory.merging import group_of
 
 CLIENTS, GROUPS = 7, 3
 
 
 def spec_of(**sections: Any) -> dict[str, Any]:
-    sifu.allow_code("public_trunk:make")
+    sifu.allow_code("public_backbone:make")
     spec: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 3},
         "data": {"preprocessing": "fixed"},
         "ridge": {"regularisation": 0.01},
-        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 4},
         "groups": {"count": GROUPS, "rounds": 2, "rebuild": "later"},
         "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
         "privacy": {"noise": "seeded"},
@@ -119,7 +119,7 @@ def own(trained: Path, tmp_path: Path) -> Path:
 
 
 def open_own(folder: Path, clients: Sequence[ClientData] | None = None) -> sifu.Run:
-    sifu.allow_code("public_trunk:make")
+    sifu.allow_code("public_backbone:make")
     return sifu.open_run(folder, clients=clients_of() if clients is None else clients)
 
 
@@ -130,11 +130,11 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     (outcome,) = open_own(own).forget(leavers, "gone")
     assert (outcome.level, outcome.cost.rounds, outcome.cost.bytes_sent) == ("exact", 0, 0)
     check(own)
-    # A federation in which they never were, of fewer clients and with a separate trunk for every group.
+    # A federation in which they never were, of fewer clients and with a separate backbone for every group.
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), leavers))
     hit = groups_of(own, leavers)
-    expected = strike(whole_sum(never), blocks_of(never), hit)
+    expected = drop(whole_sum(never), blocks_of(never), hit)
     assert whole_sum(own) == expected
     places = blocks_of(own).left(set(range(GROUPS)) - hit)
     assert np.array_equal(released(own), head_at(expected, places, 0.01).weights.ravel())
@@ -146,7 +146,7 @@ def test_mini_batches_are_those_of_the_other_world_for_a_client_that_came_last(t
     sifu.train(spec, run=tmp_path / "run", clients=clients_of()).forget([leaver], "gone")
     sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), [leaver]))
     hit = groups_of(tmp_path / "run", [leaver])
-    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+    assert whole_sum(tmp_path / "run") == drop(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
 
 
 def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path
         assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
         hit = groups_of(own, gone)
         left = whole_sum(own)
-        assert {group for group in range(GROUPS) if is_struck(left, blocks, group)} == hit
+        assert {group for group in range(GROUPS) if is_dropped(left, blocks, group)} == hit
     assert groups_of(own, gone) == set(range(GROUPS))  # else this shows nothing
     check(own)
     weights = released(own).reshape(blocks.features + 1, 3)
     assert not np.any(weights[blocks.frozen : -1])
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), gone))
-    assert whole_sum(own) == strike(whole_sum(never), blocks, range(GROUPS))
+    assert whole_sum(own) == drop(whole_sum(never), blocks, range(GROUPS))
     # The head of a network that was never tuned, with the same rule for lambda: bit for bit.
     frozen = spec_of(features={"tune": "none", "block": 400})
     del frozen["groups"]
@@ -180,9 +180,9 @@ def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own:
     (hit,) = groups_of(own, ["client-003"])
     with RunReader(own) as reader:
         rows = reader.statistics()
-        assert hit not in {row.grp for row in available_trunks(reader)}
+        assert hit not in {row.grp for row in available_backbones(reader)}
     assert {path.name for path in (own / "statistics").iterdir()} == rows.keys()
-    assert is_struck(whole_sum(own), blocks_of(own), hit)
+    assert is_dropped(whole_sum(own), blocks_of(own), hit)
     # What did not go through that network stays as it was: no client's file is written again.
     clean = {f for f, row in before.items() if not row.is_sum and hit not in (row.part or ()) and row.clients != (3,)}
     assert {file for file, row in rows.items() if not row.is_sum} == clean
@@ -290,7 +290,7 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(form: str, tmp_
 def test_a_client_that_joins_later_sends_statistics_only_and_leaves_by_subtraction(own: Path) -> None:
     before, everyone = whole_sum(own), clients_of(CLIENTS + 1)
     with RunReader(own) as reader:
-        networks = available_trunks(reader)
+        networks = available_backbones(reader)
     open_own(own, everyone).join()
     joined = whole_sum(own)
     assert joined.samples == before.samples + len(everyone[-1].y)
@@ -299,7 +299,7 @@ def test_a_client_that_joins_later_sends_statistics_only_and_leaves_by_subtracti
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert whole_sum(own) == before
     with RunReader(own) as reader:
-        assert available_trunks(reader) == networks
+        assert available_backbones(reader) == networks
     check(own)
 
 
@@ -307,7 +307,7 @@ def test_records_hit_the_group_of_a_founder(own: Path) -> None:
     (outcome,) = open_own(own).forget(["client-002"], "records", records=[0, 2])
     assert outcome.level == "exact"
     with RunReader(own) as reader:
-        assert not groups_of(own, ["client-002"]) & {row.grp for row in available_trunks(reader)}
+        assert not groups_of(own, ["client-002"]) & {row.grp for row in available_backbones(reader)}
     assert whole_sum(own).samples == sum(len(client.y) for client in clients_of()) - 2
     check(own)
 
@@ -319,7 +319,7 @@ def test_only_sums_are_kept_where_the_spec_says_so_and_those_who_stay_send_again
     assert (outcome.level, outcome.cost.rounds) == ("exact", 1)
     sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
     hit = groups_of(tmp_path / "run", ["client-003"])
-    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+    assert whole_sum(tmp_path / "run") == drop(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
     check(tmp_path / "run")
 
 
@@ -337,15 +337,15 @@ def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_s
     hit = groups_of(tmp_path / "run", ["client-003"])
     engine: Any = engine_from_spec(Spec.from_mapping(spec), others)[0]
     with RunReader(tmp_path / "never") as reader:
-        left = [row for row in available_trunks(reader) if row.grp not in hit]
-        use_trunks(engine, reader, left)
+        left = [row for row in available_backbones(reader) if row.grp not in hit]
+        use_backbones(engine, reader, left)
     expected = total(engine.fixed, [engine.sent_by(client) for client in range(len(others))])
     assert whole_sum(tmp_path / "run") == expected
     assert whole_sum(tmp_path / "never") != expected  # the hit group's network is in the merge there
 
 
 def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics_erasure, "strike", lambda statistics, blocks, groups: statistics)
+    monkeypatch.setattr(statistics_erasure, "drop", lambda statistics, blocks, groups: statistics)
     open_own(own).forget(["client-003"], "gone")
     assert any("is struck" in problem for problem in verify_run(own).problems)
     assert any("is not zero" in problem for problem in sifu_verifier.verify(own))
@@ -377,10 +377,10 @@ def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where every group trains on everyone's data, those that a leaver was never in still hold its data."""
-    apart = group_training.stream_group_rounds
+    separate = group_training.stream_group_rounds
 
     def together(engine: Any, models: Any, position: Any, groups: Sequence[np.ndarray], wanted: Any) -> Any:
-        return apart(engine, models, position, [np.arange(len(engine.clients))] * len(groups), wanted)
+        return separate(engine, models, position, [np.arange(len(engine.clients))] * len(groups), wanted)
 
     monkeypatch.setattr(group_training, "stream_group_rounds", together)
     with pytest.raises(RoundRejectedError, match="participants that are not in the group"):
@@ -397,7 +397,7 @@ def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
     leaver, run, never = "client-003", tmp_path / "run", tmp_path / "never"
     sifu.train(spec_of(), run=run, clients=clients_of()).forget([leaver], "gone")
     sifu.train(spec_of(), run=never, clients=without(clients_of(), [leaver]))
-    assert whole_sum(run) != strike(whole_sum(never), blocks_of(never), groups_of(run, [leaver]))
+    assert whole_sum(run) != drop(whole_sum(never), blocks_of(never), groups_of(run, [leaver]))
 
 
 def test_advice_compares_blocks_a_merge_and_the_frozen_network_on_the_same_rows() -> None:
@@ -441,18 +441,18 @@ def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(o
     everyone = np.arange(CLIENTS)
     model = np.random.default_rng(0).normal(size=engine.layout.size)
     with RunReader(own) as reader:
-        trunks = available_trunks(reader)
-        use_trunks(engine, reader, trunks)
+        backbones = available_backbones(reader)
+        use_backbones(engine, reader, backbones)
         whole = engine.evaluate(model, everyone)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TunedFeatures, "__call__", None)  # no features are computed
-            use_trunks(engine, reader, trunks[1:])
-            struck = engine.evaluate(model, everyone)
+            use_backbones(engine, reader, backbones[1:])
+            dropped = engine.evaluate(model, everyone)
         fresh: Any = engine_from_spec(Spec.from_mapping(spec_of()), clients_of())[0]
-        use_trunks(fresh, reader, trunks[1:])
-        assert np.array_equal(struck.loss_sum, fresh.evaluate(model, everyone).loss_sum)
-        assert np.all(struck.loss_sum != whole.loss_sum)
-        use_trunks(engine, reader, trunks)  # a network that came back is one to run again
+        use_backbones(fresh, reader, backbones[1:])
+        assert np.array_equal(dropped.loss_sum, fresh.evaluate(model, everyone).loss_sum)
+        assert np.all(dropped.loss_sum != whole.loss_sum)
+        use_backbones(engine, reader, backbones)  # a network that came back is one to run again
         assert np.array_equal(engine.evaluate(model, everyone).loss_sum, whole.loss_sum)
 
 
@@ -461,15 +461,15 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     with RunReader(tmp_path / "run") as reader:
         assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
-        tuned = [reader.load_model(row.node) for row in available_trunks(reader)]
+        tuned = [reader.load_model(row.node) for row in available_backbones(reader)]
     assert all(np.any(vector[2 * 36 : 2 * (36 + 12)]) for vector in tuned)  # B of B A x was zero
     (outcome,) = run.forget(["client-003"], "gone")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
     hit = groups_of(tmp_path / "run", ["client-003"])
-    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+    assert whole_sum(tmp_path / "run") == drop(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
     check(tmp_path / "run")
-    model = sifu.load_model(run.export(tmp_path / "model.safetensors"), module="public_trunk:make")
+    model = sifu.load_model(run.export(tmp_path / "model.safetensors"), module="public_backbone:make")
     others = without(clients_of(), ["client-003"])
     right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
     assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
@@ -477,8 +477,8 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
 
 def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
     """Low-rank adapters on a linear layer, named in `trainable`."""
-    sifu.allow_code("public_trunk:make_with_adapter")
-    features = {"module": "public_trunk:make_with_adapter", "trainable": "4.down, 4.up"}
+    sifu.allow_code("public_backbone:make_with_adapter")
+    features = {"module": "public_backbone:make_with_adapter", "trainable": "4.down, 4.up"}
     run = sifu.train(spec_of(features=features), run=tmp_path / "run", clients=clients_of())
     with RunReader(tmp_path / "run") as reader:
         assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
@@ -487,7 +487,7 @@ def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path:
     sifu.train(spec_of(features=features), run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
     never, blocks = tmp_path / "never", blocks_of(tmp_path / "never")
     hit = groups_of(tmp_path / "run", ["client-003"])
-    assert whole_sum(tmp_path / "run") == strike(whole_sum(never), blocks, hit)
+    assert whole_sum(tmp_path / "run") == drop(whole_sum(never), blocks, hit)
     assert whole_sum(tmp_path / "run") != whole_sum(never)
     check(tmp_path / "run")
 
@@ -500,7 +500,7 @@ def test_what_is_tuned_is_all_that_is_kept(tmp_path: Path) -> None:
         with RunReader(folder) as reader:
             sizes[trainable] = reader.group_layout.size
             assert all(
-                reader.models()[row.node].bytes < 4 * sizes[trainable] + 1000 for row in available_trunks(reader)
+                reader.models()[row.node].bytes < 4 * sizes[trainable] + 1000 for row in available_backbones(reader)
             )
         check(folder)
     scores = 12 * 3 + 3
@@ -537,7 +537,7 @@ def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -
     run = sifu.train(spec_of(features={"tune": tune}), run=tmp_path / "run", clients=clients_of())
     run.forget(["client-003"], "gone")
     file = run.export(tmp_path / "model.safetensors")
-    model = sifu.load_model(file, module="public_trunk:make")
+    model = sifu.load_model(file, module="public_backbone:make")
     others = without(clients_of(), ["client-003"])
     right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
     assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
@@ -547,7 +547,7 @@ def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -
     networks = file.with_name("model.safetensors.networks")
     networks.write_bytes(networks.read_bytes()[:-4] + b"\1\2\3\4")
     with pytest.raises(InputError, match="export it again"):
-        sifu.load_model(file, module="public_trunk:make")
+        sifu.load_model(file, module="public_backbone:make")
 
 
 @pytest.mark.long
@@ -576,7 +576,7 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
         kept = reader.statistics().values()
         assert kept
         assert not any(row.is_sum or hit in (row.part or ()) or 3 in row.clients for row in kept)
-        assert not groups_of(restored, ["client-003"]) & {row.grp for row in available_trunks(reader)}
+        assert not groups_of(restored, ["client-003"]) & {row.grp for row in available_backbones(reader)}
     (outcome,) = open_own(restored).forget()
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert whole_sum(restored) == whole_sum(own)
@@ -629,7 +629,9 @@ def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
     tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network of its group is erased, and no figure of the rounds apart stays behind."""
-    monkeypatch.setattr(group_training, "COMMIT_SECONDS", 1e9)  # as many models of groups in both worlds
+    monkeypatch.setattr(
+        group_training, "COMMIT_SECONDS", 1e9
+    )  # as many models of groups in both the run and its counterfactual
     folders = [tmp_path / name for name in ("one-label", "another")]
     for label, folder in enumerate(folders):
         clients = clients_of()
@@ -644,18 +646,18 @@ def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
 @pytest.mark.parametrize("tune", ["blocks", "merge"])
 def test_a_network_that_remembers_samples_in_evaluation_is_refused(tmp_path: Path, tune: str) -> None:
     """Its features of those who stay would hold the client that left."""
-    sifu.allow_code("public_trunk:make_remembering")
+    sifu.allow_code("public_backbone:make_remembering")
     clients = [replace(client, x=client.x + 1.0) for client in clients_of()]  # larger than any drawn probe
     with pytest.raises(InputError, match=r"the feature module gives .* other features"):
         sifu.train(
-            spec_of(features={"module": "public_trunk:make_remembering", "tune": tune}),
+            spec_of(features={"module": "public_backbone:make_remembering", "tune": tune}),
             run=tmp_path / "run",
             clients=clients,
         )
 
 
 def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evaluation() -> None:
-    public = NetworkFeatures(public_trunk.make_encoder(), (1, 8, 8))
+    public = NetworkFeatures(public_backbone.make_encoder(), (1, 8, 8))
     features = TunedFeatures(public, FeaturesSpec(tune="blocks", block=0, trainable="lora(2)"), 3, 1, 1.0)
     tuned = features.network.tuned_by(features.network.flat() + np.float32(0.1))
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -672,9 +674,11 @@ def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evalu
     ],
 )
 def test_a_network_that_cannot_be_tuned_is_refused_in_a_sentence(tmp_path: Path, module: str, why: str) -> None:
-    sifu.allow_code(f"public_trunk:{module}")
+    sifu.allow_code(f"public_backbone:{module}")
     with pytest.raises(InputError, match=why):
-        sifu.train(spec_of(features={"module": f"public_trunk:{module}"}), run=tmp_path / "run", clients=clients_of())
+        sifu.train(
+            spec_of(features={"module": f"public_backbone:{module}"}), run=tmp_path / "run", clients=clients_of()
+        )
 
 
 @pytest.mark.parametrize("tune", ["blocks", "merge"])
@@ -708,7 +712,7 @@ def test_groups_without_members_are_counted_not_listed(tmp_path: Path) -> None:
     sifu.train(spec_of(groups={"count": 20}), run=tmp_path / "run", clients=clients_of())
     said = " ".join(CliRunner().invoke(app, ["status", str(tmp_path / "run")]).output.split())
     with RunReader(tmp_path / "run") as reader:
-        built = len(available_trunks(reader))
+        built = len(available_backbones(reader))
     assert (
         f"20 groups: {built} have a finished model that a request can go on with; {20 - built} without members" in said
     )

@@ -15,11 +15,11 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import Command, copy_run, query, small_spec, spec_for
 from sifu.advice.advisor import advise
-from sifu.advice.training_options import TrainingWay, recommend
+from sifu.advice.training_options import TrainingOption, recommend
 from sifu.api import verify_run
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
-from sifu.planning.plan import Way, choose_way
+from sifu.planning.plan import MethodOption, choose_method
 from sifu_verifier import verify as verify_independently
 
 PRODUCT = ("sifu", "scratch", "groups", "closed_form")
@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 ways = st.lists(
     st.builds(
-        Way,
+        MethodOption,
         st.sampled_from(["sifu", "scratch", "groups", "closed_form", "go_on", "noise_here", "not installed"]),
         st.sampled_from(LEVELS),
         st.one_of(st.none(), st.integers(0, 50).map(float)),
@@ -52,8 +52,8 @@ ways = st.lists(
 
 
 @given(ways, st.sampled_from(LEVELS))
-def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: list[Way], least: Any) -> None:
-    chosen = choose_way(compared, least)
+def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: list[MethodOption], least: Any) -> None:
+    chosen = choose_method(compared, least)
     enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
     if not enough:
         assert chosen is None
@@ -68,9 +68,9 @@ def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: l
 
 
 @given(ways, st.data())
-def test_no_prediction_decides_between_ways_that_are_exact(compared: list[Way], data: st.DataObject) -> None:
-    other = [Way(way.method, way.level, data.draw(st.floats(0.0, 99.0))) for way in compared]
-    assert choose_way(compared, "exact") == choose_way(other, "exact")
+def test_no_prediction_decides_between_ways_that_are_exact(compared: list[MethodOption], data: st.DataObject) -> None:
+    other = [MethodOption(way.method, way.level, data.draw(st.floats(0.0, 99.0))) for way in compared]
+    assert choose_method(compared, "exact") == choose_method(other, "exact")
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -246,18 +246,18 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
 def test_the_advised_way_of_training(
     closed: float, noise_is_worthwhile: bool, groups_possible: bool, name: str
 ) -> None:
-    heads = TrainingWay("closed form", closed >= 0.95, "exact", 0.0, 1.0, closed, (), "")
+    heads = TrainingOption("closed form", closed >= 0.95, "exact", 0.0, 1.0, closed, (), "")
     rounds = 5.0 if noise_is_worthwhile else 100.0
-    plain = TrainingWay("plain", True, "proven", rounds, 100.0, 0.95, (), "")
-    groups = TrainingWay("groups", groups_possible, "exact", 28.0, 100.0, None, (), "")
+    plain = TrainingOption("plain", True, "proven", rounds, 100.0, 0.95, (), "")
+    groups = TrainingOption("groups", groups_possible, "exact", 28.0, 100.0, None, (), "")
     assert recommend(heads, plain, groups, noise_is_worthwhile) == name
 
 
 @pytest.mark.parametrize(("missed_with", "name"), [(0.7, "closed form"), (0.9, "plain"), (None, "plain")])
 def test_rounds_that_miss_the_target_are_not_preferred_to_a_head_as_near(missed_with: float | None, name: str) -> None:
-    heads = TrainingWay("closed form", False, "exact", 0.0, 1.0, 0.8, (), "")
-    plain = TrainingWay("plain", True, "exact", None, None, 0.7, (), "")
-    groups = TrainingWay("groups", False, "exact", None, None, None, (), "")
+    heads = TrainingOption("closed form", False, "exact", 0.0, 1.0, 0.8, (), "")
+    plain = TrainingOption("plain", True, "exact", None, None, 0.7, (), "")
+    groups = TrainingOption("groups", False, "exact", None, None, None, (), "")
     assert recommend(heads, plain, groups, False, missed_with) == name
 
 

@@ -201,8 +201,8 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
     measure, tip = forecast.measure, view.path.tip
     assert measure is not None
     gained = measure.goal - float(measure.curve(float(view.path.rounds_until(tip))))
-    healed = np.array([float(outcome.rounds)])
-    left = float(measure.harm(0.2, healed, np.array([float(view.path.rounds_until(tip))]))[0])
+    recovered = np.array([float(outcome.rounds)])
+    left = float(measure.harm(0.2, recovered, np.array([float(view.path.rounds_until(tip))]))[0])
     assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
     # What is left of that noise counts in the next prediction.
     assert forecast.edges(tip) == [(0.2, outcome.rounds)]

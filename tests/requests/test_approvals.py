@@ -15,12 +15,12 @@ from run_tools import Command, copy_run, dump, query, small_spec, state
 from sifu.core.ledger import canonical_json
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.letters import take_in
+from sifu.requests.messages import ingest
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.server_loop import serve
 from sifu.store.given_approvals import unapproved
-from sifu.store.inbox import letters
+from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 from sifu_verifier import verify as verify_independently
@@ -120,8 +120,8 @@ def test_an_approval_demanded_of_a_spec_is_one_of_three() -> None:
         Spec.from_mapping({"requests": {"approval": "three"}})
 
 
-def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
-    """A request that an operator with the key carries out although approvals are missing."""
+def executed_without(two: Path, approvers: list[str]) -> sifu.Run:
+    """A request that an operator with the key executes although approvals are missing."""
     run = sifu.open_run(two)
     run.request(["client-003"], "a", actor="rita")
     with RunWriter.open(two) as writer:
@@ -131,7 +131,7 @@ def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
                 NewEvent("request approved", {"request": "a", "actor": approver, "reason": "", "terms": digest})
             )
         row = writer.requests()[0]
-        Worker(writer, run.engine())._carry_out(row, None)
+        Worker(writer, run.engine())._execute(row, None)
     return run
 
 
@@ -146,14 +146,14 @@ def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
     ],
 )
 def test_a_request_carried_out_without_its_approvals_is_caught(two: Path, approvers: list[str], caught: str) -> None:
-    run = carried_out_without(two, approvers)
+    run = executed_without(two, approvers)
     problems = run.verify().problems
     assert any(caught in problem for problem in problems) if caught else problems == []
     assert bool(verify_independently(two)) == bool(caught)
 
 
 def test_an_approval_after_the_fact_is_caught(two: Path) -> None:
-    run = carried_out_without(two, ["ann", "bob"])
+    run = executed_without(two, ["ann", "bob"])
     with RunWriter.open(two) as writer:
         digest = writer.requests()[0].terms.digest("a")
         writer.record(NewEvent("request approved", {"request": "a", "actor": "carl", "reason": "", "terms": digest}))
@@ -167,17 +167,17 @@ def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, 
         run.request(["client-003"], "a", actor="rita")  # posted: its request is not in the ledger yet
         answer = cli("requests", "decide", two, "a", "approved", "--actor", "ann", "--format", "json")
         assert answer.json == {"request": "a", "status": "approved", "changed": False, "posted": True}
-        assert take_in(writer) == []
+        assert ingest(writer) == []
         assert run.decide("a", "approved", actor="ann") == "unchanged"
         assert run.decide("a", "approved", actor="bob") == "posted"
-        assert run.decide("a", "approved", actor="bob") == "posted"  # the same letter
-        assert len(letters(two)) == 1
+        assert run.decide("a", "approved", actor="bob") == "posted"  # the same message
+        assert len(messages(two)) == 1
         for decision, actor, reason in (("approved", "rita", ""), ("refused", "ann", ""), ("eaten", "ann", "x")):
             with pytest.raises(InputError):
                 run.decide("a", decision, reason, actor)
         with pytest.raises(InputError, match="no request"):
             run.decide("b", "approved", actor="ann")
-        assert take_in(writer) == []
+        assert ingest(writer) == []
     assert run.request_record("a").status.approvals == ("ann", "bob")
     assert [outcome.request for outcome in run.forget()] == ["a"]
     assert run.verify().problems == []
@@ -206,15 +206,15 @@ def test_a_hostile_decision_is_refused_and_recorded(two: Path, name: str) -> Non
     sifu.open_run(two).request(["client-003"], "a", actor="rita")
     post(two, "decision", "d-1", HOSTILE_DECISIONS[name])
     with RunWriter.open(two) as writer:
-        (refusal,) = take_in(writer)
+        (refusal,) = ingest(writer)
     assert refusal.startswith("decision d-1: ")
-    assert letters(two) == []
+    assert messages(two) == []
     assert query(two, "SELECT COUNT(*) FROM events WHERE kind = 'request approved'") == [(0,)]
     assert sifu.open_run(two).verify().problems == []
 
 
 def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> None:
-    """A request posted to a running server does not start at once; two letters later it does, without a command."""
+    """A request posted to a running server does not start at once; two messages later it does, without a command."""
     run = sifu.open_run(two)
     spec = run.spec
     engine = engine_from_spec(spec, clients_from_spec(spec))[0]
@@ -223,7 +223,7 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
     def people(sentence: str) -> None:
         """What happens outside the server: it filed nothing itself, and everything is posted."""
         told.append(sentence)
-        if "waiting" in sentence and not letters(two):
+        if "waiting" in sentence and not messages(two):
             run.decide("a", "approved", actor=["ann", "bob"][min(1, len(told) - 1)])
 
     run.request(["client-003"], "a", actor="rita")
@@ -246,7 +246,7 @@ OTHER_TERMS: dict[str, Any] = {
 
 @pytest.fixture
 def approved(one: Path) -> Path:
-    """A run with a request that was approved and not carried out yet."""
+    """A run with a request that was approved and not executed yet."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita")
     run.decide("a", "approved", actor="ann", terms=run.request_record("a").status.terms_digest)
@@ -307,7 +307,7 @@ def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Pat
         worker = Worker(writer, run.engine())
         worker._row = lambda request: replace(row_now(writer), terms=changed)  # type: ignore[method-assign]
         changed = replace(row.terms, **{name: other[name]})
-        worker._carry_out(replace(row, terms=changed), None)
+        worker._execute(replace(row, terms=changed), None)
     assert run.verify().problems != []
     assert verify_independently(one) != []
 

@@ -115,7 +115,7 @@ def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[An
 
 
 def test_a_client_that_signed_is_not_told_that_its_request_waits(own_run: Path) -> None:
-    """No letter is left in a run that takes none."""
+    """No message is left in a run that takes none."""
     execute(own_run, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'")
     before = content_of(own_run)
     statement = {"body": {"do": "forget me", "run": "00", "client": "client-007", "request": "mine"}}

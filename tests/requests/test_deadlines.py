@@ -12,7 +12,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query
 from sifu.requests import approvals as deadlines
-from sifu.store.inbox import letters
+from sifu.store.inbox import messages
 from sifu.store.writer import RunWriter
 
 
@@ -96,9 +96,9 @@ def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Com
 def test_a_letter_that_nobody_opens_is_overdue_too(own_trained: Path, cli: Command) -> None:
     with RunWriter.open(own_trained):
         sifu.open_run(own_trained).request(["client-003"], "posted-long-ago", deadline_days=2)
-    (letter,) = letters(own_trained)
+    (message,) = messages(own_trained)
     then = time.time() - 4 * 86400
-    os.utime(letter.path, (then, then))
+    os.utime(message.path, (then, then))
     (pending,) = sifu.pending_requests(own_trained)
     assert (pending.request, pending.status, pending.overdue) == ("posted-long-ago", "posted", True)
     assert "posted-long-ago" in cli("status", own_trained).err

@@ -39,16 +39,16 @@ def grouped(folder: Path, clients: int) -> sifu.Run:
 @pytest.mark.parametrize("method", ["groups", "sifu"])
 def test_leavers_one_after_another_are_certified_as_together(tmp_path: Path, method: str) -> None:
     names = [f"client-{number:03d}" for number in (1, 5, 9)]
-    together, apart = grouped(tmp_path / "together", 27), grouped(tmp_path / "apart", 27)
+    together, separate = grouped(tmp_path / "together", 27), grouped(tmp_path / "apart", 27)
     assert number_of_groups(27) == number_of_groups(25) != number_of_groups(24)
     (outcome,) = together.forget(names, method="groups")
-    levels = [apart.forget([name], method=method, sigma=3.0)[0] for name in names]
+    levels = [separate.forget([name], method=method, sigma=3.0)[0] for name in names]
     assert outcome.level == "conditional"
     assert levels[-1].level == "conditional"
     if method == "groups":
         assert [one.level for one in levels] == ["exact", "exact", "conditional"]
-    assert status_of(body_of(apart, levels[-1].request), "grouping") == "assumed"
-    for run in (together, apart):
+    assert status_of(body_of(separate, levels[-1].request), "grouping") == "assumed"
+    for run in (together, separate):
         assert run.verify().problems == []
         assert verify(Path(run.folder)) == []
 

@@ -86,7 +86,7 @@ def test_the_same_command_finishes_after_any_exception(
     whole, steps = sifu.open_run(tmp_path / "whole"), Steps()
     with traced_after_rollback(steps, monkeypatch):
         whole.forget(["client-003"], **terms)
-    expected, generator = final_model(whole), np.random.default_rng([ord(letter) for letter in case])
+    expected, generator = final_model(whole), np.random.default_rng([ord(message) for message in case])
     assert steps.count > 50
     raised = 0
     for turn, at in enumerate(generator.integers(1, steps.count + 1, 10).tolist()):

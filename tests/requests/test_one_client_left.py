@@ -1,4 +1,4 @@
-"""A request that leaves a single client says so: in the plan, and in the log when it is carried out."""
+"""A request that leaves a single client says so: in the plan, and in the log when it is executed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from forged_runs import rebuild_chain
 from run_tools import Command
 from sifu.core.record_commitments import record_commitment
 from sifu.errors import InputError
-from sifu.store.inbox import letters
+from sifu.store.inbox import messages
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:
     nonces = sifu.new_nonces(["P003", "P009"])
     with run.writer():  # another process writes
         sifu.Run(run.folder).request(["south"], "r1", records=["P003", "P009"], nonces=nonces)
-    (letter,) = letters(run.folder)
-    assert letter.content is not None
-    assert not set(nonces.values()) & set(map(str, letter.content.values()))
+    (message,) = messages(run.folder)
+    assert message.content is not None
+    assert not set(nonces.values()) & set(map(str, message.content.values()))
     run.forget()
     assert run.committed("r1", nonces) == nonces
     assert len(run.certificate("r1").body["commitments"]["records"]) == 2

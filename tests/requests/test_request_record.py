@@ -17,8 +17,8 @@ import sifu
 from run_tools import Command, dump, query, start_cli
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import is_overdue
-from sifu.requests.letters import take_in
-from sifu.store.inbox import letters
+from sifu.requests.messages import ingest
+from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 
@@ -204,10 +204,10 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]
-    # A process that met the run in use left a letter; status names it, and the next writer takes it in.
+    # A process that met the run in use left a message; status names it, and the next writer takes it in.
     run = sifu.open_run(own_trained)
     status = run.status()
-    assert {request.request for request in status.requests} | {letter.id for letter in status.inbox} == set(answers)
+    assert {request.request for request in status.requests} | {message.id for message in status.inbox} == set(answers)
     run.request(["client-000"], "r-0")
     assert not run.status().inbox
     assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(4,)]
@@ -225,10 +225,10 @@ def test_a_deadline_runs_from_when_the_letter_was_posted(own_trained: Path, wait
     writer = RunWriter.open(own_trained)
     try:
         sifu.open_run(own_trained).request(["client-003"], "late")  # the writer holds the lock, so it is posted
-        (letter,) = letters(own_trained)
+        (message,) = messages(own_trained)
         then = time.time() - waited * 86400
-        os.utime(letter.path, (then, then))
-        assert take_in(writer) == []
+        os.utime(message.path, (then, then))
+        assert ingest(writer) == []
     finally:
         writer.close()
     ((days,),) = query(own_trained, "SELECT deadline_days FROM requests")

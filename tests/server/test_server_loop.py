@@ -114,8 +114,14 @@ def test_groups_get_their_own_models_in_one_task(tmp_path: Path) -> None:
     assert [len(task.models) for task in tasks] == [6] * 5
     run = sifu.open_run(tmp_path / "run")
     with run.reader() as reader:  # which clients are in which group is drawn in secret
-        apart = len({row["grp"] for event in reader.events() for row in event.content.get("group_models", ())})
-    assert [len({model["w"].tobytes() for model in task.models.values()}) for task in tasks] == [1, apart, apart, 1, 1]
+        separate = len({row["grp"] for event in reader.events() for row in event.content.get("group_models", ())})
+    assert [len({model["w"].tobytes() for model in task.models.values()}) for task in tasks] == [
+        1,
+        separate,
+        separate,
+        1,
+        1,
+    ]
     run.request(["site-2"], "case-1")
     run_to_end(tmp_path / "run", given)
     assert run.outcomes()[0].method == "groups"

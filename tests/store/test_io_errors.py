@@ -76,7 +76,7 @@ def failing_disk(monkeypatch: pytest.MonkeyPatch, how: str, at: int) -> Iterator
         yield failed
 
 
-# A request that is carried out meets such a fault at every point in the crash matrix.
+# A request that is executed meets such a fault at every point in the crash matrix.
 COMMANDS = {
     "request": ("request", "--clients", "client-001", "--id", "later"),
     "backup": ("backup",),

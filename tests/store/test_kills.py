@@ -41,7 +41,7 @@ MERGES = [
     {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"method": "groups", "retention": "strict"}},
 ]
-APART = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3})
+SEPARATE = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3})
 LATER = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3, "rebuild": "later"})
 KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every": 2})
 
@@ -109,7 +109,7 @@ def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("every", [1009, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_in_groups(tmp_path: Path, every: int) -> None:
-    result = kill_repeatedly(tmp_path, spec=APART, requests=MERGES, every_call=every, first_call=150, seed=6)
+    result = kill_repeatedly(tmp_path, spec=SEPARATE, requests=MERGES, every_call=every, first_call=150, seed=6)
     assert result["kills"] >= 3
     check_all_equal(tmp_path)
 

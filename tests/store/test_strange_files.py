@@ -19,7 +19,7 @@ from sifu.api import verify_run
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.client_accuracy import read_standing
 from sifu.store.files import private_folder, read_plain, write_atomically
-from sifu.store.inbox import any_letters
+from sifu.store.inbox import any_messages
 from sifu.store.writer import RunWriter
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_letter_keeps_nobody_busy(own_trained: Path) -> None:
     """A file that is never taken in must not look as if a request had come: training would stop for it for ever."""
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / "note.json").write_text("{}")
-    assert not any_letters(own_trained)
+    assert not any_messages(own_trained)
 
 
 def test_plans_do_not_wait_for_a_pipe(own_trained: Path) -> None:

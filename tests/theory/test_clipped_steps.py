@@ -46,7 +46,7 @@ class ClippedTraining:
     def reach(self, start_norm: float) -> float:
         return self.lengths(0.0, lambda moved: self.clip + self.decay * (start_norm + moved))
 
-    def apart(self, distance: float) -> float:
+    def separate(self, distance: float) -> float:
         return self.lengths(distance, lambda a: min(2.0 * self.clip, self.smoothness * a) + self.decay * a)
 
 
@@ -80,8 +80,8 @@ def test_reach_and_divergence_are_bounded(seed: int) -> None:
     moved = float(np.linalg.norm(training.run(here) - here))
     reach = training.reach(float(np.linalg.norm(here)))
     assert moved <= reach * SLACK
-    apart = float(np.linalg.norm(training.run(here) - training.run(there)))
-    assert apart <= training.apart(float(np.linalg.norm(here - there))) * SLACK
+    separate = float(np.linalg.norm(training.run(here) - training.run(there)))
+    assert separate <= training.separate(float(np.linalg.norm(here - there))) * SLACK
     steps, rho = len(training.gradients), training.momentum
     if training.decay == 0.0:
         terms = range(2, steps + 2) if training.nesterov else range(1, steps + 1)

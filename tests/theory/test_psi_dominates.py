@@ -247,9 +247,9 @@ def plain_recursion(
         present = record.participants.tolist()
         total = int(record.samples.sum())
         row = []
-        for world, gone in enumerate(run.removed):
+        for counterfactual, gone in enumerate(run.removed):
             (client,) = gone
-            psi = values[-1][world]
+            psi = values[-1][counterfactual]
             rest = {i: int(n) for i, n in zip(present, record.samples, strict=True) if i != client}
             mass = sum(rest.values())
             growth = 1.0

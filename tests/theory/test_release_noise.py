@@ -113,12 +113,14 @@ def _advantages(noise: float, stated: float, seed: int) -> np.ndarray:
     """
     clients, draw = _clients(seed), np.random.default_rng(1000 + seed)
     target = clients[0]
-    worlds = []
+    counterfactuals = []
     for staying in (clients, clients[:3], clients[:2]):
         left = [client for client in staying if client is not target]
         heads = [_direct(*map(np.concatenate, zip(*some, strict=True))).ravel() for some in (staying, left)]
-        worlds.append(heads)
-    inside, outside = (np.concatenate([heads[world] for heads in worlds]) for world in (0, 1))
+        counterfactuals.append(heads)
+    inside, outside = (
+        np.concatenate([heads[counterfactual] for heads in counterfactuals]) for counterfactual in (0, 1)
+    )
     signal = inside - outside
     logs = []
     for centre in (inside, outside):

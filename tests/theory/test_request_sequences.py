@@ -1,4 +1,4 @@
-"""Sequences of requests, replayed in both worlds with the same noise (docs/theory.md, section 8.2).
+"""Sequences of requests, replayed with the same noise in the run and its counterfactual (docs/theory.md, section 8.2).
 
 A simulated operator trains, is asked, rolls back, adds noise and continues, exactly by `choose_node`, `charge`,
 `is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request is
@@ -56,7 +56,7 @@ class Audit:
 
 
 class Operator:
-    """Trains, and carries out requests by the book; `path` holds indices into `steps`."""
+    """Trains, and executes requests by the book; `path` holds indices into `steps`."""
 
     def __init__(self, federation: Federation, start: Array, seed: int) -> None:
         self.federation, self.start = federation, start
@@ -339,7 +339,7 @@ EARLIER_EDGE_SEED = 0
 
 
 def test_control_an_edge_before_the_request_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise added for another client before f asked is in both worlds alike: it hides nothing of f."""
+    """Noise added for another client before f asked is in the run and in its counterfactual: it hides nothing of f."""
     monkeypatch.setattr(
         rollback, "is_covered", lambda path, depth, subject: any(edge <= depth for edge, _ in path.noise_depths)
     )

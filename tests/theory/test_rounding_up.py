@@ -112,27 +112,28 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
     size, members = 30, int(generator.integers(2, 6))
     samples = generator.integers(1, 50, members)
-    apart = generator.normal(size=(members, size))
-    apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + spread * generator.normal(size=size)
+    separate = generator.normal(size=(members, size))
+    separate[-1] = -(samples[:-1] @ separate[:-1]) / samples[-1] + spread * generator.normal(size=size)
     total = int(samples.sum()) + 7
-    increment = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3, size)
+    increment = set_increment_exact(samples, separate @ separate.T, total, 1.0, 1.3, size)
     exact = sum(
-        sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(size)
+        sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, separate, strict=True)) ** 2
+        for k in range(size)
     )
     truth_squared = Fraction(1.3) ** 2 * exact / 7**2
     assert Fraction(increment) ** 2 >= truth_squared
-    bound = set_increment_bound(samples, np.array([norm_up(row) for row in apart]), total, 1.0, 1.3)
+    bound = set_increment_bound(samples, np.array([norm_up(row) for row in separate]), total, 1.0, 1.3)
     assert min(increment, bound) <= bound
 
 
-def _many_leavers(value: float, apart: float, leavers: int = 4096) -> tuple[Fraction, np.ndarray, np.ndarray]:
+def _many_leavers(value: float, separate: float, leavers: int = 4096) -> tuple[Fraction, np.ndarray, np.ndarray]:
     """Delta of all but the last client, who stands apart, squared; and the Gram matrix of the leavers with its errors.
 
     Leavers have all the same model, so nothing of their differences to the mean cancels, and nothing but the rounding
     of the mean is left to go wrong.
     """
     models = np.full((leavers + 1, 1), value)
-    models[-1] += apart
+    models[-1] += separate
     averaged = average_models(
         lambda: iter([(slice(None), torch.from_numpy(models.copy()))]),
         np.zeros(1),
@@ -154,8 +155,8 @@ def test_the_gram_form_covers_the_rounding_of_the_mean() -> None:
     samples, bare_is_too_small = np.ones(4096, dtype=np.int64), 0
     for seed in range(4):
         value = float(np.random.default_rng(seed).uniform(0.5, 1.0))
-        for apart in (2.0**-38, 2.0**-37, -(2.0**-37)):
-            truth_squared, gram, errors = _many_leavers(value, apart)
+        for separate in (2.0**-38, 2.0**-37, -(2.0**-37)):
+            truth_squared, gram, errors = _many_leavers(value, separate)
             bound = set_increment_exact(samples, gram_up(gram, errors), 4097, 1.0, 1.0, 1)
             assert Fraction(bound) ** 2 >= truth_squared
             bare = set_increment_exact(samples, gram, 4097, 1.0, 1.0, 1)
@@ -169,11 +170,12 @@ def test_control_the_bare_quadratic_form_is_caught() -> None:
     for seed in range(6):
         generator = np.random.default_rng(seed)
         samples = generator.integers(1, 50, 4)
-        apart = generator.normal(size=(4, 30))
-        apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + 1e-12 * generator.normal(size=30)
-        form = float(samples @ (apart @ apart.T) @ samples)
+        separate = generator.normal(size=(4, 30))
+        separate[-1] = -(samples[:-1] @ separate[:-1]) / samples[-1] + 1e-12 * generator.normal(size=30)
+        form = float(samples @ (separate @ separate.T) @ samples)
         exact = sum(
-            sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(30)
+            sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, separate, strict=True)) ** 2
+            for k in range(30)
         )
         caught += Fraction(form) < exact
     assert caught > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sifu.errors import InputError
 from sifu.store.row_files import WHOLE, part_of_rows, rows_of_parts
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, statistics_of, sums, total
-from sifu.theory.closed_form.blocks import Blocks, parts_of_rows, parts_through, strike
+from sifu.theory.closed_form.blocks import Blocks, drop, parts_of_rows, parts_through
 from sifu.theory.closed_form.rows import rows_of_chunks
 
 FIXED = FixedPoint(features=9, outputs=2, norm=4.0)
@@ -77,7 +77,7 @@ def test_rows_in_parts_are_the_statistics_without_other_blocks() -> None:
         parts = parts_of_rows(parts_through(groups))
         contents = {part: part_of_rows(rows, blocks, part) for part in parts}
         left = rows_of_parts(FIXED, blocks, 4, contents)
-        assert total(FIXED, [left]) == strike(whole, blocks, set(range(3)) - set(groups))
+        assert total(FIXED, [left]) == drop(whole, blocks, set(range(3)) - set(groups))
     content = part_of_rows(rows, None, WHOLE)
     assert total(FIXED, [rows_of_parts(FIXED, None, 4, {WHOLE: content})]) == whole
     with pytest.raises(InputError, match="bytes"):

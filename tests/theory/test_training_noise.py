@@ -106,7 +106,7 @@ def test_once_the_weight_would_not_be_enough() -> None:
 
 
 def test_the_ratio_is_that_of_the_real_mechanism() -> None:
-    """Draw the noised mean of both worlds along the direction they differ in: the separation is mu at most."""
+    """Draw both noised means along the direction in which they differ: the separation is mu at most."""
     generator, samples, noise = np.random.default_rng(3), np.array([5, 5, 10, 20]), 1.5
     weights = samples / samples.sum()
     updates = np.array([[1.0], [-1.0], [-1.0], [-1.0]])

@@ -1,4 +1,4 @@
-"""Blocks of tuned trunks: striking and subtracting leaves the bits of a federation in which the client never was."""
+"""Blocks of tuned backbones: striking and subtracting leaves the bits of a federation in which the client never was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, fit_head, statistics_of, total
-from sifu.theory.closed_form.blocks import Blocks, head_at, is_struck, projection, strike
+from sifu.theory.closed_form.blocks import Blocks, drop, head_at, is_dropped, projection
 from sifu.theory.merging import members_by_group
 
 INPUTS, WIDTH, GROUPS, NORM = 5, 8, 3, 10.0
@@ -34,36 +34,36 @@ def federation(seed: int, clients: int = 9) -> Federation:
 
 
 def tuned(data: Federation, members: Collection[int], steps: int = 5) -> Floats:
-    """A trunk tuned by its members alone: descent on how well its features tell the labels."""
-    trunk, last = PUBLIC.copy(), np.zeros((WIDTH, 2))
+    """A backbone tuned by its members alone: descent on how well its features tell the labels."""
+    backbone, last = PUBLIC.copy(), np.zeros((WIDTH, 2))
     for _ in range(steps):
-        moved, lasts, count = np.zeros_like(trunk), np.zeros_like(last), 0
+        moved, lasts, count = np.zeros_like(backbone), np.zeros_like(last), 0
         for client in sorted(members):
             x, t = data[client]
-            hidden = np.tanh(x @ trunk)
+            hidden = np.tanh(x @ backbone)
             error = hidden @ last - t
             lasts += hidden.T @ error
             moved += x.T @ ((error @ (last + 0.1).T) * (1.0 - hidden**2))
             count += len(x)
-        trunk, last = trunk - 0.3 * moved / count, last - 0.3 * lasts / count
-    return trunk
+        backbone, last = backbone - 0.3 * moved / count, last - 0.3 * lasts / count
+    return backbone
 
 
-def trunks_of(data: Federation, *, leave_out: Collection[int] = ()) -> dict[int, Floats]:
+def backbones_of(data: Federation, *, leave_out: Collection[int] = ()) -> dict[int, Floats]:
     groups = members_by_group(KEY, [f"client-{client}" for client in range(20)], data, GROUPS)
     kept = {group: members for group, members in enumerate(groups) if members and group not in leave_out}
     return {group: tuned(data, members) for group, members in kept.items()}
 
 
-def part(x: Floats, trunk: Floats, project: Floats | None) -> Floats:
-    rows = np.tanh(x @ trunk) if project is None else np.tanh(x @ trunk) @ project
+def part(x: Floats, backbone: Floats, project: Floats | None) -> Floats:
+    rows = np.tanh(x @ backbone) if project is None else np.tanh(x @ backbone) @ project
     return rows * (NORM / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def sent(data: Federation, client: int, trunks: Mapping[int, Floats], project: Floats) -> Statistics:
+def sent(data: Federation, client: int, backbones: Mapping[int, Floats], project: Floats) -> Statistics:
     x, t = data[client]
     nothing = np.zeros((len(x), BLOCKS.block))
-    parts = [part(x, trunks[group], project) if group in trunks else nothing for group in range(GROUPS)]
+    parts = [part(x, backbones[group], project) if group in backbones else nothing for group in range(GROUPS)]
     return statistics_of(FIXED, np.concatenate([part(x, PUBLIC, None), *parts], axis=1), t)
 
 
@@ -78,81 +78,81 @@ PROJECT = projection(7, WIDTH, BLOCKS.block)
 @given(st.integers(0, 2**32), st.sets(st.integers(0, 8), min_size=1, max_size=5))
 def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int, leavers: set[int]) -> None:
     data = federation(seed)
-    trunks = trunks_of(data)
-    everyone = {client: sent(data, client, trunks, PROJECT) for client in data}
-    left = strike(total(FIXED, everyone.values()), BLOCKS, hit_by(leavers))
+    backbones = backbones_of(data)
+    everyone = {client: sent(data, client, backbones, PROJECT) for client in data}
+    left = drop(total(FIXED, everyone.values()), BLOCKS, hit_by(leavers))
     for client in leavers:
-        left = left - strike(everyone[client], BLOCKS, hit_by(leavers))
+        left = left - drop(everyone[client], BLOCKS, hit_by(leavers))
     # The other world: fewer clients, under the plan that leaves the hit groups out.
     others = {client: data[client] for client in data if client not in leavers}
-    apart = trunks_of(others, leave_out=hit_by(leavers))
-    never = total(FIXED, [sent(others, client, apart, PROJECT) for client in others])
+    separate = backbones_of(others, leave_out=hit_by(leavers))
+    never = total(FIXED, [sent(others, client, separate, PROJECT) for client in others])
     assert left == never
     assert left.digest() == never.digest()
-    places = BLOCKS.left(apart)
+    places = BLOCKS.left(separate)
     assert head_at(left, places, 0.1).digest() == head_at(never, places, 0.1).digest()
-    assert all(is_struck(left, BLOCKS, group) == (group not in apart) for group in range(GROUPS))
+    assert all(is_dropped(left, BLOCKS, group) == (group not in separate) for group in range(GROUPS))
 
 
 def test_all_groups_hit_leaves_the_head_of_the_frozen_trunk() -> None:
     data = federation(3)
-    trunks = trunks_of(data)
-    whole = total(FIXED, [sent(data, client, trunks, PROJECT) for client in data])
+    backbones = backbones_of(data)
+    whole = total(FIXED, [sent(data, client, backbones, PROJECT) for client in data])
     frozen = FixedPoint(features=WIDTH, outputs=2, norm=NORM)
-    apart = total(frozen, [statistics_of(frozen, part(x, PUBLIC, None), t) for x, t in data.values()])
+    separate = total(frozen, [statistics_of(frozen, part(x, PUBLIC, None), t) for x, t in data.values()])
     for relative in (0.1, None):
-        alone = fit_head(apart, relative)
-        head = head_at(strike(whole, BLOCKS, range(GROUPS)), BLOCKS.left([]), relative)
+        alone = fit_head(separate, relative)
+        head = head_at(drop(whole, BLOCKS, range(GROUPS)), BLOCKS.left([]), relative)
         assert np.array_equal(head.weights[[*range(WIDTH), -1]], alone.weights)
         assert not np.any(head.weights[WIDTH:-1])
         # The negative controls: one group that is left, and lambda by the number of all features.
         assert not np.array_equal(head_at(whole, BLOCKS.left([0]), relative).weights[:WIDTH], alone.weights[:-1])
-    struck = fit_head(strike(whole, BLOCKS, range(GROUPS)), 0.1)
-    assert not np.allclose(struck.weights[:WIDTH], fit_head(apart, 0.1).weights[:-1])
+    dropped = fit_head(drop(whole, BLOCKS, range(GROUPS)), 0.1)
+    assert not np.allclose(dropped.weights[:WIDTH], fit_head(separate, 0.1).weights[:-1])
 
 
-def two_worlds(seed: int = 5) -> tuple[Federation, Federation, set[int]]:
+def two_counterfactuals(seed: int = 5) -> tuple[Federation, Federation, set[int]]:
     data, leaver = federation(seed), 4
     return data, {client: data[client] for client in data if client != leaver}, hit_by([leaver])
 
 
 def test_control_a_hit_block_left_in_is_told_apart() -> None:
-    data, others, hit = two_worlds()
-    trunks = trunks_of(data)
-    left = total(FIXED, [sent(data, client, trunks, PROJECT) for client in others])
-    never = total(FIXED, [sent(others, client, trunks_of(others), PROJECT) for client in others])
+    data, others, hit = two_counterfactuals()
+    backbones = backbones_of(data)
+    left = total(FIXED, [sent(data, client, backbones, PROJECT) for client in others])
+    never = total(FIXED, [sent(others, client, backbones_of(others), PROJECT) for client in others])
     assert left != never
-    assert strike(left, BLOCKS, hit) == strike(never, BLOCKS, hit)
+    assert drop(left, BLOCKS, hit) == drop(never, BLOCKS, hit)
 
 
 def test_control_a_trunk_tuned_together_is_told_apart() -> None:
-    data, others, hit = two_worlds()
+    data, others, hit = two_counterfactuals()
     together, without = tuned(data, data), tuned(others, others)
     kept = [group for group in range(GROUPS) if group not in hit]
-    worlds = [
-        total(FIXED, [sent(others, client, dict.fromkeys(kept, trunk), PROJECT) for client in others])
-        for trunk in (together, without)
+    counterfactuals = [
+        total(FIXED, [sent(others, client, dict.fromkeys(kept, backbone), PROJECT) for client in others])
+        for backbone in (together, without)
     ]
-    assert worlds[0] != worlds[1]
+    assert counterfactuals[0] != counterfactuals[1]
 
 
 def test_control_statistics_of_the_leaver_left_in_are_told_apart() -> None:
-    data, others, hit = two_worlds()
-    trunks = trunks_of(data)
-    with_leaver = strike(total(FIXED, [sent(data, client, trunks, PROJECT) for client in data]), BLOCKS, hit)
-    never = total(FIXED, [sent(others, client, trunks_of(others, leave_out=hit), PROJECT) for client in others])
+    data, others, hit = two_counterfactuals()
+    backbones = backbones_of(data)
+    with_leaver = drop(total(FIXED, [sent(data, client, backbones, PROJECT) for client in data]), BLOCKS, hit)
+    never = total(FIXED, [sent(others, client, backbones_of(others, leave_out=hit), PROJECT) for client in others])
     assert with_leaver != never
 
 
 def test_control_a_projection_drawn_from_data_is_told_apart() -> None:
-    data, others, hit = two_worlds()
-    worlds = []
+    data, others, hit = two_counterfactuals()
+    counterfactuals = []
     for seen in (data, others):
         hidden = np.tanh(np.concatenate([x for x, _ in seen.values()]) @ PUBLIC)
         fitted = np.linalg.svd(hidden, full_matrices=False)[2][: BLOCKS.block].T
-        trunks = trunks_of(others, leave_out=hit)
-        worlds.append(total(FIXED, [sent(others, client, trunks, fitted) for client in others]))
-    assert worlds[0] != worlds[1]
+        backbones = backbones_of(others, leave_out=hit)
+        counterfactuals.append(total(FIXED, [sent(others, client, backbones, fitted) for client in others]))
+    assert counterfactuals[0] != counterfactuals[1]
 
 
 def test_the_projection_follows_from_its_seed_and_keeps_lengths() -> None:
@@ -170,4 +170,4 @@ def test_blocks_that_are_not_there_are_refused() -> None:
         BLOCKS.columns(3)
     other = statistics_of(FixedPoint(features=2, outputs=1), np.zeros((1, 2)), np.zeros((1, 1)))
     with pytest.raises(InputError, match="no blocks"):
-        strike(other, BLOCKS, [0])
+        drop(other, BLOCKS, [0])

@@ -166,19 +166,19 @@ def run_round(
         return models.copy(), RoundRecord(np.zeros(0, dtype=np.int64), samples, empty, 0.0, np.zeros((0, 0)))
     trained = np.stack([federation.train_locally(models, i, number) for i in who])  # clients, worlds, size
     after = models.copy()
-    for world, gone in enumerate([frozenset(), *removed]):
+    for counterfactual, gone in enumerate([frozenset(), *removed]):
         stay = [k for k, i in enumerate(who) if i not in gone]
         if stay and samples[stay].sum() > 0:
-            mean = np.tensordot(samples[stay] / samples[stay].sum(), trained[stay, world], axes=1)
-            after[world] = models[world] + federation.server_rate * (mean - models[world])
+            mean = np.tensordot(samples[stay] / samples[stay].sum(), trained[stay, counterfactual], axes=1)
+            after[counterfactual] = models[counterfactual] + federation.server_rate * (mean - models[counterfactual])
     mean = np.tensordot(samples / samples.sum(), trained[:, 0], axes=1)
-    apart = trained[:, 0] - mean
+    separate = trained[:, 0] - mean
     return after, RoundRecord(
         np.array(who, dtype=np.int64),
         samples,
-        np.array([norm_up(row) for row in apart]),
+        np.array([norm_up(row) for row in separate]),
         norm_up(mean - models[0]),
-        apart @ apart.T,
+        separate @ separate.T,
     )
 
 
@@ -191,9 +191,9 @@ class Run:
     records: list[RoundRecord]
     models: list[Array]
 
-    def distance(self, depth: int, world: int) -> float:
+    def distance(self, depth: int, counterfactual: int) -> float:
         """|| theta^n - phi^n ||, phi the world without `removed[world]`."""
-        return float(np.linalg.norm(self.models[depth][0] - self.models[depth][world + 1]))
+        return float(np.linalg.norm(self.models[depth][0] - self.models[depth][counterfactual + 1]))
 
 
 def train(
@@ -321,8 +321,8 @@ def violations(run: Run, rule: PsiRule) -> list[str]:
     broken = []
     for depth, values in enumerate(rule(run)):
         size = float(np.max(np.abs(run.models[depth])))
-        for world, psi in enumerate(values):
-            truth = run.distance(depth, world)
+        for counterfactual, psi in enumerate(values):
+            truth = run.distance(depth, counterfactual)
             if not truth <= psi * (1.0 + 1e-9) + 1e-12 * (1.0 + size):
-                broken.append(f"depth {depth}, without {sorted(run.removed[world])}: {truth:.6g} > {psi:.6g}")
+                broken.append(f"depth {depth}, without {sorted(run.removed[counterfactual])}: {truth:.6g} > {psi:.6g}")
     return broken

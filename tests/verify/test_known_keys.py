@@ -18,8 +18,8 @@ from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
 from sifu.api.safekeeping import accept_key
 from sifu.audit.client_audit import audit_client
-from sifu.console.desk import Desk
 from sifu.console.live import LiveView
+from sifu.console.service import ConsoleService
 from sifu.errors import RunDamagedError
 from sifu.store import kept_outside, keys
 from sifu.store.files import certificate_path
@@ -231,7 +231,7 @@ def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], obj
         "open a copy": copy_and(sifu.open_run),
         "verify a copy": copy_and(verify_run),
         "write to a copy": copy_and(lambda copy: sifu.open_run(copy).request(["client-000"])),
-        "list in the console": lambda: Desk([folder.parent], folder.parent / "state").every_run(),
+        "list in the console": lambda: ConsoleService([folder.parent], folder.parent / "state").every_run(),
         "watch in the console": lambda: LiveView(folder).read(),
         "list what waits": lambda: sifu.pending_requests(folder.parent),
         "a link in its place": link,

@@ -253,7 +253,7 @@ def test_a_mutated_certificate_is_refused_by_the_command(pristine: Pristine, cli
 
 
 def test_there_is_one_way_to_write_a_certificate(pristine: Pristine, tmp_path: Path) -> None:
-    """Nothing that another reader could take otherwise: no letters in another case, no key twice, nothing else."""
+    """Nothing that another reader could take otherwise: no messages in another case, no key twice, nothing else."""
     text = (pristine.folder / "certificates" / "strictly.public.json").read_text()
     content = json.loads(text)
     path = tmp_path / "certificate.json"

@@ -234,7 +234,7 @@ def in_threads(
     waiting = iter(pairs)
     one_at_a_time = threading.Lock()
 
-    def carry_out(task: AnyTask, engine: Engine) -> None:
+    def execute(task: AnyTask, engine: Engine) -> None:
         try:
             if not stop.is_set():
                 work(task, engine)
@@ -253,7 +253,7 @@ def in_threads(
                 pair = next(waiting, None)
             if pair is None:
                 return
-            carry_out(*pair)
+            execute(*pair)
 
     threads = [threading.Thread(target=take_in_turn, daemon=True) for _ in range(min(at_once, len(pairs)))]
     for thread in threads:

@@ -103,7 +103,7 @@ class GroupMeasurement:
         sizes = sorted({*trial.leavers, *(k for k in MEASURED_AFTER if k <= trial.requests)})
         yardsticks = self._train_without_groups(sizes)
         for count in trial.groups:
-            models = self._apart(count)
+            models = self._separate(count)
             for rounds in trial.rounds:
                 self._with_groups(count, rounds, models[rounds], yardsticks)
             if trial.requests and count == trial.groups[0]:
@@ -131,7 +131,7 @@ class GroupMeasurement:
 
     # -- with groups ---------------------------------------------------------------------------------------------
 
-    def _apart(self, count: int) -> dict[int, list[Vector]]:
+    def _separate(self, count: int) -> dict[int, list[Vector]]:
         """The groups' models after each of the trial's numbers of rounds apart."""
         members = self._members(count, self._everyone)
         last = max(self.trial.rounds)
@@ -167,10 +167,10 @@ class GroupMeasurement:
                 size: self._start(models, members, left, stretch, way, rounds) for size, left in whole.items() if left
             }
             stays = [self._without(self._leavers(size)) for size in starts]
-            healed = self._healed(
+            recovered = self._recovered(
                 [start.model for start in starts.values()], stays, [yardsticks[size].target for size in starts]
             )
-            results = dict(zip(starts, healed, strict=True))
+            results = dict(zip(starts, recovered, strict=True))
             for size, left in whole.items():
                 if not left:
                     self._row("groups", 1, size, setting, groups_left=0, reached=False)
@@ -241,7 +241,7 @@ class GroupMeasurement:
                 start = self._merged(
                     list(models.values()), [members[group] for group in models], range(len(models)), stretch
                 )
-                ((reached, client_rounds),) = self._healed([start], [stay], [yardstick.target], branch=request + 1)
+                ((reached, client_rounds),) = self._recovered([start], [stay], [yardstick.target], branch=request + 1)
             else:
                 start, reached, client_rounds = self._fresh, round(yardstick.rounds), round(yardstick.client_rounds)
             rebuilt = 0
@@ -291,7 +291,7 @@ class GroupMeasurement:
                     models[place] = done.fetch_model()
         return [Training(*course) for course in zip(looks, counts, models, strict=True)]
 
-    def _healed(
+    def _recovered(
         self, starts: Sequence[Vector], stays: Sequence[ClientIndices], targets: Sequence[float], branch: int = 1
     ) -> list[tuple[int | None, int]]:
         """Common rounds from each start until its target is found: how many (None: never), and client-rounds."""

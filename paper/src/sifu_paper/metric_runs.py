@@ -107,7 +107,7 @@ class MetricRuns:
             engine, spec = engine_from_spec(self.spec(kind, seed), self.clients)
             trained = train(spec, run=folder / kind, engine=engine)
             for method in missing:
-                self._carry_out(method, seed, trained, engine, folder, table)
+                self._execute(method, seed, trained, engine, folder, table)
         if not table.has(self.place(REFERENCE, seed)):
             self._reference(seed, folder, table)
 
@@ -121,7 +121,7 @@ class MetricRuns:
             kinds["scratch"].insert(0, NOT_FORGOTTEN)
         return kinds
 
-    def _carry_out(self, method: str, seed: int, trained: Run, engine: Engine, folder: Path, table: Table) -> None:
+    def _execute(self, method: str, seed: int, trained: Run, engine: Engine, folder: Path, table: Table) -> None:
         indices = self._indices(self.forgotten)
         before = engine.evaluate(current_model(trained), indices)
         if method == NOT_FORGOTTEN:

@@ -33,8 +33,8 @@ def _course(rows: Sequence[Row]) -> Course:
     variant = parse_variant(first["variant"])
     shared = {name: value for name, value in variant.items() if name not in (*NOISE_AXES, "limit")}
     training = trained_like(first["preset"])
-    world = (first["dataset"], first["seed"], training, variant_text(shared))
-    return Course(ordered, variant, world, training)
+    counterfactual = (first["dataset"], first["seed"], training, variant_text(shared))
+    return Course(ordered, variant, counterfactual, training)
 
 
 @cache

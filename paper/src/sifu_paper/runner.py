@@ -189,7 +189,7 @@ class Bench:
             ready.sort(
                 key=lambda trajectory: (trajectory.training.seed, trajectory.training.name)
             )  # tasks of one federation share an engine
-            result.failures += source.run(ready, lambda task, engine: self._carry_out(task, engine, source, table))
+            result.failures += source.run(ready, lambda task, engine: self._execute(task, engine, source, table))
         missed = [training for training in work.trainings if self._missed_target(training, table)]
         if missed:
             result.notes.append(
@@ -291,7 +291,7 @@ class Bench:
         seconds = time.monotonic() - started
         table.add(training_row(task, run, self.experiment.name, seconds, self.held_out, self.device))
 
-    def _carry_out(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
+    def _execute(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
         requests = self._requests_of(task)
         folder = self._folder(task)
         marks = self._fresh_marks(task.spec) if task.spec.data.watermark else None
@@ -308,7 +308,7 @@ class Bench:
             self.held_out,
             marks,
             self.device,
-        ).carry_out(requests)
+        ).execute(requests)
         with self._lock:
             self._done += len(requests) - before
             update = Update(

@@ -267,11 +267,13 @@ def _growing(rows: Sequence[Row]) -> Summary:
 
 
 def _groups(rows: Sequence[Row]) -> Summary:
-    first = {(line.task, line.groups, line.apart, line.stretch): line.difference for line in first_trainings_of(rows)}
+    first = {
+        (line.task, line.groups, line.separate, line.stretch): line.difference for line in first_trainings_of(rows)
+    }
     titles = {dataset: title_of(dataset) for dataset in datasets_of(rows)}
     lines = []
     for case in cases_of(rows, MERGES):
-        own = (case.task, case.groups, case.apart, case.stretch)
+        own = (case.task, case.groups, case.separate, case.stretch)
         difference = first.get(own) if case.merge == "mean" else None
         lines.append(
             (
@@ -280,7 +282,7 @@ def _groups(rows: Sequence[Row]) -> Summary:
                     "task": case.task.label(titles),
                     "leavers": case.leavers,
                     "groups": case.groups,
-                    "apart": case.apart,
+                    "apart": case.separate,
                     "merge": _merge_words(case),
                     "seeds": len(case.requests),
                     "rounds": case.rounds,

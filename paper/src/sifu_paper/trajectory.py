@@ -123,7 +123,7 @@ class TrajectoryRun:
         self.progress, self.held_out, self.fresh_marks = progress, held_out, fresh_marks
         self.device = device
 
-    def carry_out(self, requests: Sequence[Sequence[str]]) -> None:
+    def execute(self, requests: Sequence[Sequence[str]]) -> None:
         """The requests whose rows are missing, one after another."""
         if not self.folder.exists():
             copy_run(self.source, self.folder)

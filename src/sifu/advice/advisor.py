@@ -22,10 +22,10 @@ import numpy as np
 from sifu.advice.release_options import ReleaseAdvice, advise_releases
 from sifu.advice.training_options import (
     TrainingName,
-    TrainingWay,
+    TrainingOption,
     accuracy_after,
-    closed_form_way,
-    groups_way,
+    closed_form_option,
+    groups_option,
     keys_that_lift,
     recommend,
     rounds_to_target,
@@ -111,7 +111,7 @@ class Advice:
     predicted_rounds: int | None
     scratch_rounds: int | None
     suggestions: tuple[str, ...]
-    ways: tuple[TrainingWay, ...] = ()
+    ways: tuple[TrainingOption, ...] = ()
     recommended: TrainingName = "plain"
     predicted_interval: tuple[int, int] | None = None
     target: float = 0.0
@@ -169,12 +169,12 @@ def advise(
             pace = seconds / max(1, advice.pilot_rounds), _bytes_a_round(view)
             target, most = spec.stop.target, spec.stop.max_rounds
             training = rounds_to_target(view, target, most)
-            groups = groups_way(spec, view, training)
+            groups = groups_option(spec, view, training)
             ends_with = accuracy_after(view, target, most)
             scratch = _scratch_level(spec, view)
-    closed = closed_form_way(spec, data_folder, clients)
+    closed = closed_form_option(spec, data_folder, clients)
     measured = None if figures is None else figures.accuracy
-    plain = replace(_plain_way(advice, training, scratch).at_pace(*pace), accuracy=measured)
+    plain = replace(_plain_option(advice, training, scratch).at_pace(*pace), accuracy=measured)
     groups = groups.at_pace(*pace)
     missed_with = None
     if target > 0.0 and training is None:
@@ -214,9 +214,9 @@ def _tuned_advice(
     for name, as_tried in tried.items():
         answers[name] = _closed_form_advice(as_tried, data_folder, clients, progress)
         (way,) = answers[name].ways
-        apart = 0 if name == "frozen network" else spec.groups.rounds
+        separate = 0 if name == "frozen network" else spec.groups.rounds
         settings = (f'features.tune = "{as_tried.features.tune}"',)
-        ways.append(replace(way, name=name, training_rounds=1.0 + apart, settings=settings))
+        ways.append(replace(way, name=name, training_rounds=1.0 + separate, settings=settings))
     best = max(way.accuracy or 0.0 for way in ways)
     # The order matters: the frozen network is the cheapest to train and to run, and blocks forget without a round.
     chosen = next(way for way in ways if (way.accuracy or 0.0) >= best - AS_ACCURATE)
@@ -254,7 +254,7 @@ def _closed_form_advice(
         f"{kept / 1e6:.3g} MB on disk for {count} clients and {parameters} parameters"
     )
     measured, where = (accuracy, TRAINING_DATA) if held is None else (held.accuracy, held.where)
-    way = TrainingWay("closed form", True, level, float(rounds), 1.0, measured, (), reason, training_seconds=seconds)
+    way = TrainingOption("closed form", True, level, float(rounds), 1.0, measured, (), reason, training_seconds=seconds)
     way = replace(way, request_seconds=request_seconds, request_bytes=None if rounds else 0.0)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     suggestions = []
@@ -305,16 +305,18 @@ def _closed_form_advice(
     )
 
 
-def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingWay:
+def _plain_option(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingOption:
     """Return plain rounds as an option: by noise if it is worthwhile, otherwise by Scratch."""
     if advice.worthwhile:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"
         reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request {takes}"
         interval = advice.predicted_interval
-        return TrainingWay("plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason, interval)
+        return TrainingOption(
+            "plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason, interval
+        )
     reason = f"noise would be {advice.noise_to_signal:.2g} of what was learned: a request is as slow as Scratch"
-    return TrainingWay("plain", True, scratch, training_rounds, training_rounds, advice.accuracy, (), reason)
+    return TrainingOption("plain", True, scratch, training_rounds, training_rounds, advice.accuracy, (), reason)
 
 
 def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:

@@ -24,7 +24,7 @@ from sifu.choices import Level
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.spec.run_spec import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, rounds_apart
+from sifu.core.spec.run_spec import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, separate_rounds
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
 from sifu.core.wording import HeldOutFigures
 from sifu.data import ClientData
@@ -56,7 +56,7 @@ LEAST_TAKING_PART = 0.05
 
 
 @dataclass(frozen=True)
-class TrainingWay:
+class TrainingOption:
     """An option of training: its guarantee and cost of a request, and why it is or is not recommended.
 
     Attributes:
@@ -89,7 +89,7 @@ class TrainingWay:
     request_seconds: float | None = None
     request_bytes: float | None = None
 
-    def at_pace(self, seconds: float, sent: float) -> TrainingWay:
+    def at_pace(self, seconds: float, sent: float) -> TrainingOption:
         """Return the option with duration and traffic, if each round costs what one of the pilot did.
 
         Args:
@@ -125,7 +125,7 @@ def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRo
     return tuple(kept), rows if len(rows.y) else None
 
 
-def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
+def closed_form_option(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingOption:
     """Return the more accurate of the closed-form heads solved on each kind of features."""
     solved: list[_Solved] = []
     refusal = ""
@@ -136,7 +136,7 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
             refusal = str(error)
     if not solved:
         reason = f"a head in closed form cannot be tried here: {refusal}"
-        return TrainingWay("closed form", False, "none", None, None, None, (), reason)
+        return TrainingOption("closed form", False, "none", None, None, None, (), reason)
     best = max(solved, key=lambda head: head.figures.accuracy or 0.0)
     accuracy, kind = best.figures.accuracy or 0.0, best.kind
     lifting = keys_that_lift(preprocessing_of(spec), counted=not known_outputs(_closed_form(spec, FEATURES[0])))
@@ -145,7 +145,7 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     enough = accuracy >= spec.stop.target > 0.0
     verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "is to be held against"
     target = f"the target of {spec.stop.target:.1%}" if spec.stop.target > 0.0 else "what rounds reach"
-    return TrainingWay(
+    return TrainingOption(
         "closed form",
         enough or spec.stop.target == 0.0,
         level,
@@ -234,11 +234,11 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     return _Solved(spec.features.kind, figures, seconds, size, request_seconds)
 
 
-def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:
+def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingOption:
     """Return groups as an option, by the rule for their number and separate rounds, at the cost measured elsewhere."""
     clients = len(view.clients)
     rate = Participation.parse(spec.server.participation).rate
-    count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
+    count, separate = number_of_groups(clients, rate), separate_rounds(spec.stop.max_rounds, rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
     level = level_of(method_named("groups").premises(Claim(view, [0], [], 0, terms)), exact=True)
     least, most = COSTS
@@ -256,14 +256,14 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
         possible, why = False, f"with server.participation = {spec.server.participation} groups were not tried"
     elif spec.round_extras.update_noise > 0.0:
         possible, why = False, "noise in training and groups exclude each other"
-    settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {apart}")
+    settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {separate}")
     if spec.groups.count > 0:
         settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} rounds apart; {why}"
     rounds, interval = None, None
     if possible and training_rounds is not None:
         rounds = USUAL_COST * training_rounds
         interval = math.floor(least * training_rounds), math.ceil(most * training_rounds)
-    return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why, interval)
+    return TrainingOption("groups", possible, level, rounds, training_rounds, None, settings, why, interval)
 
 
 def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | None:
@@ -292,9 +292,9 @@ def accuracy_after(view: RunView, target: float, rounds: int) -> float | None:
 
 
 def recommend(
-    closed: TrainingWay,
-    plain: TrainingWay,
-    groups: TrainingWay,
+    closed: TrainingOption,
+    plain: TrainingOption,
+    groups: TrainingOption,
     noise_is_worthwhile: bool,
     missed_with: float | None = None,
 ) -> TrainingName:

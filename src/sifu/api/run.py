@@ -16,9 +16,9 @@ from sifu.api.run_requests import (
     Released,
     RequestRecord,
     bring_up_to_date,
-    carry_out,
     check_not_settled,
     check_signed,
+    execute,
     new_terms,
     records_of,
     row_of,
@@ -40,7 +40,7 @@ from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
 from sifu.requests.erasure import Purge, purge
-from sifu.requests.letters import check_new, commitments_of, id_of_signed, post_decision, receive, take_in
+from sifu.requests.messages import check_new, commitments_of, id_of_signed, ingest, post_decision, receive
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.run.closed_form_round import let_join
@@ -177,7 +177,7 @@ class Run:
                 yield reader
             return
         with writer:
-            take_in(writer)
+            ingest(writer)
             yield writer
 
     def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
@@ -243,7 +243,7 @@ class Run:
             if writer.phase == "training":
                 check_integrity(writer)
                 worker = worker_of(writer, self._engines, engine, progress)
-                worker.inbox.take_in()
+                worker.inbox.ingest()
                 worker.train()
                 worker.execute_records()
                 self.measure_held_out(writer)
@@ -386,9 +386,9 @@ class Run:
             check_new(view, wanted, request)
             posted = request if request is not None else f"r-{secrets.token_hex(4)}"
             commitments = commitments_of(reader, wanted, posted, nonces)
-        letter = wanted.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
-        letter |= {"commitments": commitments} if commitments else {}
-        post(self.folder, "request", posted, letter)
+        message = wanted.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        message |= {"commitments": commitments} if commitments else {}
+        post(self.folder, "request", posted, message)
         return posted
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
@@ -432,7 +432,7 @@ class Run:
             if not isinstance(reader, RunWriter):
                 check_signed(reader, statement, request)
                 return request  # the server ingests it
-            refusals = [sentence for sentence in take_in(reader) if sentence.startswith(f"signed {request}: ")]
+            refusals = [sentence for sentence in ingest(reader) if sentence.startswith(f"signed {request}: ")]
         if refusals:
             raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
         return request
@@ -491,7 +491,7 @@ class Run:
             The outcomes of the executed requests.
         """
         with self._checked_writer() as writer:
-            return carry_out(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
+            return execute(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes of the finished requests, in order."""

@@ -13,12 +13,12 @@ from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
-from sifu.requests.letters import (
+from sifu.requests.messages import (
     check_level,
     check_new,
+    ingest,
     make_terms,
     receive,
-    take_in,
     terms_of_signed,
 )
 from sifu.requests.outcome import Outcome, outcome_of
@@ -67,7 +67,7 @@ class Certificate:
         return {"body": self.body, "public_key": self.public_key, "signature": self.signature}
 
 
-def carry_out(
+def execute(
     writer: RunWriter,
     engines: RunEngines,
     clients: Sequence[str] | None,
@@ -81,7 +81,7 @@ def carry_out(
     level = terms.get("level")
     if level is not None and level not in LEVELS:
         raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {level!r}")
-    take_in(writer)
+    ingest(writer)
     view = RunView(writer)
     rows = {row.request: row for row in view.requests}
     wanted = None if clients is None else new_terms(view, engines, clients, terms)
@@ -124,7 +124,7 @@ def carry_out(
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
     first = worker.execute_records(besides=request) if request is not None else []
     chosen = [request] if request is not None else ready
-    while worker.carry_out_next(level, chosen):
+    while worker.execute_next(level, chosen):
         pass
     carried_out = [*first, *(name for name in chosen if name not in worker.refused)]
     refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]
@@ -137,7 +137,7 @@ def carry_out(
     if refusals:
         engines.measure_held_out(writer)
         raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
-    worker.heal()
+    worker.recover()
     before = engines.measure_held_out(writer, earlier)
     if view.spec.groups.rebuild == "now":
         worker.rebuild_groups()
@@ -184,7 +184,7 @@ class Released:
 
 def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
     """Bring the released model up to date with the clients that should be in it, see `Run.release`."""
-    take_in(writer)
+    ingest(writer)
     before = len(releases(writer))
     worker = worker_of(writer, engines, engines.current(), progress)
     executed = worker.execute_records()

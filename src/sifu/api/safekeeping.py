@@ -193,7 +193,7 @@ def _record_restoration(
             writer.connection.execute("PRAGMA journal_mode=WAL")
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
         recorded = {row.request: row for row in writer.requests()}
-        late = {body["request"]: body for body in bodies if not _carried_out(recorded.get(body["request"]))}
+        late = {body["request"]: body for body in bodies if not _executed(recorded.get(body["request"]))}
         now = names_now(writer)
         late = {
             request: body | {"clients": [now.get(name, name) for name in body["clients"]]}
@@ -235,7 +235,7 @@ def _record_restoration(
         return sorted(late), dropped, complete
 
 
-def _carried_out(row: RequestRow | None) -> bool:
+def _executed(row: RequestRow | None) -> bool:
     return row is not None and row.status in ("running", "done")
 
 

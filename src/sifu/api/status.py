@@ -28,7 +28,7 @@ from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import TIME_FORMAT, current_time
 from sifu.store.given_approvals import Approvals, approvals_of, unapproved
-from sifu.store.inbox import letters
+from sifu.store.inbox import messages
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
 
@@ -91,7 +91,7 @@ class BudgetStatus:
 
 
 @dataclass(frozen=True)
-class InboxLetter:
+class InboxMessage:
     """A message in the inbox; `trouble` says why it cannot be opened."""
 
     kind: str
@@ -188,7 +188,7 @@ class RunStatus:
     statistics: StoredFiles
     budgets: tuple[BudgetStatus, ...]
     outlook: Outlook | None
-    inbox: tuple[InboxLetter, ...]
+    inbox: tuple[InboxMessage, ...]
     refused: tuple[Refusal, ...]
     incidents: tuple[dict[str, Any], ...]
     late: dict[str, int]
@@ -304,7 +304,7 @@ def status_of(view: RunView) -> RunStatus:
         statistics=StoredFiles(len(statistics), sum(row.bytes for row in statistics.values())),
         budgets=tuple(BudgetStatus(line.names, line.budget, line.used, line.left) for line in budgets),
         outlook=outlook_now(view, terms),
-        inbox=tuple(InboxLetter(letter.kind, letter.id, letter.trouble) for letter in letters(reader.folder)),
+        inbox=tuple(InboxMessage(message.kind, message.id, message.trouble) for message in messages(reader.folder)),
         refused=_refusals(reader),
         incidents=_incidents(reader),
         late=_late(reader),

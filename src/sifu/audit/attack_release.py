@@ -100,7 +100,7 @@ class ReleaseAttack:
         nodes = (None if before is None else before.node, row.final_node)
         return {node for node in nodes if node is not None}
 
-    def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
+    def execute(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
         """Run every attack that the available data allow; return None if the released model is gone."""
         from sifu.engines.sim.models import scorer_of
 

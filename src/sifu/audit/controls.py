@@ -138,7 +138,7 @@ def designed_run(
 
 
 @contextmanager
-def carried_out_by(method: type[Method]) -> Iterator[None]:
+def executed_by(method: type[Method]) -> Iterator[None]:
     """Execute requests for `sifu` by another method inside this block."""
     before = METHODS["sifu"]
     METHODS["sifu"] = method
@@ -174,7 +174,7 @@ def run_controls(
     options = AuditOptions(attacks=False, replays=Replays(losses=0), seed=seed, as_if_certified=True)
     for number, (name, what, method, task) in enumerate(cases):
         with tempfile.TemporaryDirectory(prefix="sifu-control-") as folder:
-            with carried_out_by(method):
+            with executed_by(method):
                 run = designed_run(Path(folder) / "run", epsilon, **task)
             report = audit_run(run, options)
         releases = report.subjects[0].releases

@@ -93,7 +93,7 @@ class ShadowScores:
 def shadow_scores(
     engine: Engine,
     scorer: Scorer,
-    worlds: tuple[Vector, Vector],
+    counterfactuals: tuple[Vector, Vector],
     noise_std: float,
     rounds: RecordedRounds,
     samples: Samples,
@@ -116,16 +116,16 @@ def shadow_scores(
         normals: Source of the noise.
         progress: Called with the number of shadows done and their total.
     """
-    by_world: list[list[Floats]] = [[], []]
+    by_counterfactual: list[list[Floats]] = [[], []]
     for shadow in range(shadows):
-        for scores, source in zip(by_world, worlds, strict=True):
+        for scores, source in zip(by_counterfactual, counterfactuals, strict=True):
             model = add_noise(source, noise_std, normals)
             for position, participants in rounds:
                 model = engine.run_round(model, position, participants).model
             scores.append(scorer.confidences(model, samples))
         if progress:
             progress(shadow + 1, shadows)
-    return ShadowScores(np.stack(by_world[0]), np.stack(by_world[1]))
+    return ShadowScores(np.stack(by_counterfactual[0]), np.stack(by_counterfactual[1]))
 
 
 def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
@@ -141,7 +141,7 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
         The rates, and for each target the share of samples called members at 10 % false positives.
     """
     half = scores.with_client.shape[0] // 2
-    fits = [_fit(world[:half]) for world in (scores.with_client, scores.without_client)]
+    fits = [_fit(counterfactual[:half]) for counterfactual in (scores.with_client, scores.without_client)]
 
     def ratios(values: Floats) -> Floats:
         (mean_in, std_in), (mean_out, std_out) = fits

@@ -36,7 +36,7 @@ from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import solves
-from sifu.run.coupled_replay import EngineWithout, replay_worlds
+from sifu.run.coupled_replay import EngineWithout, replay_counterfactuals
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.files import model_bytes, model_salt
 from sifu.store.reader import RunReader
@@ -231,14 +231,14 @@ def audit_releases(
         return None
     releases, missed = [], 0
     for edge in (edge for edge in edges if edge.noise_std > 0.0):
-        worlds = evidence.sources.get((watched.subject, edge.source))
-        if worlds is None:
+        counterfactuals = evidence.sources.get((watched.subject, edge.source))
+        if counterfactuals is None:
             missed += 1
             continue
         drawn = evidence.noise.get(edge.node)
         # Noise that contradicts its record is replayed as it was drawn.
         noise_std = edge.noise_std if drawn is None or drawn.as_recorded else drawn.measured_std
-        releases.append(_Release(*worlds, noise_std))
+        releases.append(_Release(*counterfactuals, noise_std))
     if not releases:
         return None
     strongest = max(releases, key=lambda release: release.gaussian_mu)
@@ -358,16 +358,18 @@ def exact_audits(
         model = without = sum_without = those_who_stay = None
         taken = reader.everyone().between(final, final).clients
         if other is not None and everyone is not None and solve is not None:
-            worlds = [world.solved_again(reader, solve, taken) for world in (everyone, other)]
-            if worlds[0] is not None and worlds[1] is not None:
-                (here, _), (model, those_who_stay) = worlds[0], worlds[1]
+            counterfactuals = [
+                counterfactual.solved_again(reader, solve, taken) for counterfactual in (everyone, other)
+            ]
+            if counterfactuals[0] is not None and counterfactuals[1] is not None:
+                (here, _), (model, those_who_stay) = counterfactuals[0], counterfactuals[1]
         elif other is not None and other.layout == reader.layout and here is not None:
             model = _model_without(other, reader, subject, final, evidence)
-        same_worlds = model is not None and here is not None and np.array_equal(here, model)
+        same_counterfactuals = model is not None and here is not None and np.array_equal(here, model)
         if model is not None and final in reader.models():
             salt = model_salt(reader.model_content(final))
             without = hashlib.sha256(model_bytes(reader.layout, model, salt)).hexdigest()
-        elif model is not None and not same_worlds:
+        elif model is not None and not same_counterfactuals:
             without = "another model"
         whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
         if other is not None and whole is not None:
@@ -385,7 +387,7 @@ def exact_audits(
                 None if whole is None else whole.digest,
                 sum_without,
             ),
-            same_worlds,
+            same_counterfactuals,
         )
 
 
@@ -404,8 +406,8 @@ def _model_without(
         moved = made_of_it.astype(np.float64) + (source.astype(np.float64) - theirs.astype(np.float64))
         return moved.astype(source.dtype)
 
-    worlds = {subject.subject: subject.clients}
-    for replayed in replay_worlds(other, reader, worlds, noised, made_of(reader, final)):
+    counterfactuals = {subject.subject: subject.clients}
+    for replayed in replay_counterfactuals(other, reader, counterfactuals, noised, made_of(reader, final)):
         if replayed.node.node == final:
             return replayed.without[subject.subject]
     return None

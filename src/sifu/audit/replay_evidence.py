@@ -11,7 +11,7 @@ import numpy as np
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
+from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_counterfactuals
 from sifu.run.run_view import RunView
 from sifu.run.training import track_everyone
 from sifu.store.erased_figures import not_recomputed
@@ -177,14 +177,14 @@ def gather(
     on_disk = reader.models()
     rows = reader.node_rows()
     sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(reader, subject)}
-    worlds = {subject.subject: subject.clients for subject in watched}
+    counterfactuals = {subject.subject: subject.clients for subject in watched}
     requests = {subject.subject: subject.request for subject in watched}
     finals = {(key, row.final_node) for key, row in requests.items() if row is not None and row.level == "exact"}
     noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
     exact_sources: dict[int, Vector] = {}
     on_the_way = {node for _, final in finals if final is not None for node in made_of(reader, final)}
     seen = 0
-    for item in replay_worlds(engine, reader, worlds, noised or recorded_noise(reader)):
+    for item in replay_counterfactuals(engine, reader, counterfactuals, noised or recorded_noise(reader)):
         number, exact = item.node.node, item.model.astype(np.float64)
         evidence.lengths[number] = float(np.linalg.norm(exact))
         for subject, theirs in item.without.items():

@@ -60,7 +60,7 @@ def audit_run(
     with closing(run.reader()) as reader, reader.snapshot():
         progress = progress or (lambda *_: None)
         audit = _Audit(Audited(run, reader, engine, options, clients, data_folder, noised, progress))
-        return audit.compare() if options.only_before_after else audit.carry_out()
+        return audit.compare() if options.only_before_after else audit.execute()
 
 
 class _Audit:
@@ -80,10 +80,10 @@ class _Audit:
         wanted = self.attack.models_wanted(row)
         needed = wanted and not self.view.regime.solves  # heads in closed form are solved again
         evidence = gather(self.engine, self.reader, [], wanted, self._audited.noised) if needed else Evidence()
-        found = tuple(RunComparison(self._audited).carry_out(row, evidence))
+        found = tuple(RunComparison(self._audited).execute(row, evidence))
         return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
 
-    def carry_out(self) -> AuditReport:
+    def execute(self) -> AuditReport:
         attacked = None if self.view.regime.tunes else self.attack.request()
         if erased := not_recomputed(self.reader):
             self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
@@ -116,8 +116,8 @@ class _Audit:
             subjects.append(self._subject(subject, len(watched), rows[subject.subject], evidence))
             self.progress("replaying releases", number + 1, len(watched))
         exact = tuple(self._exact(watched, evidence))
-        attacks = self.attack.carry_out(attacked, watched, evidence) if attacked is not None else None
-        compared = tuple(RunComparison(self._audited).carry_out(attacked, evidence)) if self.options.attacks else ()
+        attacks = self.attack.execute(attacked, watched, evidence) if attacked is not None else None
+        compared = tuple(RunComparison(self._audited).execute(attacked, evidence)) if self.options.attacks else ()
         return AuditReport(
             self.reader.value("run"),
             tuple(subjects),
@@ -183,13 +183,15 @@ class _Audit:
 
     def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
         """Yield digests of exact releases and their counterfactuals; another machine may differ in the last bits."""
-        for release, same_worlds in exact_audits(self._audited.run.engine_without, self.reader, watched, evidence):
+        for release, same_counterfactuals in exact_audits(
+            self._audited.run.engine_without, self.reader, watched, evidence
+        ):
             who = f"request {release.request}, {', '.join(release.clients[:3])}"
             if not release.same_sum:
                 self._say(True, f"{who}: the sum it was solved from is not that of those who stay")
-            if release.without is not None and not same_worlds:
+            if release.without is not None and not same_counterfactuals:
                 self._say(True, f"{who}: its release is called exact, but without the clients another model comes out")
-            elif release.without is None and not same_worlds:
+            elif release.without is None and not same_counterfactuals:
                 self.notes.append(
                     f"{who}: its release was not recomputed without the clients, so it was not audited: no engine "
                     "can be built without their data where one was handed over, or what the release was made of is gone"

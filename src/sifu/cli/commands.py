@@ -129,15 +129,15 @@ def _print_refusals(status: RunStatus) -> None:
 def _print_inbox(run: Run, status: RunStatus) -> None:
     if not status.inbox:
         return
-    named = ", ".join(f"{letter.kind} {escape(letter.id)}" for letter in status.inbox[:MOST_CLIENTS])
+    named = ", ".join(f"{message.kind} {escape(message.id)}" for message in status.inbox[:MOST_CLIENTS])
     out.print(
         f"\n{len(status.inbox)} in the inbox: {named}. The process that trains takes them in; where none does, "
         "the next sifu forget or sifu request."
     )
-    for letter in status.inbox:
-        if letter.trouble:
+    for message in status.inbox:
+        if message.trouble:
             out.print(
-                f"[bold red]{letter.kind} {escape(letter.id)} cannot be opened ({letter.trouble})[/]: it waits in "
+                f"[bold red]{message.kind} {escape(message.id)} cannot be opened ({message.trouble})[/]: it waits in "
                 f"{escape(str(run.folder / INBOX))} until the account that trains may read it."
             )
 

@@ -41,7 +41,7 @@ def serve(
     """The console: all runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
 
     It listens on this machine alone, and refuses anything else without TLS. People log in with tokens, see sifu token.
-    Ctrl-C ends it and nothing else: requests that are being carried out go on.
+    Ctrl-C ends it and nothing else: requests that are being executed go on.
     """
     from sifu.console.serving import Binding, check_binding, check_tokens_exist, listen
     from sifu.console.serving import serve as answer
@@ -96,7 +96,7 @@ def create_token(
     """Make a token and show it once; only a hash of it is stored.
 
     A requester files requests and sees their own. An approver sees runs and approves or refuses. An auditor sees
-    everything and changes nothing. An operator files, refuses, withdraws and carries out, and approves nothing.
+    everything and changes nothing. An operator files, refuses, withdraws and executes, and approves nothing.
     """
     from sifu.console.tokens import TokenFile, state_folder
 

@@ -49,7 +49,7 @@ TUNED = Spec.from_mapping(
         "seed": 5,
         "data": {"name": "digits", "clients": 20, "samples_per_client": 60, "partition": "iid"},
         "model": {"kind": "ridge"},
-        "features": {"kind": "module", "module": "sifu.cli.demo_trunk:make", "tune": "blocks", "block": 16},
+        "features": {"kind": "module", "module": "sifu.cli.demo_backbone:make", "tune": "blocks", "block": 16},
         "groups": {"count": 3, "rounds": 4, "rebuild": "later"},
         "local": {"rate": 0.1, "steps": 5, "momentum": 0.9},
     }
@@ -108,9 +108,9 @@ def run_demo(folder: Path | None) -> Answer:
         f"bit those of a federation that never had these clients: sifu verify {exact['run']}"
     )
     say(
-        f"\n[bold]7. A tuned network[/]  {TUNED.groups.count} groups of 20 clients tuned a public network apart, a "
-        f"ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
-        f"{tuned['forget_seconds']:.1f} s: its group's network was struck out, accuracy "
+        f"\n[bold]7. A tuned network[/]  {TUNED.groups.count} groups of 20 clients tuned a public network separately; "
+        f"a ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
+        f"{tuned['forget_seconds']:.1f} s: its group's network was dropped, accuracy "
         f"{percent(tuned['accuracy'])}. Level: {tuned['level']}. sifu verify {tuned['run']}"
     )
     if not shutil.which("sifu"):

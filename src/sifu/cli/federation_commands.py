@@ -66,7 +66,7 @@ def sign_own_request(
     output: Annotated[Path, option("The file to send to the operator.", metavar="FILE")],
 ) -> Answer:
     """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
-    from sifu.requests.letters import sign_request
+    from sifu.requests.messages import sign_request
     from sifu.store.files import write_atomically
 
     write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")

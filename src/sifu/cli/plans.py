@@ -22,18 +22,18 @@ from sifu.core.premises import premises_that_count
 from sifu.core.wording import forgotten_words
 from sifu.errors import InputError
 from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
-from sifu.planning.plan import Plan, Way
+from sifu.planning.plan import MethodOption, Plan
 from sifu.plots.style import byte_size, counted
 
 
-def _attacker(way: Way) -> str:
+def _attacker(way: MethodOption) -> str:
     """Return the attacker's success in words; it is that of guessing if the client has no part in the model."""
     if way.attacker_rate is None:
         return "no bound"
     return "guessing" if way.attacker_rate <= GUESSING else f"{100.0 * way.attacker_rate:.3g} %"
 
 
-def print_ways(plan: Plan, everything: bool) -> None:
+def print_options(plan: Plan, everything: bool) -> None:
     """Print the comparison of methods; nothing if a method was named."""
     if plan.auto is None:
         return
@@ -56,15 +56,15 @@ def print_ways(plan: Plan, everything: bool) -> None:
     if any(_attacker(way) != "guessing" for way in allowed):
         note = "attacker: sees later releases only; detection rate at 1 % false alarms, guessing gives 1 %"
         out.print(note, style="dim")
-    refused_ways = [way.method for way in plan.ways if way.refused]
+    refused_options = [way.method for way in plan.ways if way.refused]
     if everything:
         _print_more(plan, allowed)
-    elif refused_ways:
-        out.print(f"Not possible here: {', '.join(refused_ways)}", style="dim")
+    elif refused_options:
+        out.print(f"Not possible here: {', '.join(refused_options)}", style="dim")
     out.print(f"auto takes {escape(plan.auto.reason)}.\n")
 
 
-def _print_more(plan: Plan, allowed: list[Way]) -> None:
+def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
     """Print what each method keeps, and why other methods are not possible."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
@@ -76,7 +76,7 @@ def _print_more(plan: Plan, allowed: list[Way]) -> None:
         if way.rebuild_client_rounds:
             out.print(f"{way.method}: building hit groups again takes {way.rebuild_client_rounds} client-rounds more")
     # Several methods may be refused for the same reason, which contains the method's name.
-    reasons: dict[str, list[Way]] = {}
+    reasons: dict[str, list[MethodOption]] = {}
     for way in plan.ways:
         if way.refused:
             reasons.setdefault(way.refused.replace(way.method, "it"), []).append(way)
@@ -85,7 +85,7 @@ def _print_more(plan: Plan, allowed: list[Way]) -> None:
         out.print(f"Not here: {names}. {escape(refused[0].refused)}", style="dim")
 
 
-def _rounds(way: Way) -> str:
+def _rounds(way: MethodOption) -> str:
     if way.predicted_rounds is None:
         return "-" if way.rounds is None else f"about {number(way.rounds, 3)}"
     low, high = way.predicted_interval or (way.predicted_rounds,) * 2
@@ -154,7 +154,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 
 def show_plan(plan: Plan, picture: Path | None, everything: bool) -> Answer:
     """Return the answer of `sifu plan`."""
-    shown: list[Any] = [partial(print_ways, plan, everything), partial(print_plan, plan, everything)]
+    shown: list[Any] = [partial(print_options, plan, everything), partial(print_plan, plan, everything)]
     if everything:
         shown += [partial(print_curve, plan), partial(print_units, plan)]
         shown += [budgets_table(plan.budgets)] if plan.budgets else []
@@ -271,7 +271,7 @@ def _print_advice(advice: Advice, everything: bool) -> None:
     out.print(f"[bold {style}]{advice.verdict}[/]")
     if everything:
         _print_pilot(advice)
-    _print_training_ways(advice, everything)
+    _print_training_options(advice, everything)
     if advice.release is not None:
         _print_releases(advice.release)
     if everything:
@@ -327,7 +327,7 @@ def _print_pilot(advice: Advice) -> None:
     out.print(facts)
 
 
-def _print_training_ways(advice: Advice, everything: bool) -> None:
+def _print_training_options(advice: Advice, everything: bool) -> None:
     """Print the comparison of training regimes; with `everything`, also an explanation of each."""
     columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
     tuned = any(way.name == "blocks" for way in advice.ways)

@@ -70,7 +70,7 @@ def demo(
 ) -> Answer:
     """The whole story on embedded data, in less than a minute.
 
-    160 clients train a digit classifier; then three requests of five clients each are carried out, each
+    160 clients train a digit classifier; then three requests of five clients each are executed, each
     compared with Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
     form, where forgetting is exact and takes no round.
     """

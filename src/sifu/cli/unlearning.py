@@ -287,7 +287,7 @@ def decide(
 ) -> Answer:
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
-    Where the run's spec demands approval (requests.approval), a request is carried out only when one or two people
+    Where the run's spec demands approval (requests.approval), a request is executed only when one or two people
     approved it, who did not file it. An approval covers only the request's current terms. While a
     command trains, the decision waits in the run's inbox.
     """

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from sifu.console import finding, json_api, pages, streaming
 from sifu.console.asking import Console
-from sifu.console.desk import Desk
 from sifu.console.security import PROBES, Guard, RateLimit, refused
+from sifu.console.service import ConsoleService
 from sifu.console.streaming import Broadcast
 from sifu.console.tokens import Sessions, TokenFile
 from sifu.console.webhooks import Webhooks
@@ -56,13 +56,13 @@ class Settings:
 def make_app(settings: Settings) -> ASGIApp:
     """Return the application, ready for a server."""
     tokens = TokenFile(settings.state)
-    desk = Desk(settings.folders, settings.state, settings.data_folder)
+    service = ConsoleService(settings.folders, settings.state, settings.data_folder)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
-    console = Console(desk, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
+    console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
 
     @asynccontextmanager
     async def watching(app: Starlette) -> AsyncIterator[None]:
-        webhooks = Webhooks(desk, settings.webhooks)
+        webhooks = Webhooks(service, settings.webhooks)
         webhooks.start()
         yield
         webhooks.stop()
@@ -97,7 +97,7 @@ async def _probe(request: Request) -> Response:
         console: Console = request.app.state.console
         try:
             await run_in_threadpool(console.tokens.all)
-            await run_in_threadpool(console.desk.every_run)
+            await run_in_threadpool(console.service.every_run)
         except (SifuError, OSError) as error:
             return JSONResponse({"status": "not ready", "because": type(error).__name__}, 503)
     return JSONResponse({"status": "ok"})

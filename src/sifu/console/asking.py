@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
-from sifu.console.desk import Desk, RunAtDesk, UnknownError
 from sifu.console.security import RateLimit
+from sifu.console.service import ConsoleService, ServedRun, UnknownError
 from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
@@ -29,7 +29,7 @@ SEPARATORS = re.compile(r"[,;|\t\r\n]")
 class Console:
     """The objects that every handler needs."""
 
-    desk: Desk
+    service: ConsoleService
     tokens: TokenFile
     sessions: Sessions
     secure_cookie: bool
@@ -70,13 +70,13 @@ class Visit:
     def __init__(self, request: Request, visitor: Visitor, fields: dict[str, Any]) -> None:
         self.request, self.visitor, self.fields = request, visitor, fields
         self.console, self.who = console_of(request), visitor.token
-        self.desk = self.console.desk
+        self.service = self.console.service
         self.number: int = request.path_params.get("number", 0)
 
     @cached_property
-    def run(self) -> RunAtDesk:
+    def run(self) -> ServedRun:
         """The run that the URL names."""
-        return self.desk.find(self.who, self.request.path_params["run"])
+        return self.service.find(self.who, self.request.path_params["run"])
 
     def text(self, name: str) -> str:
         """Return a field of the form, or an empty string."""

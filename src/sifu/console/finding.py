@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from sifu.choices import LEVELS
 from sifu.console.asking import Visit
-from sifu.console.desk import RequestLine
 from sifu.console.pages import page, page_number, pager, show
+from sifu.console.service import RequestLine
 from sifu.errors import SifuError
 from sifu.store.actors import same_person
 from sifu.store.clock import current_time, time_of, utc_now
@@ -37,7 +37,7 @@ KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "ke
 def list_requests(visit: Visit) -> Response:
     """Show the requests that the visitor may see and that match the filters."""
     chosen = _filters(visit)
-    narrowed = [line for line in visit.desk.lines(visit.who) if _fits(line, chosen)]
+    narrowed = [line for line in visit.service.lines(visit.who) if _fits(line, chosen)]
     return show(
         "requests.html",
         visit.visitor,
@@ -45,7 +45,7 @@ def list_requests(visit: Visit) -> Response:
         chosen=chosen,
         states=STATES,
         levels=LEVELS[::-1],
-        runs=visit.desk.runs(visit.who),
+        runs=visit.service.runs(visit.who),
         posted=visit.request.method == "POST",
     )
 
@@ -56,7 +56,7 @@ def download_requests(visit: Visit) -> Response:
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
     writer.writerow(field.name for field in fields(RequestLine))
-    for line in visit.desk.lines(visit.who):
+    for line in visit.service.lines(visit.who):
         if _fits(line, chosen):
             writer.writerow(_cell(value) for value in asdict(line).values())
     headers = {"Content-Disposition": 'attachment; filename="requests.csv"'}
@@ -91,7 +91,7 @@ def _cell(value: Any) -> str:
 def show_overview(visit: Visit) -> Response:
     """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
     visit.who.demand("see")
-    lines = visit.desk.lines(visit.who)
+    lines = visit.service.lines(visit.who)
     now = current_time()
     since = now - datetime.timedelta(days=RECENT_DAYS)
     recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
@@ -106,7 +106,7 @@ def show_overview(visit: Visit) -> Response:
         done=done,
         levels=Counter(line.level for line in done),
         every_level=LEVELS[::-1],
-        runs=len(visit.desk.runs(visit.who)),
+        runs=len(visit.service.runs(visit.who)),
     )
 
 
@@ -116,7 +116,7 @@ def show_people(visit: Visit) -> Response:
     visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}
-    for run in visit.desk.runs(visit.who):
+    for run in visit.service.runs(visit.who):
         with suppress(SifuError):  # the list of runs names what cannot be read
             for step in (step for row in run.requests(visit.who) for step in row.record.steps):
                 person = same_person(step.actor)
@@ -142,7 +142,7 @@ def show_trail(visit: Visit) -> Response:
     key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
     number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""
-    events, count = visit.desk.trail(visit.who, key, kind, number, EVENTS_PER_PAGE)
+    events, count = visit.service.trail(visit.who, key, kind, number, EVENTS_PER_PAGE)
     return show(
         "trail.html",
         visit.visitor,

@@ -31,9 +31,9 @@ from sifu.console.asking import (
     terms_given,
     visitor_of,
 )
-from sifu.console.desk import Desk, NumberedRequest, RunAtDesk
 from sifu.console.pages import evidence
 from sifu.console.schema import check_body
+from sifu.console.service import ConsoleService, NumberedRequest, ServedRun
 from sifu.core.ledger import plain_values
 from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO
@@ -62,8 +62,8 @@ METRICS = {
 
 
 class _AllRuns(Collector):
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, service: ConsoleService) -> None:
+        self._service = service
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
@@ -71,7 +71,7 @@ class _AllRuns(Collector):
             labels = ["run", "name", *(["state"] if name == "sifu_requests" else [])]
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             families[name] = kind(name, words, labels=labels)
-        for run in self._desk.every_run().values():
+        for run in self._service.every_run().values():
             try:
                 figures = list(_of_run(run))
             except SifuError:
@@ -81,7 +81,7 @@ class _AllRuns(Collector):
         return families.values()
 
 
-def _of_run(run: RunAtDesk) -> Iterator[tuple[str, float] | tuple[str, float, str]]:
+def _of_run(run: ServedRun) -> Iterator[tuple[str, float] | tuple[str, float, str]]:
     live = run.live()
     now = current_time()
     with run.run.reader() as reader, reader.snapshot():
@@ -209,7 +209,7 @@ def answering(operation: Operation, success: int = 200) -> Handler:
 def list_runs(visit: Visit) -> Any:
     """List every run with its current state."""
     listed = []
-    for run in visit.desk.runs(visit.who):
+    for run in visit.service.runs(visit.who):
         try:
             live = asdict(run.live()) if visit.who.may("see") else {}
         except SifuError as error:  # one run that cannot be read hides no other
@@ -259,9 +259,9 @@ def decide(visit: Visit) -> Any:
     return {"request": words[0], "decision": words[1], "outcome": outcome}
 
 
-def carry_out(visit: Visit) -> Any:
+def execute(visit: Visit) -> Any:
     """Start the execution of a request."""
-    return {"job": asdict(visit.run.carry_out(visit.who, visit.text("request")))}
+    return {"job": asdict(visit.run.execute(visit.who, visit.text("request")))}
 
 
 def compare_ways(visit: Visit) -> Any:
@@ -286,13 +286,13 @@ def certificate(visit: Visit) -> Any:
 def pending(visit: Visit) -> Any:
     """List the open requests of all runs, overdue ones first."""
     visit.who.demand("see")
-    return {"requests": [asdict(line) for line in visit.desk.lines(visit.who) if not line.settled]}
+    return {"requests": [asdict(line) for line in visit.service.lines(visit.who) if not line.settled]}
 
 
 def metrics(visit: Visit) -> Response:
     """Return metrics for Prometheus; needs a token with the right to examine."""
     visit.who.demand("examine")
-    return Response(generate_latest(_AllRuns(visit.desk)), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(generate_latest(_AllRuns(visit.service)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 OPERATIONS: list[tuple[str, str, Operation, int]] = [
@@ -305,7 +305,7 @@ OPERATIONS: list[tuple[str, str, Operation, int]] = [
     ("get", "/runs/{run}/requests/{number}/certificate", certificate, 200),
     ("get", "/runs/{run}/requests/{number}/evidence", evidence, 200),
     ("post", "/runs/{run}/decisions", decide, 200),
-    ("post", "/runs/{run}/carry-out", carry_out, 202),
+    ("post", "/runs/{run}/carry-out", execute, 202),
     ("post", "/runs/{run}/plan", compare_ways, 200),
     ("post", "/runs/{run}/verify", verify, 202),
 ]

@@ -120,8 +120,8 @@ class LiveView:
         spec = Spec.from_mapping(reader.spec)
         tip = reader.tip
         ((branch, position),) = reader.query("SELECT branch, position FROM nodes WHERE node = ?", (tip,))
-        apart = spec.groups.count and reader.phase == "training" and position == 0
-        if apart:
+        separate = spec.groups.count and reader.phase == "training" and position == 0
+        if separate:
             ((position,),) = reader.query("SELECT COALESCE(MAX(position), 0) FROM nodes WHERE kind = 'group'")
         requests = reader.requests()
         running = next((row for row in requests if row.status == "running"), None)

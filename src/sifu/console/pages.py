@@ -27,9 +27,9 @@ from sifu.console.asking import (
     terms_given,
     visitor_of,
 )
-from sifu.console.desk import REPORT, RunAtDesk
 from sifu.console.rendering import charts, expected_words, render
 from sifu.console.security import origin_of
+from sifu.console.service import REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
 from sifu.core.record_commitments import new_nonces
@@ -37,9 +37,9 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.letters import usual_terms
+from sifu.requests.messages import usual_terms
 from sifu.requests.request_record import plain_answer
-from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.run.run_view import RunView
 from sifu.store.actors import same_person
 from sifu.store.reader import clients_now, plain_name
@@ -158,10 +158,10 @@ def log_out(visit: Visit) -> Response:
 @page
 def home(visit: Visit) -> Response:
     """Show all runs and their open requests."""
-    lines, sees = visit.desk.lines(visit.who), visit.who.may("see")
+    lines, sees = visit.service.lines(visit.who), visit.who.may("see")
     lines = [line for line in lines if not (sees and line.settled)]
     runs = []
-    for run in visit.desk.runs(visit.who):
+    for run in visit.service.runs(visit.who):
         try:
             runs.append((run, run.live() if sees else None, ""))
         except SifuError as error:  # a run that cannot be read hides no other
@@ -177,7 +177,7 @@ def show_run(visit: Visit) -> Response:
     return show("run.html", visit.visitor, **_run_values(visit.run, visit.who, chosen))
 
 
-def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[str, Any]:
+def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[str, Any]:
     spec, may_see = run.run.spec, who.may("see")
     clients = [client for client in _clients(run) if client[1]] if may_see and who.may("file") else []
     offered = terms_on_offer()
@@ -199,7 +199,7 @@ def _run_values(run: RunAtDesk, who: Token, chosen: int | None = None) -> dict[s
     }
 
 
-def _clients(run: RunAtDesk) -> list[tuple[str, bool, int]]:
+def _clients(run: ServedRun) -> list[tuple[str, bool, int]]:
     """Return the name of each client of a run, whether it can be forgotten, and its number."""
 
     def read() -> list[tuple[str, bool, int]]:
@@ -297,7 +297,7 @@ def show_report(visit: Visit) -> Response:
     return HTMLResponse(visit.run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})
 
 
-def live_values(run: RunAtDesk, who: Token) -> dict[str, Any]:
+def live_values(run: ServedRun, who: Token) -> dict[str, Any]:
     """Return the values that a live page updates; when `stamp` changes, the page fetches more."""
     who.demand("see")
     live, jobs = run.live(), [asdict(job) for job in run.jobs.of_run(run.key)[:5]]
@@ -318,7 +318,7 @@ def show_request(visit: Visit) -> Response:
     if waits and who.may("see"):
         try:
             plan = run.plan_of(who, status.request)
-            others = plan if plan.ways else _other_ways(run, who, status.terms)
+            others = plan if plan.ways else _other_options(run, who, status.terms)
         except NotCertifiableError as error:
             refusal = str(error)
         except InputError:  # it was begun since it was read: there is nothing to plan any more
@@ -352,11 +352,11 @@ def show_request(visit: Visit) -> Response:
         jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
         own=same_person(who.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
-        elsewhere=carried_out_elsewhere(spec),
+        elsewhere=executed_elsewhere(spec),
     )
 
 
-def _other_ways(run: RunAtDesk, who: Token, terms: RequestTerms) -> Any:
+def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
     """Return a plan that compares all methods under the same terms, or None if the terms exclude all others."""
     given = terms.to_mapping() | {"method": AUTO}
     clients = given.pop("clients")
@@ -405,11 +405,11 @@ def decide(visit: Visit) -> Response:
 
 
 @page
-def carry_out(visit: Visit) -> Response:
+def execute(visit: Visit) -> Response:
     """Start the execution of a request."""
     if visit.who.may("carry out"):
         _check_confirmed(visit, "carrying out a request")
-    visit.run.carry_out(visit.who, visit.text("request"))
+    visit.run.execute(visit.who, visit.text("request"))
     visit.note(f"Request {visit.text('request')} is being carried out.")
     return _back_to_request(visit)
 
@@ -461,7 +461,7 @@ ROUTES = [
     Route("/runs/{run}/verify", start, methods=["POST"]),
     Route("/runs/{run}/requests", file_request, methods=["POST"]),
     Route("/runs/{run}/decide", decide, methods=["POST"]),
-    Route("/runs/{run}/carry-out", carry_out, methods=["POST"]),
+    Route("/runs/{run}/carry-out", execute, methods=["POST"]),
     Route("/runs/{run}/requests/{number:int}", show_request),
     Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
     Route("/runs/{run}/requests/{number:int}/evidence", page(evidence)),

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sifu.console.asking import Console, Visit, console_of, visitor_of
-from sifu.console.desk import RunAtDesk
 from sifu.console.json_api import answering, catching
 from sifu.console.pages import live_values
+from sifu.console.service import ServedRun
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
 from sifu.errors import SifuError
@@ -59,7 +59,7 @@ class Broadcast:
         self._streams[who.id] -= 1
         self._streams += Counter()  # keeps positive counts alone
 
-    async def watch(self, console: Console, who: Token, run: RunAtDesk, first: bytes) -> AsyncIterator[bytes]:
+    async def watch(self, console: Console, who: Token, run: ServedRun, first: bytes) -> AsyncIterator[bytes]:
         """Yield messages until the viewer disconnects or their token stops working."""
         key = run.key
         self._watching[key] = self._watching.get(key, 0) + 1
@@ -86,7 +86,7 @@ class Broadcast:
                 if reader is not None:
                     reader.cancel()
 
-    async def _read(self, run: RunAtDesk, who: Token) -> None:
+    async def _read(self, run: ServedRun, who: Token) -> None:
         key = run.key
         while True:
             await asyncio.sleep(EVERY)
@@ -130,7 +130,7 @@ async def stream(request: Request) -> Response:
     """Stream the state of a run until the browser disconnects."""
     broadcast: Broadcast = request.app.state.broadcast
     console, who = console_of(request), visitor_of(request).token
-    run = await run_in_threadpool(console.desk.find, who, request.path_params["run"])
+    run = await run_in_threadpool(console.service.find, who, request.path_params["run"])
     first = as_message(await run_in_threadpool(live_values, run, who))
     full = broadcast.admit(who)
     if full:

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sifu.console.desk import Desk
+from sifu.console.service import ConsoleService
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import POSTED, pending_requests
 from sifu.store.clock import current_time
@@ -50,10 +50,10 @@ def post(address: str, body: bytes, headers: dict[str, str]) -> None:
 class Webhooks:
     """Watcher of all runs that sends the notifications."""
 
-    def __init__(self, desk: Desk, addresses: Sequence[str], send: Send = post) -> None:
-        self._desk, self._send = desk, send
+    def __init__(self, service: ConsoleService, addresses: Sequence[str], send: Send = post) -> None:
+        self._service, self._send = service, send
         self._addresses = [check_address(address) for address in addresses]
-        self._path = desk.state / SENT
+        self._path = service.state / SENT
         self._stop = threading.Event()
         self._sent: set[str] = set()
         try:
@@ -114,7 +114,7 @@ class Webhooks:
 
     def _events(self) -> Iterator[dict[str, Any]]:
         now = current_time()
-        for run in self._desk.every_run().values():
+        for run in self._service.every_run().values():
             try:
                 with run.run.reader() as reader, reader.snapshot():
                     rows, pending = reader.requests(), pending_requests(reader, now)
@@ -136,5 +136,5 @@ class Webhooks:
                     yield deadline | {"event": "overdue"}
                 elif waiting.days_left <= DUE_SOON_DAYS:
                     yield deadline | {"event": "due soon"}
-        for job in list(self._desk.jobs.failures):
+        for job in list(self._service.jobs.failures):
             yield {"run": job.run, "request": job.request or "", "event": "failed", "time": f"{job.started:.0f}"}

@@ -38,10 +38,10 @@ CAPABILITIES: dict[str, type] = {
     "sample_digests": ShowsSamples,
     "stream_group_rounds": StreamsGroupRounds,
     "take_incidents": NotesIncidents,
-    "use_trunks": TunedEngine,
+    "use_backbones": TunedEngine,
 }
 """Capability of each optional member of an engine."""
-NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_trunks")
+NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_backbones")
 """Members whose absence changes a run's behaviour: an engine that forwards them by `__getattr__` must declare them."""
 REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in vars(protocol) if not name.startswith("_")}
 CLOSENESS = 0.85

@@ -162,7 +162,7 @@ class HasRecords(ABC):
 
 
 @dataclass(frozen=True)
-class Trunk:
+class Backbone:
     """A backbone that a group tuned: the group, its members' samples, and the tuned parameters as a flat vector."""
 
     group: int
@@ -180,5 +180,5 @@ class TunedEngine(ABC):
     """Engine of the rounds in which groups tune the network separately."""
 
     @abstractmethod
-    def use_trunks(self, trunks: Sequence[Trunk]) -> None:
+    def use_backbones(self, backbones: Sequence[Backbone]) -> None:
         """Compute features with these networks from now on; the features of all other groups are zero."""

@@ -203,7 +203,7 @@ def accounting_premise(accounting: Accounting) -> Premise:
     return Premise("accounting", "met" if accounting == "round" else "failed")
 
 
-def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise:
+def counterfactual_premise(independent: bool, *, separate: bool = False) -> Premise:
     """Return the premise that the same schedule without the client is the law of training without it.
 
     Args:
@@ -213,7 +213,7 @@ def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise
     """
     if not independent:
         return Premise("counterfactual", "assumed")
-    return Premise("counterfactual", "trusted" if apart else "met")
+    return Premise("counterfactual", "trusted" if separate else "met")
 
 
 def replies_premise(left_out: int) -> tuple[Premise, ...]:
@@ -321,7 +321,7 @@ def collect_premises(
         regularity_premise(facts, measured),
         *outside_premises(facts),
         accounting_premise(accounting),
-        counterfactual_premise(facts.participation.independent, apart=facts.identity != fact.IN_PROCESS),
+        counterfactual_premise(facts.participation.independent, separate=facts.identity != fact.IN_PROCESS),
         *replies_premise(left_out),
         *record_premises(history),
         calibration_premise(calibration, epsilon),

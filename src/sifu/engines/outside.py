@@ -54,7 +54,7 @@ class OutsideFederation(RemoteFederation):
         super().__init__(blueprint, blueprint.facts)
         self._exchange, self._lost_in_a_row = exchange, 0
 
-    def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
+    def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Run the rounds of all setups in one task; a model without any reply is unchanged."""
         position, models, drawn = setups[0].position, dict[str, Arrays](), list[ClientIndices]()
         for setup in setups:

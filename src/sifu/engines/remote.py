@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import Trunk
+from sifu.core.closed_form_engine import Backbone
 from sifu.core.engine import (
     Evaluation,
     Incident,
@@ -68,7 +68,7 @@ class HeadPlan:
     fixed: FixedPoint
     relative_penalty: float | None
     tuning: Blueprint | None = None
-    networks: Callable[[Sequence[Trunk]], Mapping[int, Vector]] | None = None
+    networks: Callable[[Sequence[Backbone]], Mapping[int, Vector]] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         return taken
 
     @abstractmethod
-    def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
+    def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Run one round per setup at the same time, all at the same position and with disjoint clients.
 
         Args:
@@ -193,7 +193,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
     ) -> RoundResult:
         """Run one round of FedAvg with the clients that reply; too few replies leave the model unchanged."""
         setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates)
-        return self.run_together([setup], apart=False)[0]
+        return self.run_together([setup], separate=False)[0]
 
     def run_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
@@ -201,7 +201,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         """Run one round of every group at the same time; each client receives the model of its group."""
         pairs = zip(models, groups, strict=True)
         setups = [RoundSetup(self.layout.own_copy(model), position, members) for model, members in pairs]
-        return self.run_together(setups, apart=True) if setups else []
+        return self.run_together(setups, separate=True) if setups else []
 
     def draw(self, setup: RoundSetup) -> ClientIndices:
         """Return the sorted participants drawn for a round."""

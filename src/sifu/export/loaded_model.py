@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sifu.core.closed_form_engine import Trunk
+from sifu.core.closed_form_engine import Backbone
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
@@ -306,9 +306,11 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
         ]
         if lacking:
             raise InputError(f"the file of networks lacks {lacking[0]!r}, which the description needs: export again")
-        mapping = through.with_trunks(
+        mapping = through.with_backbones(
             [
-                Trunk(int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names]))
+                Backbone(
+                    int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names])
+                )
                 for group, samples in tuned["samples"].items()
             ]
         )

@@ -229,7 +229,7 @@ def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ..
 
 def _cases(word: str) -> Iterator[str]:
     """Return a word in every mixture of cases, in a fixed order, so that graphs are reproducible bit for bit."""
-    return map("".join, itertools.product(*(dict.fromkeys((letter, letter.upper())) for letter in word)))
+    return map("".join, itertools.product(*(dict.fromkeys((message, message.upper())) for message in word)))
 
 
 def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:

@@ -30,8 +30,8 @@ class ClosedForm(Scratch):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan a fresh head from the sum over the remaining clients, with no charges."""
         leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
-        trunks = current_networks(view)
-        hit = [row.grp for row in trunks if is_hit(row, leaving)]
+        backbones = current_networks(view)
+        hit = [row.grp for row in backbones if is_hit(row, leaving)]
         rounds = self._rounds(view, len(hit))
         cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
         return replace(

@@ -18,7 +18,7 @@ from sifu.core.premises import Premise, before_training_premises, group_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
-from sifu.planning.forecast import Forecast, predict_healing, rebuild_client_rounds
+from sifu.planning.forecast import Forecast, predict_recovery, rebuild_client_rounds
 from sifu.planning.plan import Plan
 from sifu.run import group_state
 from sifu.run.group_state import parts_without
@@ -35,8 +35,8 @@ class Groups(Method):
         """Refuse a run whose clients did not train in groups."""
         if not group_state.has_groups(view):
             raise InputError(
-                "method groups merges the models of groups that trained apart, and this run has none: set groups.count "
-                "and groups.rounds in the spec and train again, or use scratch"
+                "method groups merges the models of groups that trained separately, and this run has none: set "
+                "groups.count and groups.rounds in the spec and train again, or use scratch"
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
@@ -45,8 +45,8 @@ class Groups(Method):
         forecast = Forecast(view, terms)
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
         if merged:
-            expected, predicted = predict_healing(view, forecast, len(merged))
-        merged_before = not group_state.are_apart(view)
+            expected, predicted = predict_recovery(view, forecast, len(merged))
+        merged_before = not group_state.are_separate(view)
         return replace(
             plan_from(self, view, terms, 0 if merged else None),
             predicted_rounds=predicted.rounds if predicted and merged_before else None,
@@ -60,7 +60,7 @@ class Groups(Method):
         """Return the groups that are merged, and those that held a client that leaves now."""
         leaving = set(view.leaving(terms.clients))
         models = group_state.available_group_models(view.reader)
-        if group_state.are_apart(view):  # the groups finish before the request is executed
+        if group_state.are_separate(view):  # the groups finish before the request is executed
             members = {group: set(clients) for group, clients in enumerate(group_state.members_now(view)) if clients}
             for group, row in models.items():
                 members.setdefault(group, set()).update(row.members)
@@ -99,8 +99,8 @@ class Groups(Method):
 def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str]:
     count, rebuild, stretch = view.spec.groups.count, view.spec.groups.rebuild, view.spec.groups.stretch
     notes = []
-    if group_state.are_apart(view):
-        notes.append("the groups still train apart: the request is carried out when they are done")
+    if group_state.are_separate(view):
+        notes.append("the groups still train separately: the request is carried out when they are done")
     if merged:
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
         notes.append(f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten")

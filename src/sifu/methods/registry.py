@@ -35,7 +35,7 @@ from sifu.methods.groups import Groups
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
-from sifu.planning.plan import AutoChoice, Plan, Way, choose_way, least_level, reason_of, strongest_way
+from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, least_level, reason_of, strongest_option
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import leaving_requests
@@ -173,7 +173,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))
         except (InputError, NotCertifiableError) as error:
-            ways.append(Way(name, summary=method_info(name).summary, refused=str(error)))
+            ways.append(MethodOption(name, summary=method_info(name).summary, refused=str(error)))
         else:
             ways.append(_way(view, method, plans[name]))
     # Allowed methods come first, among them certified ones, among these the ones with fewer rounds.
@@ -183,12 +183,12 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
     if not allowed:
         raise InputError(f"this run allows no way to forget them: {ways[0].refused}")
     compared = tuple(way for way in allowed if way.may_be_chosen) or tuple(allowed)
-    chosen = choose_way(compared, least) or strongest_way(compared)
+    chosen = choose_method(compared, least) or strongest_option(compared)
     choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
     return replace(plans[chosen], ways=tuple(ways), auto=choice)
 
 
-def _way(view: RunView, method: Method, plan: Plan) -> Way:
+def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
     info, terms = method.info, plan.terms
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
@@ -201,7 +201,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
     pace = _seconds_a_round(view)
     exact: Level = "none" if plan.level == "none" else "exact"
     charged = [charge for charge in plan.charges if charge.subject.order != plan.order and charge.charge > 0.0]
-    return Way(
+    return MethodOption(
         method=info.name,
         summary=info.summary,
         level=plan.level,

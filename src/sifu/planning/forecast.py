@@ -265,31 +265,31 @@ WIDTH = 2.0
 """Factor by which the interval extends either way, plus one round: merges vary (22 and 46 rounds for two seeds)."""
 
 
-def healing_rounds(common: float, apart: float, share_left: float) -> float:
+def recovery_rounds(common: float, separate: float, share_left: float) -> float:
     """Return the rounds after a merge of a share of the groups.
 
-    >>> healing_rounds(10.0, 100.0, 0.9), healing_rounds(10.0, 100.0, 0.5)
+    >>> recovery_rounds(10.0, 100.0, 0.9), recovery_rounds(10.0, 100.0, 0.5)
     (11.0, 15.0)
     """
-    return min(common + LEARNED_AGAIN * (1.0 - share_left) * apart, common + apart)
+    return min(common + LEARNED_AGAIN * (1.0 - share_left) * separate, common + separate)
 
 
-def predict_healing(view: RunView, forecast: Forecast, merged: int) -> tuple[float, Prediction | None]:
+def predict_recovery(view: RunView, forecast: Forecast, merged: int) -> tuple[float, Prediction | None]:
     """Return the common rounds after a merge of `merged` groups.
 
     Returns:
         The expected rounds, and a prediction with an interval; None instead of it if no target was reached.
     """
-    apart, count = view.spec.groups.rounds, view.spec.groups.count
-    common = max(0.0, float(forecast.first.length - apart))
-    expected = healing_rounds(common, apart, merged / count) * _correction(view.reader, common, apart, count)
+    separate, count = view.spec.groups.rounds, view.spec.groups.count
+    common = max(0.0, float(forecast.first.length - separate))
+    expected = recovery_rounds(common, separate, merged / count) * _correction(view.reader, common, separate, count)
     if forecast.training is None:
         return expected, None
     interval = max(0, math.floor(expected / WIDTH - 1.0)), math.ceil(expected * WIDTH + 1.0)
     return expected, Prediction(round(expected), interval)
 
 
-def _correction(reader: RunReader, common: float, apart: float, count: int) -> float:
+def _correction(reader: RunReader, common: float, separate: float, count: int) -> float:
     """Return the median ratio of actual to predicted rounds over earlier group requests; 1 if there are none."""
     nodes = reader.nodes_by_number()
     parts: dict[int, int] = {}
@@ -297,7 +297,7 @@ def _correction(reader: RunReader, common: float, apart: float, count: int) -> f
         parts[row.node] = parts.get(row.node, 0) + 1
     ratios: Sequence[float] = [
         (nodes[request.final_node].node.position + 1.0)
-        / (healing_rounds(common, apart, parts[request.noise_node] / count) + 1.0)
+        / (recovery_rounds(common, separate, parts[request.noise_node] / count) + 1.0)
         for request in reader.requests()
         if request.noise_node in parts and request.final_node is not None
     ]

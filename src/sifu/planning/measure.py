@@ -14,9 +14,8 @@ straight line in log rounds and log errors, e(n) = e_T (n / T)^-p. Fitted to the
 (the round that first reaches a target is a lucky one) and continues it.
 
 **Harm of noise, from the rehearsal.** Noise of the rehearsed size s on the last model of the training, of T rounds,
-adds
-l_k to the loss after k rounds, k up to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds, k
-rounds later,
+adds l_k to the loss after k rounds, k up to K = 2 or 1 (`RecoveredNoise`). Noise of size sigma on the model of round c
+adds, k rounds later,
 
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
@@ -33,7 +32,7 @@ from the trained model, the loss of a network is not quadratic, and noise can de
 times the largest rehearsed noise, every prediction counts as wrong.
 
 **Choice of the quantity.** If the end of training rehearsed rounds with noise, the forecast follows wrong predictions
-with the measured harm (`Healing`). A run without such rounds (fewer than 12 rounds of training, noise in training,
+with the measured harm (`Recovery`). A run without such rounds (fewer than 12 rounds of training, noise in training,
 different participants in the rehearsed rounds, regression) is followed by its loss, more roughly:
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),
@@ -52,7 +51,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sifu.run.rehearsal import HealedNoise, healed_noise, rehearsed_noises
+from sifu.run.rehearsal import RecoveredNoise, recovered_noise, rehearsed_noises
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats
@@ -230,7 +229,7 @@ FARTHEST = 3.0
 
 
 @dataclass(frozen=True)
-class Healing:
+class Recovery:
     """Harm of noise and its decay, from the rehearsal (see the module's docstring).
 
     `losses` are the amounts that noise of `noise_std` adds after 0, 1, ... rounds; `training` is f.
@@ -247,32 +246,32 @@ class Healing:
 
     @staticmethod
     def of(
-        healed: HealedNoise | None,
+        recovered: RecoveredNoise | None,
         rises: Mapping[float, tuple[float, float]],
         samples: int,
         training: LearningCurve,
         linear: bool = True,
-    ) -> Healing | None:
+    ) -> Recovery | None:
         """Return the law of decay; None if the rehearsal does not determine it.
 
         Args:
-            healed: Harm left after the rehearsed rounds.
+            recovered: Harm left after the rehearsed rounds.
             rises: Rise of loss and errors directly after noise, by sigma.
             samples: Number of samples the evaluations were made on.
             training: Loss of the first training.
             linear: Whether the model is linear in its parameters.
         """
-        if healed is None or healed.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
+        if recovered is None or recovered.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
-        at_once, _ = rises[healed.noise_std]
-        small = [rise for noise_std, rise in rises.items() if noise_std <= healed.noise_std]
-        small += zip(healed.losses, healed.errors, strict=True)
+        at_once, _ = rises[recovered.noise_std]
+        small = [rise for noise_std, rise in rises.items() if noise_std <= recovered.noise_std]
+        small += zip(recovered.losses, recovered.errors, strict=True)
         loss, wrong = (sum(values) for values in zip(*small, strict=True))
         errors_per_loss = max(wrong, 0.5 / samples) / loss
         large_rise, large_wrong = rises[max(rises)]
-        return Healing(
-            healed.noise_std,
-            (at_once, *healed.losses),
+        return Recovery(
+            recovered.noise_std,
+            (at_once, *recovered.losses),
             training,
             OF_LOSS["linear" if linear else "network"],
             math.inf if linear else FARTHEST * max(rises),
@@ -355,8 +354,8 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         for noise_std, (noised, plain) in first.rehearsed.items()
     }
     samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
-    healing = Healing.of(healed_noise(first.evaluations), rises, samples, first.losses, linear)
-    if healing is None:
+    recovery = Recovery.of(recovered_noise(first.evaluations), rises, samples, first.losses, linear)
+    if recovery is None:
         return None
     goal = errors.at_end
     if first.rounds_to_target is not None:
@@ -367,9 +366,9 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         """Return the standard deviation of luck: its effect grows like sigma, the mean harm like sigma^2."""
         if noise_std == 0.0:
             return 0.0
-        return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * healing.noise_std / noise_std, SPREAD_OF_LAW))
+        return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * recovery.noise_std / noise_std, SPREAD_OF_LAW))
 
-    return Measure(True, errors.scatter, errors.errors, goal, healing.errors, spread)
+    return Measure(True, errors.scatter, errors.errors, goal, recovery.errors, spread)
 
 
 def _measure_of_loss(first: FirstTraining) -> Measure | None:

@@ -48,7 +48,7 @@ NOT_INSTALLED = 25
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodOption:
     """A method as an option for a request: its guarantee and cost, or the reason why this run does not allow it.
 
     Attributes:
@@ -102,7 +102,7 @@ class AutoChoice:
 
     method: str
     least_level: Level
-    compared: tuple[Way, ...]
+    compared: tuple[MethodOption, ...]
     reason: str
 
     def to_mapping(self) -> dict[str, object]:
@@ -124,13 +124,13 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
     return max(usual, terms.level or "none", key=LEVELS.index)
 
 
-def choose_way(compared: Sequence[Way], least: Level) -> str | None:
+def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
     """Return the method that `auto` chooses among the options; None if none reaches the least level.
 
-    >>> ways = [Way("sifu", "proven", 9.0), Way("scratch", "exact", 90.0)]
-    >>> choose_way(ways, "conditional"), choose_way(ways, "exact")
+    >>> ways = [MethodOption("sifu", "proven", 9.0), MethodOption("scratch", "exact", 90.0)]
+    >>> choose_method(ways, "conditional"), choose_method(ways, "exact")
     ('sifu', 'scratch')
-    >>> choose_way([Way("sifu", "proven", 90.0), Way("scratch", "exact", 90.0)], "conditional")
+    >>> choose_method([MethodOption("sifu", "proven", 90.0), MethodOption("scratch", "exact", 90.0)], "conditional")
     'scratch'
     """
     enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
@@ -142,12 +142,12 @@ def choose_way(compared: Sequence[Way], least: Level) -> str | None:
     return min(candidates, key=lambda way: (_cost(way), -LEVELS.index(way.level), _place(way.method))).method
 
 
-def strongest_way(compared: Sequence[Way]) -> str:
+def strongest_option(compared: Sequence[MethodOption]) -> str:
     """Return the method with the strongest guarantee; it is planned, and refused, if none reaches the least level."""
     return min(compared, key=lambda way: (-LEVELS.index(way.level), _cost(way), _place(way.method))).method
 
 
-def _cost(way: Way) -> float:
+def _cost(way: MethodOption) -> float:
     return math.inf if way.rounds is None else way.rounds
 
 
@@ -157,7 +157,7 @@ def _place(method: str) -> int:
     return -NOT_INSTALLED if info is None else -info.preserves
 
 
-def reason_of(method: str, compared: Sequence[Way], least: Level) -> str:
+def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> str:
     """Return the reason for choosing a method, as a sentence."""
     taken = next(way for way in compared if way.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):
@@ -314,7 +314,7 @@ class Plan:
     outlook: Outlook | None = None
     expected_rounds: float | None = None
     rebuild_client_rounds: int = 0
-    ways: tuple[Way, ...] = ()
+    ways: tuple[MethodOption, ...] = ()
     auto: AutoChoice | None = None
     before_after: BeforeAfter | None = None
     """The guarantee against an observer of all releases; None means not protected."""

@@ -188,7 +188,7 @@ def _collect(reader: RunReader) -> ReportData:
         run=reader.value("run"),
         status=status,
         training_rounds=0 if solved else max(node.position for node in nodes.values() if node.branch == 0),
-        rounds_in_all=0 if solved else status.rounds_run + _rounds_apart(nodes.values()),
+        rounds_in_all=0 if solved else status.rounds_run + _separate_rounds(nodes.values()),
         branches=_branches(nodes, on_path, _rounds_before(nodes), view.requests),
         requests=_requests(reader, view, status, nodes),
         psi_panels=_psi_panels(reader, view),
@@ -211,7 +211,7 @@ def _use(current: bool, on_path: bool) -> str:
     return "current model" if current else "kept to go back to" if on_path else "not in use"
 
 
-def _rounds_apart(nodes: Iterable[PathNode]) -> int:
+def _separate_rounds(nodes: Iterable[PathNode]) -> int:
     """Return the rounds of groups; rounds that groups train at the same time count once."""
     rounds: dict[int, int] = {}
     for node in nodes:

@@ -32,7 +32,7 @@ def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
     def printable(value: object) -> object:
         if isinstance(value, Markup):  # already safe
             return value
-        return "".join(letter if letter.isprintable() or letter in spaces else "\ufffd" for letter in str(value))
+        return "".join(message if message.isprintable() or message in spaces else "\ufffd" for message in str(value))
 
     return Environment(
         loader=PackageLoader(package, folder),
@@ -75,7 +75,7 @@ def verdict(data: ReportData) -> str:
             text += f" The model was trained for {counted(data.training_rounds, 'round')}."
     if data.status.groups:
         count, finished = len(data.status.groups), sum(group.finished for group in data.status.groups)
-        text += f" Clients trained apart in {count:,} groups at first; {finished:,} of them can be merged by a request."
+        text += f" Clients trained separately in {count:,} groups at first; a request can merge {finished:,} of them."
     return text.strip()
 
 

@@ -31,7 +31,7 @@ from sifu.store.given_approvals import (
     LeavingClients,
     approvals_needed,
 )
-from sifu.store.inbox import Letter, letters
+from sifu.store.inbox import Message, messages
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
 
@@ -147,24 +147,24 @@ def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingR
     ]
     recorded = {row.request for row in rows}
     pending += [
-        _posted(run, letter, now)
-        for letter in letters(reader.folder)
-        if letter.kind in ("request", "signed") and letter.id not in recorded
+        _posted(run, message, now)
+        for message in messages(reader.folder)
+        if message.kind in ("request", "signed") and message.id not in recorded
     ]
     return sorted(pending, key=lambda request: (request.deadline, request.request))
 
 
-def _posted(run: str, letter: Letter, now: datetime.datetime) -> PendingRequest:
+def _posted(run: str, message: Message, now: datetime.datetime) -> PendingRequest:
     """Return an inbox message as a pending request, as far as it can be read; it is validated when it is ingested."""
-    content = letter.content or {}
+    content = message.content or {}
     days, clients = content.get("deadline_days", DEADLINE_DAYS), content.get("clients", [])
-    posted = datetime.datetime.fromtimestamp(letter.posted, datetime.UTC)
+    posted = datetime.datetime.fromtimestamp(message.posted, datetime.UTC)
     usable = isinstance(days, int) and 0 <= days <= 36500
     deadline = posted + datetime.timedelta(days=days if usable else DEADLINE_DAYS)
     names = tuple(str(name) for name in clients) if isinstance(clients, list) else ()
     return PendingRequest(
         run,
-        letter.id,
+        message.id,
         POSTED,
         names,
         posted.strftime(TIME_FORMAT),

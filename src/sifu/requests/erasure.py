@@ -26,7 +26,7 @@ from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_use
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.closed_form import total
-from sifu.theory.closed_form.blocks import parts_of_rows, parts_through, strike
+from sifu.theory.closed_form.blocks import drop, parts_of_rows, parts_through
 from sifu.theory.rollback import Exposure, Subject
 
 
@@ -79,9 +79,15 @@ def sum_left(
     whole = next((row for row in rows if row.is_sum), None)
     if whole is None:
         return None
-    leaving, trunks = set(whole.clients) & set(gone), tuple(node for node in whole.trunks if node not in set(networks))
+    leaving, backbones = (
+        set(whole.clients) & set(gone),
+        tuple(node for node in whole.trunks if node not in set(networks)),
+    )
     clients = tuple(sorted(set(whole.clients) - leaving))
-    unchanged, merged = not leaving and trunks == whole.trunks, features.tune == "merge" and trunks != whole.trunks
+    unchanged, merged = (
+        not leaving and backbones == whole.trunks,
+        features.tune == "merge" and backbones != whole.trunks,
+    )
     if unchanged or merged or not clients:
         return None
     networks_used, in_parts = range(len(whole.trunks)), features.tune == "blocks"
@@ -93,7 +99,7 @@ def sum_left(
         (row.clients[0], row.is_rows) for row in rows if not row.is_sum and can_be_used(row, whole.trunks)
     )
     subtracted = all(any(available[client, form] == needed[form] for form in needed) for client in leaving)
-    return SumLeft(whole, clients, trunks) if subtracted else None
+    return SumLeft(whole, clients, backbones) if subtracted else None
 
 
 def write_sum_left(
@@ -117,14 +123,14 @@ def write_sum_left(
         return []
     fixed, groups = recorded_fixed_point(view.spec, writer.layout), writer.group_models()
     blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
-    own = OwnStatistics.among(rows, fixed, blocks, {groups[trunk].grp: trunk for trunk in left.made_of.trunks})
+    own = OwnStatistics.among(rows, fixed, blocks, {groups[backbone].grp: backbone for backbone in left.made_of.trunks})
     statistics = read_statistics(writer.folder, left.made_of, fixed)
     leaving = sorted(set(left.made_of.clients) & set(gone))
     if leaving:
         statistics = statistics - total(fixed, (own.read(writer.folder, client, own.parts()) for client in leaving))
-    struck = [groups[trunk].grp for trunk in left.made_of.trunks if trunk not in left.trunks]
-    if blocks is not None and struck:
-        statistics = strike(statistics, blocks, struck)
+    dropped = [groups[backbone].grp for backbone in left.made_of.trunks if backbone not in left.trunks]
+    if blocks is not None and dropped:
+        statistics = drop(statistics, blocks, dropped)
     return [
         write_statistics(
             writer.folder,
@@ -133,7 +139,7 @@ def write_sum_left(
             statistics,
             is_sum=True,
             seed=writer.salt_seed(),
-            trunks=left.trunks,
+            backbones=left.trunks,
         )
     ]
 

@@ -35,9 +35,9 @@ from sifu.requests.certification import (
     updates_to_erase,
 )
 from sifu.requests.erasure import statistics_to_erase, write_sum_left
-from sifu.requests.letters import WatchedInbox, check_level
+from sifu.requests.messages import WatchedInbox, check_level
 from sifu.run.coupled_replay import retrain_unrecorded
-from sifu.run.group_state import groups_to_build, has_groups, merge_rows, use_trunks_of_head
+from sifu.run.group_state import groups_to_build, has_groups, merge_rows, use_backbones_of_head
 from sifu.run.group_training import LARGEST_PSI, GroupTraining
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
@@ -277,15 +277,15 @@ class Worker:
             False if there was nothing to do.
         """
         if self.inbox.waiting():
-            self.inbox.take_in()
-        if self.finish_running() or self.carry_out_next(level):
+            self.inbox.ingest()
+        if self.finish_running() or self.execute_next(level):
             return True
         if self.writer.phase == "training":
-            self.train(until_letter=True)
+            self.train(until_message=True)
             return True
-        if self._complete_head() or self.heal(until_letter=True) or self.run_owed_rounds(until_letter=True):
+        if self._complete_head() or self.recover(until_message=True) or self.run_owed_rounds(until_message=True):
             return True
-        return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
+        return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_message=True) > 0
 
     def _complete_head(self) -> bool:
         """Solve a closed-form head again with missing clients that are reachable now; return whether it was solved.
@@ -302,32 +302,32 @@ class Worker:
         solve.note_standing()
         return True
 
-    def train(self, until_letter: bool = False) -> None:
+    def train(self, until_message: bool = False) -> None:
         """Continue the first training until its stop rule holds.
 
-        With `until_letter`, stop after a message was ingested.
+        With `until_message`, stop after a message was ingested.
         """
-        if not self._merge_groups(until_letter):
+        if not self._merge_groups(until_message):
             return
-        training = self._run_rounds("training", until_letter=until_letter)
+        training = self._run_rounds("training", until_message=until_message)
         if training is not None:
             training.finish()
 
-    def _merge_groups(self, until_letter: bool = False) -> bool:
+    def _merge_groups(self, until_message: bool = False) -> bool:
         """Let the groups finish their separate rounds, and merge them; return False if a message stopped them."""
-        while behaviour_of(view := RunView(self.writer)).are_apart():
+        while behaviour_of(view := RunView(self.writer)).are_separate():
             if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
                 behaviour_of(view).after_groups(self.writer)
                 continue
-            self.inbox.take_in()
-            if until_letter:
+            self.inbox.ingest()
+            if until_message:
                 return False
         return True
 
-    def rebuild_groups(self, until_letter: bool = False) -> int:
+    def rebuild_groups(self, until_message: bool = False) -> int:
         """Rebuild the groups whose models were erased; return how many there were.
 
-        With `until_letter`, stop after a message was ingested.
+        With `until_message`, stop after a message was ingested.
         """
         view = RunView(self.writer)
         if self.writer.phase != "ready" or not has_groups(view):
@@ -336,14 +336,14 @@ class Worker:
         while groups_to_build(view):
             training = GroupTraining(self.engine, self.writer, view)
             if not training.run("groups built again", self.progress, self.inbox.waiting):
-                self.inbox.take_in()
-                if until_letter:
+                self.inbox.ingest()
+                if until_message:
                     break
             view = RunView(self.writer)
         self._complete_head()
         return count
 
-    def heal(self, until_letter: bool = False) -> int:
+    def recover(self, until_message: bool = False) -> int:
         """Train to the target after a request whose model was released at once; return the number of rounds."""
         done = [row for row in self.writer.requests() if row.request_order is not None]
         last = max(done, key=lambda row: row.request_order or 0, default=None)
@@ -354,7 +354,7 @@ class Worker:
         evaluated = {row.node: row.accuracy for row in self.writer.evaluations() if row.subset == ACTIVE}
         if should_stop(stop, before, evaluated.get(view.path.nodes[-1].node)):
             return 0
-        training = self._run_rounds(f"healing {last.request}", stop, until_letter)
+        training = self._run_rounds(f"healing {last.request}", stop, until_message)
         if training is not None:
             training.note_standing()
         return RunView(self.writer).path.nodes[-1].position - before
@@ -367,7 +367,7 @@ class Worker:
             self._retrain(request)
         return running
 
-    def carry_out_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
+    def execute_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
         """Execute the first approved request that was not refused; return False if there is none.
 
         A request that lacks approvals keeps waiting and does not block later ones.
@@ -387,7 +387,7 @@ class Worker:
         try:
             self._check_level_approved(row, level)
             self._tell(f"request {row.request} is being carried out")
-            self._carry_out(row, level)
+            self._execute(row, level)
         except NotCertifiableError as error:
             self._tell(f"request {row.request} keeps waiting: {error}")
             self.refused[row.request] = error
@@ -409,7 +409,7 @@ class Worker:
             if not row.records or row.request == besides:
                 continue
             try:
-                self._carry_out(row, None)
+                self._execute(row, None)
             except (InputError, NotCertifiableError) as error:
                 if not self._row(row.request).waits:
                     raise
@@ -430,7 +430,7 @@ class Worker:
         """
         return self._run_release(behaviour_of(RunView(self.writer)).release_stop())
 
-    def run_owed_rounds(self, until_letter: bool = False) -> int:
+    def run_owed_rounds(self, until_message: bool = False) -> int:
         """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`).
 
         There are as many as the current branch ran without these clients.
@@ -438,14 +438,14 @@ class Worker:
         Returns:
             The number of rounds.
         """
-        return self._run_release(behaviour_of(RunView(self.writer)).owed_stop(), until_letter)
+        return self._run_release(behaviour_of(RunView(self.writer)).owed_stop(), until_message)
 
-    def _run_release(self, stop: StopSpec | None, until_letter: bool = False) -> int:
+    def _run_release(self, stop: StopSpec | None, until_message: bool = False) -> int:
         """Run the rounds, or the solve, that a release needs; return how many were recorded."""
         if stop is None:
             return 0
         before, tip = RunView(self.writer).path.nodes[-1].position, self.writer.tip
-        training = self._run_rounds("release", stop, until_letter)
+        training = self._run_rounds("release", stop, until_message)
         if training is not None and self.writer.tip != tip:
             training.note_standing()
         return RunView(self.writer).path.nodes[-1].position - before
@@ -459,7 +459,7 @@ class Worker:
                 "something else: leave --level out, or file a request with that level"
             )
 
-    def _carry_out(self, row: RequestRow, level: Level | None) -> None:
+    def _execute(self, row: RequestRow, level: Level | None) -> None:
         """Roll back, add noise, retrain and certify."""
         if row.records and self._engine_again is None:
             raise NotCertifiableError(
@@ -485,7 +485,7 @@ class Worker:
         alone = left_alone(view, row.terms)
         if alone:
             log.warning("request %s: %s", row.request, alone)
-        use_trunks_of_head(self.engine, self.writer)
+        use_backbones_of_head(self.engine, self.writer)
         rate, engine = self._found_anew(view, plan)
         start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
@@ -574,20 +574,20 @@ class Worker:
         self._tell(f"request {request} is done: {self._row(request).level}")
 
     def _run_rounds(
-        self, phase: str, stop: StopSpec | None = None, until_letter: bool = False
+        self, phase: str, stop: StopSpec | None = None, until_message: bool = False
     ) -> RecordedTraining | None:
         """Run recorded rounds until the stop rule holds, and ingest messages in between.
 
         Returns:
-            The training; None if `until_letter` is set and a message ended it.
+            The training; None if `until_message` is set and a message ended it.
         """
         while True:
             view = RunView(self.writer)
             training = behaviour_of(view).training(self.engine, self.writer, stop)
             if training.run(phase, self.progress, self.inbox.waiting):
                 return training
-            self.inbox.take_in()
-            if until_letter:
+            self.inbox.ingest()
+            if until_message:
                 return None
 
     def compare_scratch(self, request: str) -> None:

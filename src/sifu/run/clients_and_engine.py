@@ -55,7 +55,7 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     return "sifu train" if phase == "training" else "sifu forget"
 
 
-def carried_out_elsewhere(spec: Spec) -> str:
+def executed_elsewhere(spec: Spec) -> str:
     """Return what to do if `sifu forget` cannot execute a request by itself; empty if it can."""
     if spec.data.name == FLOWER:
         return (

@@ -27,7 +27,7 @@ from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import current_networks, use_trunks
+from sifu.run.group_state import current_networks, use_backbones
 from sifu.run.releases import is_due, publish
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
@@ -90,7 +90,7 @@ class RecordedSolve(RecordedTraining):
             RoundRejectedError: If its statistics are refused for another reason.
         """
         engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics | Rows]()
-        use_trunks(self.engine, self.writer, self._trunk_rows)
+        use_backbones(self.engine, self.writer, self._backbone_rows)
         new = range(len(self.view.clients), len(self.engine.clients))
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
@@ -180,17 +180,17 @@ class RecordedSolve(RecordedTraining):
         return theirs and not self.lacks_networks()
 
     @cached_property
-    def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
+    def _backbone_rows(self) -> tuple[GroupModelRow, ...]:
         """Networks of groups that features go through now."""
         return current_networks(self.view)
 
     def _is_through(self, row: StatisticsRow) -> bool:
         """Return whether statistics are of features through exactly the current networks."""
-        return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
+        return row.trunks == tuple(backbone.node for backbone in self._backbone_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
         """Return whether a file is part of the next sum; a sum of blocks may grow by those of rebuilt networks."""
-        nodes = [trunk.node for trunk in self._trunk_rows]
+        nodes = [backbone.node for backbone in self._backbone_rows]
         grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
         return grows or can_be_used(row, nodes)
 
@@ -207,9 +207,9 @@ class RecordedSolve(RecordedTraining):
 
     def _solve(self) -> None:
         engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
-        use_trunks(self.engine, self.writer, self._trunk_rows)
-        trunks = tuple(trunk.node for trunk in self._trunk_rows)
-        networks = {trunk.grp: trunk.node for trunk in self._trunk_rows}
+        use_backbones(self.engine, self.writer, self._backbone_rows)
+        backbones = tuple(backbone.node for backbone in self._backbone_rows)
+        networks = {backbone.grp: backbone.node for backbone in self._backbone_rows}
         own = OwnStatistics.among(everything, engine.fixed, self._blocks, networks)
         whole = next((row for row in everything if row.is_sum and self._is_of_use(row)), None)
         gathered, seed = _Gathered(), self.writer.salt_seed()
@@ -232,7 +232,7 @@ class RecordedSolve(RecordedTraining):
             digest = whole.digest
         else:
             row = write_statistics(
-                self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed, trunks=trunks
+                self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed, backbones=backbones
             )
             digest = row["digest"]
             gathered.rows.append(row)
@@ -249,14 +249,14 @@ class RecordedSolve(RecordedTraining):
             "left_out": sorted(self.view.left_out),
         }
         if self.view.regime.tunes:
-            self._pending.solve["trunks"] = list(trunks)
+            self._pending.solve["trunks"] = list(backbones)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
         # With noise on releases, only a released head is measured: figures of the solved one would leave the folder.
         evaluation = evaluate_present(self.engine, vector, taken) if self._noise_std == 0.0 else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
-            self._take_in(
+            self._ingest(
                 StreamedRound(
                     taken,
                     sizes,

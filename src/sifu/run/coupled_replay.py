@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import StatisticsEngine, Trunk, TunedEngine, places_of_head
+from sifu.core.closed_form_engine import Backbone, StatisticsEngine, TunedEngine, places_of_head
 from sifu.core.engine import Engine, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import add_noise, noise_source
@@ -67,14 +67,14 @@ class EngineWithout:
             return None
         groups = ReplayedGroups(EngineWithout(tuned.tuning, self._there), reader, {})
         models = {row.node.node: groups.replay(row.node).model for row in reader.node_rows() if row.node.node in rows}
-        trunks = []
+        backbones = []
         for node in solve["trunks"]:
             members = self._places(np.array(rows[node].members))
             samples = sum(self.clients[member].samples for member in members.tolist())
-            trunks += [Trunk(rows[node].grp, samples, models[node])] if samples else []
-        tuned.use_trunks(trunks)
+            backbones += [Backbone(rows[node].grp, samples, models[node])] if samples else []
+        tuned.use_backbones(backbones)
         statistics, spec = self.sum_of(clients), Spec.from_mapping(reader.spec)
-        places = places_of_head(spec, reader.layout, [trunk.group for trunk in trunks])
+        places = places_of_head(spec, reader.layout, [backbone.group for backbone in backbones])
         head = head_at(statistics, places, cast("StatisticsEngine", self._engine).relative_penalty)
         return SolvedAgain(head.weights.ravel(), statistics)
 
@@ -176,10 +176,10 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
     return noised
 
 
-def replay_worlds(
+def replay_counterfactuals(
     engine: RunsRounds,
     reader: RunReader,
-    worlds: Mapping[int, Collection[int]],
+    counterfactuals: Mapping[int, Collection[int]],
     noised: NoisedModel,
     only: Collection[int] | None = None,
 ) -> Iterator[ReplayedNode]:
@@ -204,7 +204,7 @@ def replay_worlds(
     nodes = [row.node for row in reader.node_rows(begins) if only is None or row.node.node in only]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
-    groups = ReplayedGroups(engine, reader, worlds)
+    groups = ReplayedGroups(engine, reader, counterfactuals)
     for node in nodes:
         if node.kind == "group":
             waiting[node.parent] -= 1
@@ -216,7 +216,9 @@ def replay_worlds(
             alive.pop(node.parent, None)
         there = took_part.between(node.node, node.node).clients
         replayed = (
-            groups.merge(node) if node.kind == "merge" else _replay_node(engine, node, before, there, worlds, noised)
+            groups.merge(node)
+            if node.kind == "merge"
+            else _replay_node(engine, node, before, there, counterfactuals, noised)
         )
         if replayed is None:
             continue
@@ -228,8 +230,8 @@ def replay_worlds(
 class ReplayedGroups:
     """Replayed models of groups in every counterfactual run, and their merges."""
 
-    def __init__(self, engine: RunsRounds, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
-        self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
+    def __init__(self, engine: RunsRounds, reader: RunReader, counterfactuals: Mapping[int, Collection[int]]) -> None:
+        self._engine, self._counterfactuals, self._dtype = engine, counterfactuals, reader.layout.dtype
         self._rows, self._merges = reader.group_models(), reader.merges()
         self._samples = [client.samples for client in reader.clients()]
         self._stretch, self._fresh = float(reader.spec["groups"]["stretch"]), engine.initial_model(0)
@@ -252,7 +254,7 @@ class ReplayedGroups:
             key: rounds(fresh if before is None else before.without[key], gone)
             if not set(gone).isdisjoint(row.members)
             else model
-            for key, gone in self._worlds.items()
+            for key, gone in self._counterfactuals.items()
         }
         self._replayed[node.node] = ReplayedNode(node, model, without)
         return self._replayed[node.node]
@@ -278,9 +280,11 @@ class ReplayedGroups:
         model = mean(None, ())
         if model is None:
             return None
-        hit = {key for key, gone in self._worlds.items() if any(set(gone) & set(members) for _, members in parts)}
+        hit = {
+            key for key, gone in self._counterfactuals.items() if any(set(gone) & set(members) for _, members in parts)
+        }
         without = {}
-        for key, gone in self._worlds.items():
+        for key, gone in self._counterfactuals.items():
             other = mean(key, gone) if key in hit else model
             without[key] = self._fresh if other is None else other
         return ReplayedNode(node, model, without)
@@ -291,12 +295,12 @@ def _replay_node(
     node: PathNode,
     before: ReplayedNode | None,
     there: ClientIndices,
-    worlds: Mapping[int, Collection[int]],
+    counterfactuals: Mapping[int, Collection[int]],
     noised: NoisedModel,
 ) -> ReplayedNode | None:
     if node.kind == "initial":
         first = engine.initial_model(node.branch)
-        return ReplayedNode(node, first, dict.fromkeys(worlds, first))
+        return ReplayedNode(node, first, dict.fromkeys(counterfactuals, first))
     if before is None or node.kind == "heuristic":
         return None
     if node.kind == "noise":
@@ -306,7 +310,7 @@ def _replay_node(
         if model is None:
             return None
         start, without = before.model.astype(np.float64), {}
-        for key in worlds:
+        for key in counterfactuals:
             theirs = before.without[key]
             moved = model.astype(np.float64) + (theirs.astype(np.float64) - start)
             without[key] = model if theirs is before.model else moved.astype(model.dtype)
@@ -327,7 +331,7 @@ def _replay_node(
 
     model = round_from(before.model, ())
     without = {}
-    for key, gone in worlds.items():
+    for key, gone in counterfactuals.items():
         theirs = before.without[key]
         # Until its clients first take part, a counterfactual run equals the actual one bit for bit.
         same = theirs is before.model and not np.isin(there, list(gone)).any()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.closed_form_engine import Trunk, TunedEngine, recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import Backbone, TunedEngine, recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.errors import InputError
@@ -56,33 +56,33 @@ def has_groups(view: RunView) -> bool:
     return view.spec.groups.count > 0
 
 
-def are_apart(view: RunView) -> bool:
+def are_separate(view: RunView) -> bool:
     """Return whether the groups of the first training are not merged yet."""
     return has_groups(view) and not view.reader.merges()
 
 
-def available_trunks(reader: RunReader) -> tuple[GroupModelRow, ...]:
+def available_backbones(reader: RunReader) -> tuple[GroupModelRow, ...]:
     """Return the networks that groups have finished tuning and that are stored, in the order of the groups."""
     return parts_without(available_group_models(reader), int(reader.spec["groups"]["rounds"]), ())
 
 
 def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
     """Return the networks that features go through now; empty if groups tune none."""
-    return available_trunks(view.reader) if view.regime.tunes else ()
+    return available_backbones(view.reader) if view.regime.tunes else ()
 
 
-def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
+def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
     """Make features go through these networks of groups, if the engine is one of heads on tuned networks."""
     if isinstance(engine, TunedEngine):
-        engine.use_trunks([Trunk(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
+        engine.use_backbones([Backbone(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
 
 
-def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
+def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
     """Compute features through the networks that the current head was solved on, as far as they are stored."""
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
-        use_trunks(engine, reader, [row for row in available_trunks(reader) if row.node in wanted])
+        use_backbones(engine, reader, [row for row in available_backbones(reader) if row.node in wanted])
 
 
 def own_statistics(view: RunView) -> OwnStatistics:

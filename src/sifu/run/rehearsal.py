@@ -33,11 +33,11 @@ from sifu.theory.participation import ClientIndices
 
 REHEARSED = "noise:"
 """Prefix of the subset of evaluations of noised copies; sigma follows."""
-HEALED = "healing:"
+RECOVERED = "healing:"
 """Prefix of the subset of evaluations after rounds; the rounds, a colon and sigma (0.0: without noise) follow."""
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
 """Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0||, and the number of draws of each."""
-HEALED_RATIO = 0.75
+RECOVERED_RATIO = 0.75
 """Ratio of the noise that goes through rounds."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
 """Largest number of rehearsed rounds, and rounds of training needed for each: a rehearsed round costs three."""
@@ -60,16 +60,16 @@ def rehearse(
     if distance <= 0.0 or active.size == 0 or (isinstance(engine, MayNotEvaluate) and not engine.evaluates):
         return []
     sizes = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
-    healed_size = HEALED_RATIO * distance / math.sqrt(model.size)
-    healed = _healed_copies(engine, model, healed_size, position, active, seed)
+    recovered_size = RECOVERED_RATIO * distance / math.sqrt(model.size)
+    recovered = _recovered_copies(engine, model, recovered_size, position, active, seed)
     noised = _noised_copies(model, sizes, keyed_generator(seed, "rehearsal"))
-    models = chain(noised, (copy for copies in healed.values() for copy in copies))
+    models = chain(noised, (copy for copies in recovered.values() for copy in copies))
     results = iter(evaluate_each(engine, models, active))
     rows = [
         _averaged(node, f"{REHEARSED}{noise_std!r}", list(islice(results, 2 * draws)))
         for noise_std, draws in sizes.items()
     ]
-    after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in healed.items()]
+    after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in recovered.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
         after = []  # the share that is left needs all of them
     return [row for row in rows + after if row is not None]
@@ -94,7 +94,7 @@ def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.rand
                 yield (model + sign * noise).astype(model.dtype)
 
 
-def _healed_copies(
+def _recovered_copies(
     engine: Engine, model: Vector, noise_std: float, position: Position, active: ClientIndices, seed: int
 ) -> dict[str, list[Vector]]:
     """Return the model, and copies with a noise and its opposite, after each rehearsed round, by their subset."""
@@ -103,7 +103,7 @@ def _healed_copies(
         return {}
     noise = noise_std * keyed_generator(seed, "rehearsed rounds").standard_normal(model.size)
     copies = [model, (model + noise).astype(model.dtype), (model - noise).astype(model.dtype)]
-    healed: dict[str, list[Vector]] = {}
+    recovered: dict[str, list[Vector]] = {}
     for rounds in range(1, wanted + 1):
         place = Position(position.branch, position.round + rounds - 1)
         try:
@@ -114,8 +114,11 @@ def _healed_copies(
         if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):
             break
         copies = [result.model for result in done]
-        healed[f"{HEALED}{rounds}:{0.0!r}"], healed[f"{HEALED}{rounds}:{noise_std!r}"] = copies[:1], copies[1:]
-    return healed
+        recovered[f"{RECOVERED}{rounds}:{0.0!r}"], recovered[f"{RECOVERED}{rounds}:{noise_std!r}"] = (
+            copies[:1],
+            copies[1:],
+        )
+    return recovered
 
 
 def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, EvaluationRow]]]:
@@ -128,7 +131,7 @@ def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, E
 
 
 @dataclass(frozen=True)
-class HealedNoise:
+class RecoveredNoise:
     """Amounts that noise of `noise_std` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
 
     noise_std: float
@@ -136,12 +139,12 @@ class HealedNoise:
     errors: tuple[float, ...]
 
 
-def healed_noise(rows: list[EvaluationRow]) -> HealedNoise | None:
+def recovered_noise(rows: list[EvaluationRow]) -> RecoveredNoise | None:
     """Return the result of the rehearsed rounds; None if there are none, or if noise did no lasting harm."""
     by_round: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
     for row in rows:
-        if row.subset.startswith(HEALED):
-            rounds, size = row.subset.removeprefix(HEALED).split(":")
+        if row.subset.startswith(RECOVERED):
+            rounds, size = row.subset.removeprefix(RECOVERED).split(":")
             by_round.setdefault((row.node, int(rounds)), {})[float(size)] = row
     if not by_round:
         return None
@@ -150,4 +153,4 @@ def healed_noise(rows: list[EvaluationRow]) -> HealedNoise | None:
     (noise_std,) = {noise for pair in pairs for noise in pair if noise > 0.0}
     losses = tuple(pair[noise_std].loss - pair[0.0].loss for pair in pairs)
     errors = tuple(pair[0.0].accuracy - pair[noise_std].accuracy for pair in pairs)
-    return HealedNoise(noise_std, losses, errors) if min(losses) > 0.0 else None
+    return RecoveredNoise(noise_std, losses, errors) if min(losses) > 0.0 else None

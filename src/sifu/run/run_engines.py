@@ -24,7 +24,7 @@ from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.engine_check import check_continues, check_remainder
 from sifu.run.given import ModelGiven
-from sifu.run.group_state import use_trunks_of_head
+from sifu.run.group_state import use_backbones_of_head
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView
@@ -78,7 +78,7 @@ class RunEngines:
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check = partial(check_continues, reader, newcomers=newcomers)
                 built = self._usable(reader, check, leaving, newcomers=self.newcomers)
-                use_trunks_of_head(built[0], reader)
+                use_backbones_of_head(built[0], reader)
                 check_repeats(built[0])
                 self._take(*built)  # never keep an engine that was refused
             assert self.engine is not None

@@ -241,7 +241,7 @@ class RecordedTraining:
         for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():
-                self._take_in(done)
+                self._ingest(done)
             waiting = sum(updates.values.nbytes for updates in self._pending.updates)
             is_large = len(self._pending.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
             if time.monotonic() - self._committed > COMMIT_SECONDS or is_large:
@@ -267,7 +267,7 @@ class RecordedTraining:
         """Current model."""
         return self._fetch_model()
 
-    def _take_in(self, done: StreamedRound) -> None:
+    def _ingest(self, done: StreamedRound) -> None:
         """Track the round, keep the model it started from if a client crosses a level, and move the tip."""
         who = done.participants
         measured = who, done.samples, done.drifts, done.mean_shift, done.rounding

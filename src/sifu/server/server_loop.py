@@ -33,7 +33,7 @@ from sifu.engines.outside import OutsideFederation, Task
 from sifu.engines.own_models import own_training
 from sifu.errors import InputError, NoClientResponseError, RunBusyError
 from sifu.requests.client_list import recorded_clients
-from sifu.requests.letters import LOOK_EVERY, WatchedInbox
+from sifu.requests.messages import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
 from sifu.run.clients_and_engine import LOOP, preprocessing_of
 from sifu.run.run_view import RunView
@@ -88,7 +88,7 @@ def serve(
         worker = Worker(writer, engine, _recording(writer, engine, progress), inbox, tell)
         idle_since, told = time.monotonic(), False
         try:
-            inbox.take_in()
+            inbox.ingest()
             while True:
                 if worker.step(level):
                     idle_since, told = time.monotonic(), False

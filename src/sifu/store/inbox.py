@@ -22,13 +22,13 @@ from sifu.errors import InputError
 from sifu.store.files import TEMPORARY_PREFIX, private_folder, room_to_write, sync_folder, write_durably
 
 INBOX = "inbox"
-LARGEST_LETTER_BYTES = 1 << 20
-LETTER_NAME = re.compile(r".*\..*\.json", re.DOTALL)
+LARGEST_MESSAGE_BYTES = 1 << 20
+MESSAGE_NAME = re.compile(r".*\..*\.json", re.DOTALL)
 """Kind, id and ending; kind and id are checked when the message is read."""
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """An inbox message: a request of some `kind` under an id. `content` is None if the file is not a valid message."""
 
     kind: str
@@ -80,7 +80,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     sync_folder(folder)
 
 
-def letters(folder: Path) -> list[Letter]:
+def messages(folder: Path) -> list[Message]:
     """Return the waiting messages, in the order of arrival."""
     waiting = []
     for entry in _entries(folder):
@@ -89,10 +89,10 @@ def letters(folder: Path) -> list[Letter]:
             waiting.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
         except FileNotFoundError:
             continue  # it was ingested just now
-    return [letter for _, _, letter in sorted(waiting, key=lambda entry: entry[:2])]
+    return [message for _, _, message in sorted(waiting, key=lambda entry: entry[:2])]
 
 
-def any_letters(folder: Path) -> bool:
+def any_messages(folder: Path) -> bool:
     """Return whether messages wait; cheap enough to be called between rounds."""
     return any(True for _ in _entries(folder))
 
@@ -102,25 +102,25 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder / INBOX) as entries:
             for entry in entries:
-                named = LETTER_NAME.fullmatch(entry.name) and not entry.name.startswith(TEMPORARY_PREFIX)
+                named = MESSAGE_NAME.fullmatch(entry.name) and not entry.name.startswith(TEMPORARY_PREFIX)
                 if named and entry.is_file(follow_symlinks=False):
                     yield entry
     except (FileNotFoundError, NotADirectoryError):
         return
 
 
-def discard(letter: Letter) -> None:
+def discard(message: Message) -> None:
     """Delete a message whose event is in the ledger."""
-    letter.path.unlink(missing_ok=True)
-    sync_folder(letter.path.parent)
+    message.path.unlink(missing_ok=True)
+    sync_folder(message.path.parent)
 
 
-def _read(path: Path, posted: float) -> Letter:
+def _read(path: Path, posted: float) -> Message:
     kind, _, rest = _printable(path.name).partition(".")
     content, trouble = None, ""
     try:
         text = _first_bytes(path)
-        content = read_json(text) if len(text) <= LARGEST_LETTER_BYTES else None
+        content = read_json(text) if len(text) <= LARGEST_MESSAGE_BYTES else None
         canonical_json(content)  # reject content that the ledger cannot hold (NaN, half a character)
     except FileNotFoundError:
         raise
@@ -129,14 +129,14 @@ def _read(path: Path, posted: float) -> Letter:
     except (ValueError, RecursionError):
         content = None
     content = content if isinstance(content, dict) else None
-    return Letter(kind, rest.removesuffix(".json"), content, path, posted, trouble)
+    return Message(kind, rest.removesuffix(".json"), content, path, posted, trouble)
 
 
 def _first_bytes(path: Path) -> bytes:
     """Read a message up to one byte more than the maximum size, without following a link that replaced the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
-        return stream.read(LARGEST_LETTER_BYTES + 1)
+        return stream.read(LARGEST_MESSAGE_BYTES + 1)
 
 
 def _printable(name: str) -> str:

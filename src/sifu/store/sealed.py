@@ -19,7 +19,7 @@ OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
 """Kinds of events that may reveal data of clients forgotten earlier, by a measurement or a digest over their data."""
 
 
-def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
+def split_sealed(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
     """Move the figures to be sealed out of a payload and put a commitment to them in their place.
 
     Args:

@@ -318,16 +318,16 @@ class OwnStatistics:
             for part in parts:
                 name = None if part == WHOLE else part_name(part)
                 content = rows_heading(self.fixed, name) + part_of_rows(statistics, self.blocks, part)
-                trunks = tuple(self.networks.values()) if part == WHOLE else tuple(self.networks[g] for g in part)
-                contents[f"{client}{'' if name is None else f'.{name}'}.rows"] = (content, trunks)
+                backbones = tuple(self.networks.values()) if part == WHOLE else tuple(self.networks[g] for g in part)
+                contents[f"{client}{'' if name is None else f'.{name}'}.rows"] = (content, backbones)
             return _write(folder, node, [client], statistics.samples, contents, seed)
         if self.blocks is None:
-            trunks = tuple(self.networks.values())
-            return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, trunks=trunks)]
+            backbones = tuple(self.networks.values())
+            return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, backbones=backbones)]
         for part in parts:
             words = cut(statistics, self.blocks, part).astype("<i8", copy=False).tobytes()
-            trunks = tuple(self.networks[group] for group in part)
-            contents[f"{client}.{part_name(part)}"] = (part_heading(statistics.fixed, part) + words, trunks)
+            backbones = tuple(self.networks[group] for group in part)
+            contents[f"{client}.{part_name(part)}"] = (part_heading(statistics.fixed, part) + words, backbones)
         return _write(folder, node, [client], statistics.samples, contents, seed)
 
 
@@ -392,7 +392,7 @@ def write_statistics(
     *,
     is_sum: bool,
     seed: int | None,
-    trunks: Sequence[int] = (),
+    backbones: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write a file of statistics before the event that names it.
 
@@ -403,12 +403,12 @@ def write_statistics(
         statistics: Statistics of one client, or the sum over several.
         is_sum: Whether it is the sum from which a head is solved.
         seed: Seed of the salt; None for the operating system's generator.
-        trunks: Nodes of the groups' networks that the features went through.
+        backbones: Nodes of the groups' networks that the features went through.
 
     Returns:
         The row of `statistics` for the file.
     """
-    contents = {"sum" if is_sum else str(clients[0]): (statistics.canonical(), trunks)}
+    contents = {"sum" if is_sum else str(clients[0]): (statistics.canonical(), backbones)}
     return _write(folder, node, clients, statistics.samples, contents, seed)[0]
 
 
@@ -420,14 +420,14 @@ def _write(
     contents: Mapping[str, tuple[bytes, Sequence[int]]],
     seed: int | None,
 ) -> list[dict[str, Any]]:
-    """Write files, given by name with content and networks (`trunks`), and return their rows."""
+    """Write files, given by name with content and networks (`backbones`), and return their rows."""
     rows, salted = [], {}
-    for name, (content, trunks) in contents.items():
+    for name, (content, backbones) in contents.items():
         file = f"{node}.{name}.statistics"
         content += new_salt(seed, f"statistics:{file}")
         salted[stored_path(folder, "statistics", file)] = content
         row = StatisticsRow(
-            file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(trunks)
+            file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(backbones)
         )
         rows.append(asdict(row))
     files.write_all_atomically(salted)

@@ -61,7 +61,7 @@ from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.release_files import unnamed_releases
 from sifu.store.salts import add_salts, erase_salts
-from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, set_apart
+from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timestamp_path
 from sifu.theory.history import PathNode
@@ -373,7 +373,7 @@ class RunWriter(RunReader):
         seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
         time = time_after(last[2], utc_now()) if last and kind != CLOCK_SET else utc_now()
         earlier = self.events() if kind == PURGED else []
-        sealed = set_apart(payload)
+        sealed = split_sealed(payload)
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
         if sealed is not None:
             self.connection.execute("INSERT INTO sealed VALUES (?, ?, ?)", (seq, sealed[0], sealed[1].decode()))

@@ -279,7 +279,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
             yield f"premise {premise.name!r}: case {premise.case!r} with these values means nothing"
     for expected in (
         accounting_premise(body["accounting"]),
-        counterfactual_premise(Participation.parse(body["participation"]).independent, apart="identity" in by_name),
+        counterfactual_premise(Participation.parse(body["participation"]).independent, separate="identity" in by_name),
         calibration_premise(body["calibration"], body["epsilon"]),
         noise_premise(body["noise_source"]),
         heuristic_premise(body["method"]),

@@ -166,7 +166,7 @@ def _forgotten(before: ReplayedTables) -> set[int]:
     return {client for row in before.read("subjects") for client in row.clients}
 
 
-def _carried_out(before: ReplayedTables) -> int:
+def _executed(before: ReplayedTables) -> int:
     return sum(1 for row in before.rows["requests"].values() if row.get("request_order") is not None)
 
 
@@ -203,7 +203,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
         if row["samples"] != sum(view.clients[client].samples for client in members):
             yield f"{name}: its samples are recorded as {row['samples']}, which is not the sum of its members'"
         parent = earlier.get(node.parent or 0)
-        begins = (-_carried_out(before), 0) if parent is None else (nodes[parent.node].node.branch, parent.rounds)
+        begins = (-_executed(before), 0) if parent is None else (nodes[parent.node].node.branch, parent.rounds)
         if (
             (parent is None and node.parent != 0)
             or (parent is not None and (parent.grp != row["grp"] or not set(parent.members) <= set(members)))
@@ -234,7 +234,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     if stated != expected:
         taken, allowed = ([(row["grp"], row["source_node"]) for row in rows] for rows in (stated, expected))
         yield f"{name} is made of (group, node) {taken}, the rule says {allowed}"
-    if event.kind == "merged" and (before.rows["merges"] or _carried_out(before) or node.position != groups.rounds):
+    if event.kind == "merged" and (before.rows["merges"] or _executed(before) or node.position != groups.rounds):
         yield f"{name} is not that of the first training"
     if (node.kind == "merge") != bool(expected):
         yield f"{name}: a node of kind {node.kind} is recorded, with {len(expected)} groups to merge"

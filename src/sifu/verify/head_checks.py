@@ -24,7 +24,7 @@ from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Rows, Statistics, total
-from sifu.theory.closed_form.blocks import Blocks, at_places, is_struck
+from sifu.theory.closed_form.blocks import Blocks, at_places, is_dropped
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
 SCORES_AGREE = 1e-6
@@ -60,7 +60,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     if whole is None or statistics is None:
         return
     if blocks is not None:
-        yield from _check_struck(reader, blocks, whole, statistics)
+        yield from _check_dropped(reader, blocks, whole, statistics)
     if set(whole.clients) <= own.complete and result != statistics:
         yield f"statistics: {whole.file} is not the sum of the statistics of its clients"
     yield from _check_head(reader, view, (whole, statistics))
@@ -114,10 +114,10 @@ def _groups_of(models: Mapping[int, GroupModelRow], nodes: Iterable[int]) -> lis
     return [models[node].grp for node in nodes if node in models]
 
 
-def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
+def _check_dropped(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
     """Yield a problem for each block that is not zero although its network is erased or never existed."""
     for group in sorted(set(range(blocks.count)) - set(_groups_of(reader.group_models(), row.trunks))):
-        if not is_struck(statistics, blocks, group):
+        if not is_dropped(statistics, blocks, group):
             yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
 
 

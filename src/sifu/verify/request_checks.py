@@ -11,7 +11,7 @@ from sifu.choices import LEVELS
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.core.wording import WORDING
-from sifu.planning.plan import Way, choose_way, least_level
+from sifu.planning.plan import MethodOption, choose_method, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
@@ -48,7 +48,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         yield f"the method was left to auto, and what {request.method} was held against is not recorded"
         return
     least = auto["least_level"]
-    compared = [Way(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
+    compared = [MethodOption(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
     methods = [way.method for way in compared]
     always = recorded.view.regime.exact_method
     if len(set(methods)) < len(methods) or (request.terms.sigma == AUTO and always not in methods):
@@ -58,7 +58,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     approved = least_level(request.terms)
     if recorded.view.spec.requests.approval != "none" and least != approved:
         yield f"auto chose among levels from {least} on, but the terms approved say {approved}"
-    taken = choose_way(compared, least)
+    taken = choose_method(compared, least)
     if taken != request.method:
         yield f"{request.method} carried it out, by the recorded figures auto had to take {taken}"
     stated = next((way.level for way in compared if way.method == request.method), None)

@@ -126,11 +126,11 @@ class BadWeek:
                 self.node_starts += 1
                 self._deployment.node(number)
 
-    def kill(self, what: str, strike: Callable[[], None], again: Callable[[], None] | None) -> None:
+    def kill(self, what: str, drop: Callable[[], None], again: Callable[[], None] | None) -> None:
         """Kill something, start it again, and count the seconds until the next round counts."""
         self.say(f"{what} is killed{'' if again else ' for good'}")
         before, began = self.counted(), time.monotonic()
-        strike()
+        drop()
         if again is not None:
             again()
         self.wait_for_round(before)
@@ -150,17 +150,17 @@ class BadWeek:
     def kill_server(self) -> None:
         """The ServerApp; the stream of `flwr run` goes with it."""
 
-        def strike() -> None:
+        def drop() -> None:
             for server in running(self._deployment.processes["superlink"].pid, "flwr-serverapp"):
                 os.kill(server, signal.SIGKILL)
             self._deployment.kill(self.server, signal.SIGKILL)
 
-        self.kill("the ServerApp", strike, self.serve)
+        self.kill("the ServerApp", drop, self.serve)
 
     def kill_superlink(self) -> None:
         """SuperLink, and with it the ServerApp and the stream."""
 
-        def strike() -> None:
+        def drop() -> None:
             self._deployment.kill("superlink", signal.SIGKILL)
             self._deployment.kill(self.server, signal.SIGKILL)
 
@@ -168,7 +168,7 @@ class BadWeek:
             self._deployment.superlink()
             self.serve()
 
-        self.kill("SuperLink", strike, again)
+        self.kill("SuperLink", drop, again)
 
     def happen(self) -> dict[str, object]:
         """From the first round to the last, and what it cost."""

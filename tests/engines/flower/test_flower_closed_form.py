@@ -118,7 +118,7 @@ def test_forgetting_leaves_the_bits_of_a_federation_that_never_had_the_client(
     if keep == "clients":
         assert sent == {}
     else:
-        # Both had asked before the first was carried out: the second finds a sum of those who stay already.
+        # Both had asked before the first was executed: the second finds a sum of those who stay already.
         assert sent == ({PREPARE_STATISTICS: 6, SEND_MASKED_STATISTICS: 6} if not settings else {STATISTICS: 6})
     assert [(outcome.level, outcome.clients) for outcome in run.outcomes()] == [
         ("exact", (names[0],)),

@@ -14,7 +14,7 @@ from deployment import Deployment
 from test_flower_deployment import SERVER, finish, numpy_client, query
 from test_flower_exact_ways import NODES, exact_app, forget_with_a_kill, nodes
 
-import public_trunk
+import public_backbone
 import sifu
 
 __all__ = ["nodes"]  # a fixture: this file has its own processes
@@ -116,7 +116,7 @@ def test_groups_tune_adapters_of_a_language_model_and_forget_without_a_round_wha
     server = SERVER.rpartition("app = ")[0] + 'sifu.allow_code("federation.trunk:make_language")\napp = server_app()\n'
     server = server.replace("import numpy as np\n", "import numpy as np\n\nimport sifu\n", 1)
     app, run = exact_app(nodes, tmp_path, TUNED, client, server, marker, masked_statistics="false")
-    (app / "federation" / "trunk.py").write_text(Path(public_trunk.__file__).read_text())
+    (app / "federation" / "trunk.py").write_text(Path(public_backbone.__file__).read_text())
     nodes.flwr_run(app, "tuned-1")
     nodes.wait_for(gate.with_suffix(".reached").exists, "the round of the groups")
     nodes.kill("superlink", signal.SIGKILL)

@@ -22,9 +22,9 @@ from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
-from sifu.requests.letters import sign_request
+from sifu.requests.messages import sign_request
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.run.rehearsal import HEALED, REHEARSED
+from sifu.run.rehearsal import RECOVERED, REHEARSED
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, track_everyone
 from sifu.server import flower_app as flower_server
@@ -169,7 +169,7 @@ LONGER = replace(AUTO, stop=replace(AUTO.stop, max_rounds=24, target=0.0))
 def test_rounds_are_rehearsed_as_on_the_embedded_engine(tmp_path: Path, masked: bool) -> None:
     flower = Federation(tmp_path, LONGER, masked_updates=masked)
     flower.serve()
-    on_flower, expected = healed(flower.run_folder), healed(sifu.train(LONGER, run=tmp_path / "embedded").folder)
+    on_flower, expected = recovered(flower.run_folder), recovered(sifu.train(LONGER, run=tmp_path / "embedded").folder)
     assert list(on_flower) == list(expected)
     assert len(on_flower) == 4
     # Masked updates are rounded to whole numbers.
@@ -197,16 +197,16 @@ def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: st
     run = sifu.open_run(flower.run_folder)
     assert run.status().phase == "ready"
     # Missing from one of the three it spoils the comparison; missing from all of them it is simply not there.
-    assert len(healed(flower.run_folder)) == (0 if answer == "once" else 4)
+    assert len(recovered(flower.run_folder)) == (0 if answer == "once" else 4)
     assert run.plan([flower.data[3].name]).noise_std >= 0.0
 
 
-def healed(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
+def recovered(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
     """Samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
     reader = sifu.open_run(folder).reader()
-    rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(HEALED)]
+    rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(RECOVERED)]
     reader.close()
-    places = [row.subset.removeprefix(HEALED).split(":") for row in rows]
+    places = [row.subset.removeprefix(RECOVERED).split(":") for row in rows]
     return {
         (rounds, float(sigma) > 0.0): (row.samples, row.accuracy, row.loss)
         for (rounds, sigma), row in zip(places, rows, strict=True)
@@ -316,10 +316,10 @@ def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         fed.serve({("training", 3): die})
     assert [path.name for path in (fed.run_folder / "inbox").iterdir()] == ["request.late.json"]
-    letter = (fed.run_folder / "inbox" / "request.late.json").read_bytes()
+    message = (fed.run_folder / "inbox" / "request.late.json").read_bytes()
     assert fed.serve() == ["late"]
-    # As if the kill had come between the event and the deletion: the letter is there again.
-    (fed.run_folder / "inbox" / "request.late.json").write_bytes(letter)
+    # As if the kill had come between the event and the deletion: the message is there again.
+    (fed.run_folder / "inbox" / "request.late.json").write_bytes(message)
     assert fed.serve() == []
     assert len(sifu.open_run(fed.run_folder).outcomes()) == 1
     assert sifu.open_run(fed.run_folder).verify().problems == []
@@ -449,7 +449,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     kinds = [event.kind for event in reader.events()]
     reader.close()
     assert kinds.count("client joined") == 1
-    # The request was carried out while there were eleven, and its certificate still says what it said then.
+    # The request was executed while there were eleven, and its certificate still says what it said then.
     assert run.outcomes()[0].clients == (first,)
     assert took_part
     assert run.verify().problems == []

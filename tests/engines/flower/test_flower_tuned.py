@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Message
 from test_flower_closed_form import head_of, kept_sum, last_solve, sound
 from test_flower_runs import Federation, new_key
 
-import public_trunk
+import public_backbone
 import sifu
 from sifu.core.allowed_code import ALLOWED_CODE
 from sifu.core.closed_form_engine import recorded_blocks
@@ -39,10 +39,10 @@ from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.closed_form.blocks import strike
+from sifu.theory.closed_form.blocks import drop
 from sifu.theory.merging import group_of
 
-MODULE, ADAPTED = "public_trunk:make", "public_trunk:make_with_adapter"
+MODULE, ADAPTED = "public_backbone:make", "public_backbone:make_with_adapter"
 
 
 def tuned_spec(tune: str = "blocks", **sections: Any) -> Spec:
@@ -76,7 +76,7 @@ def trainings(fed: Federation) -> dict[str, int]:
 
 
 def forget(fed: Federation, name: str) -> None:
-    """A request of one client, carried out; `grid.sent` holds the messages that this took."""
+    """A request of one client, executed; `grid.sent` holds the messages that this took."""
     run = sifu.open_run(fed.run_folder)
     run.request([name], "gone")
     fed.grid.sent.clear()
@@ -142,7 +142,7 @@ def test_blocks_forget_without_a_round_and_are_those_of_a_world_without_the_clie
     with RunReader(never.run_folder) as reader:
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     whole = kept_sum(never.run_folder)
-    assert kept_sum(fed.run_folder) == strike(whole, blocks, {group})
+    assert kept_sum(fed.run_folder) == drop(whole, blocks, {group})
     assert kept_sum(fed.run_folder) != whole  # a hit group has a network in the other world, too
 
 
@@ -197,15 +197,15 @@ def test_a_network_that_was_struck_is_tuned_again_and_asked_for_once(tmp_path: P
     solves = 2 if masked else 1  # without anyone's own statistics the forget itself takes a round
     assert trainings(fed) == {TRAIN: 2 * rest} | dict.fromkeys(kinds, 7 * solves)
     assert networks_of(fed.run_folder).keys() == {0, 1, 2}
-    assert np.any(kept_sum(fed.run_folder).gram != strike_of(fed.run_folder, group))
+    assert np.any(kept_sum(fed.run_folder).gram != drop_of(fed.run_folder, group))
     sound(fed.run_folder)
 
 
-def strike_of(folder: Path, group: int) -> np.ndarray:
+def drop_of(folder: Path, group: int) -> np.ndarray:
     """The kept Gram matrix without a group's block."""
     with RunReader(folder) as reader:
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
-    return strike(kept_sum(folder), blocks, {group}).gram
+    return drop(kept_sum(folder), blocks, {group}).gram
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_only_what_is_tuned_travels(tmp_path: Path, module: str, trainable: str,
     fed = plain(tmp_path, tuned_spec(features={"module": module, "trainable": trainable}))
     fed.serve()
     size = 4 * (tuned + 12 * 10 + 10)  # and a last layer that is thrown away
-    network = public_trunk.make_with_adapter() if module == ADAPTED else public_trunk.make()
+    network = public_backbone.make_with_adapter() if module == ADAPTED else public_backbone.make()
     assert tuned <= sum(parameter.numel() for parameter in network.parameters())
     for message in (*fed.grid.sent, *fed.grid.received):
         carried = {
@@ -383,8 +383,8 @@ def test_a_client_that_joins_later_touches_statistics_only(tmp_path: Path) -> No
 
 
 def test_adapters_of_a_language_model_are_tuned_forgotten_and_all_that_travels(tmp_path: Path) -> None:
-    sifu.allow_code("public_trunk:make_language")
-    features = {"module": "public_trunk:make_language", "trainable": "mix.down,mix.up"}
+    sifu.allow_code("public_backbone:make_language")
+    features = {"module": "public_backbone:make_language", "trainable": "mix.down,mix.up"}
     spec = tuned_spec(features=features, groups={"count": 2}, model={"outputs": 3})
     texts = []
     for number in range(4):

@@ -14,7 +14,7 @@ from torch import nn
 
 import sifu
 import sifu_verifier
-from public_trunk import make
+from public_backbone import make
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
@@ -29,7 +29,7 @@ from sifu.run import devices
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics
-from sifu.theory.closed_form.blocks import strike
+from sifu.theory.closed_form.blocks import drop
 from sifu.theory.merging import group_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -181,12 +181,12 @@ def test_a_precision_that_is_not_for_tuning_is_refused() -> None:
 
 
 def spec_of() -> dict[str, Any]:
-    sifu.allow_code("public_trunk:make")
+    sifu.allow_code("public_backbone:make")
     return {
         "model": {"kind": "ridge", "outputs": 3},
         "data": {"preprocessing": "fixed"},
         "ridge": {"regularisation": 0.01},
-        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 4},
         "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
         "local": {"rate": 0.05, "steps": 2, "batch": 4, "momentum": 0.9},
     }
@@ -245,14 +245,14 @@ def test_both_counterfactuals_have_the_same_bits_on_the_device(
     with RunReader(tmp_path / "never") as reader:
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     hit = {group_of(bytes(32), leaver, 2)}
-    expected = strike(whole_sum(tmp_path / "never"), blocks, hit)
+    expected = drop(whole_sum(tmp_path / "never"), blocks, hit)
     assert whole_sum(tmp_path / "run") == expected
     # The negative control: one sample of a client that stays is another one.
     changed = everyone[:-1]
     stays = next(n for n, client in enumerate(changed) if group_of(bytes(32), client.name, 2) not in hit)
     changed[stays] = replace(changed[stays], y=(changed[stays].y + 1) % 3)
     train(run=tmp_path / "control", clients=changed)
-    assert strike(whole_sum(tmp_path / "control"), blocks, hit) != expected
+    assert drop(whole_sum(tmp_path / "control"), blocks, hit) != expected
 
 
 def test_control_a_device_that_does_not_repeat_its_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

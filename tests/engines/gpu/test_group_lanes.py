@@ -1,4 +1,4 @@
-"""A group is a lane: groups that train apart run together and come to the bits of groups that run one by one."""
+"""A group is a lane: groups that train separately run together and come to the bits of groups that run one by one."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_groups_together_have_the_bits_of_each_alone(make_federation: Any, parti
     models = [start, start * np.float32(0.5), start * np.float32(1.5)]
     (engine,) = lane_engines([federation], [data], DEVICE)
     together = all_rounds(engine, models, GROUPS)
-    apart = [all_rounds(engine, [model], [members]) for model, members in zip(models, GROUPS, strict=True)]
-    assert together == [[group[number][0] for group in apart] for number in range(ROUNDS)]
+    separate = [all_rounds(engine, [model], [members]) for model, members in zip(models, GROUPS, strict=True)]
+    assert together == [[group[number][0] for group in separate] for number in range(ROUNDS)]
     # One group by `run_rounds`, with slots for all clients: the same bits again.
     wanted = RoundsWanted(StopSpec(0.0, 0, ROUNDS, 2**40), start.astype(np.float64))
     plain = [done.fetch_model().tobytes() for done in engine.run_rounds(start, Position(0, 0), GROUPS[0], wanted)]

@@ -59,7 +59,7 @@ def small_module() -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodOption:
     """A way of training on the CPU."""
 
     model: Callable[[], Model]
@@ -72,27 +72,31 @@ SOFTMAX = LinearModel("softmax", 6, 3, "random")
 WIDE = LinearModel("softmax", 700, 3, "random")
 NETWORK = ConvNet((1, 8, 8), (Convolution(4),), (8,), 3, dropout=0.3)
 WAYS = {
-    "between features": Way(lambda: SOFTMAX, LocalTraining(0.1, 4)),
-    "between features, float32": Way(lambda: SOFTMAX, LocalTraining(0.1, 4), options={"dtype": "float32"}),
-    "mini-batches, momentum": Way(lambda: SOFTMAX, LocalTraining(0.1, 5, 8, momentum=0.9, weight_decay=0.01)),
-    "small mini-batches": Way(lambda: SOFTMAX, LocalTraining(0.1, 5, 3)),
-    "clipped steps": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, clip=0.1)),
-    "logistic": Way(lambda: LinearModel("logistic", 6, 1), LocalTraining(0.1, 4)),
-    "least squares": Way(lambda: LinearModel("least_squares", 6, 1), LocalTraining(0.01, 4)),
-    "between samples": Way(lambda: WIDE, LocalTraining(0.002, 6), (700,)),
-    "between samples, float32": Way(lambda: WIDE, LocalTraining(0.002, 6), (700,), {"dtype": "float32"}),
-    "between samples, mini-batches": Way(lambda: WIDE, LocalTraining(0.002, 6, 4), (700,), {"dtype": "float32"}),
-    "sampled": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"participation": Participation("poisson", 0.6)}),
-    "clipped and noised updates": Way(
+    "between features": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4)),
+    "between features, float32": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4), options={"dtype": "float32"}),
+    "mini-batches, momentum": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 5, 8, momentum=0.9, weight_decay=0.01)),
+    "small mini-batches": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 5, 3)),
+    "clipped steps": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4, clip=0.1)),
+    "logistic": MethodOption(lambda: LinearModel("logistic", 6, 1), LocalTraining(0.1, 4)),
+    "least squares": MethodOption(lambda: LinearModel("least_squares", 6, 1), LocalTraining(0.01, 4)),
+    "between samples": MethodOption(lambda: WIDE, LocalTraining(0.002, 6), (700,)),
+    "between samples, float32": MethodOption(lambda: WIDE, LocalTraining(0.002, 6), (700,), {"dtype": "float32"}),
+    "between samples, mini-batches": MethodOption(
+        lambda: WIDE, LocalTraining(0.002, 6, 4), (700,), {"dtype": "float32"}
+    ),
+    "sampled": MethodOption(
+        lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"participation": Participation("poisson", 0.6)}
+    ),
+    "clipped and noised updates": MethodOption(
         lambda: SOFTMAX, LocalTraining(0.1, 4), options={"clipping": Clipping(0.05, 0.1, "seeded", 3)}
     ),
-    "linear loop": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"strategy": "loop"}),
-    "module": Way(lambda: ModuleModel(small_module), LocalTraining(0.1, 3, 8), options={"dtype": "float32"}),
-    "network": Way(lambda: ModuleModel(NETWORK), LocalTraining(0.1, 3, 8), (1, 8, 8), {"dtype": "float32"}),
+    "linear loop": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"strategy": "loop"}),
+    "module": MethodOption(lambda: ModuleModel(small_module), LocalTraining(0.1, 3, 8), options={"dtype": "float32"}),
+    "network": MethodOption(lambda: ModuleModel(NETWORK), LocalTraining(0.1, 3, 8), (1, 8, 8), {"dtype": "float32"}),
 }
 
 
-def federation(way: Way, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
+def federation(way: MethodOption, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
     """The clients that are `there`, under the numbers they have among all."""
     chosen = [clients[number] for number in there]
     return SimulatedFederation(chosen, way.model(), way.training, seed=5, numbers=there, **(way.options or {}))
@@ -110,14 +114,16 @@ def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS)
     return np.concatenate([*seen, engine.evaluate(model, active).loss_sum])
 
 
-def worlds(way: Way, clients: Sequence[Client], leavers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def counterfactuals(
+    way: MethodOption, clients: Sequence[Client], leavers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Rounds of those who stay, where the leavers exist and where they never did."""
     stay = [number for number in range(len(clients)) if number not in leavers]
     with_them = federation(way, clients, range(len(clients)))
     return rounds(with_them, np.array(stay)), rounds(federation(way, clients, stay), np.arange(len(stay)))
 
 
-def targets_for(way: Way, clients: list[Client]) -> list[Client]:
+def targets_for(way: MethodOption, clients: list[Client]) -> list[Client]:
     """Labels of two classes, or real targets, where the objective wants those."""
     model = way.model()
     if isinstance(model, LinearModel) and model.kind == "logistic":
@@ -131,7 +137,7 @@ def targets_for(way: Way, clients: list[Client]) -> list[Client]:
 @pytest.mark.parametrize("name", WAYS)
 def test_a_round_has_the_bits_of_a_federation_that_never_had_the_leaver(name: str, leavers: list[int]) -> None:
     way = WAYS[name]
-    here, never = worlds(way, targets_for(way, clients_of(SIZES, way.shape)), leavers)
+    here, never = counterfactuals(way, targets_for(way, clients_of(SIZES, way.shape)), leavers)
     assert np.array_equal(here, never)
 
 
@@ -165,7 +171,7 @@ def test_clients_that_were_moved_together_train_as_before() -> None:
 def test_any_leaver_of_any_size_leaves_no_bit(sizes: list[int], name: str, data: st.DataObject) -> None:
     leaver = data.draw(st.integers(0, len(sizes) - 1))
     way = WAYS[name]
-    here, never = worlds(way, targets_for(way, clients_of(sizes, way.shape)), [leaver])
+    here, never = counterfactuals(way, targets_for(way, clients_of(sizes, way.shape)), [leaver])
     assert np.array_equal(here, never)
 
 
@@ -181,7 +187,7 @@ def test_padding_to_the_largest_client_is_told_apart(monkeypatch: pytest.MonkeyP
     def differing() -> list[str]:
         names = ("between features", "mini-batches, momentum", "between samples", "between samples, float32")
         large = [20 * size for size in SIZES]
-        pairs = {name: worlds(WAYS[name], clients_of(large, WAYS[name].shape), [4]) for name in names}
+        pairs = {name: counterfactuals(WAYS[name], clients_of(large, WAYS[name].shape), [4]) for name in names}
         return [name for name, (here, never) in pairs.items() if not np.array_equal(here, never)]
 
     assert differing() == []

@@ -23,7 +23,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
 HERE = Position(1, 4)
 
 
-def apart(model: np.ndarray, other: np.ndarray) -> float:
+def separate(model: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm((model - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64)))
 
 
@@ -49,11 +49,11 @@ def test_the_loop_and_the_linear_passes_agree(
     free = make_federation(kind, strategy="loop", **options)
     start = np.random.default_rng(1).standard_normal(loop.layout.size).astype(dtype)
     expected, clipped, unclipped = (engine.run_round(start, HERE, np.arange(5)) for engine in (loop, fast, free))
-    assert apart(clipped.model - start, expected.model - start) < TOLERANCE[dtype]
-    assert apart(clipped.drifts, expected.drifts) < TOLERANCE[dtype]
+    assert separate(clipped.model - start, expected.model - start) < TOLERANCE[dtype]
+    assert separate(clipped.drifts, expected.drifts) < TOLERANCE[dtype]
     assert clipped.rounding == expected.rounding
     # The control: here clipping matters.
-    assert apart(unclipped.model - start, expected.model - start) > 10 * TOLERANCE[dtype]
+    assert separate(unclipped.model - start, expected.model - start) > 10 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -86,8 +86,8 @@ def test_the_loop_and_the_convolutional_passes_agree(name, shape, options, threa
         )
     finally:
         torch.set_num_threads(before)
-    assert apart(fast.model - start, loop.model - start) < 1e-10
-    assert apart(free.model - start, loop.model - start) > 1e-3
+    assert separate(fast.model - start, loop.model - start) < 1e-10
+    assert separate(free.model - start, loop.model - start) > 1e-3
 
 
 def test_a_step_is_the_formula_and_that_of_torch():

@@ -89,7 +89,9 @@ def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 
     exact = exact_round(clients, kind, training, server_rate, start, model.outputs, position)
     error = float(np.sqrt(((result.model - exact) ** 2).sum()))
     assert result.rounding > 0.0
-    return error / (result.rounding / 2.0)  # the allowance counts both worlds, this is one of them
+    return error / (
+        result.rounding / 2.0
+    )  # the allowance counts both the run and its counterfactual, this is one of them
 
 
 @pytest.mark.long

@@ -38,23 +38,23 @@ def check_statistics(run: RunFolder) -> None:
     heading = f"sifu statistics 1 {bits} {norms}\n".encode()
     words, whole, samples_of = {}, None, {}
     rows_of: dict[int, ClientRows] = {}
-    nodes = {trunk for row in listed.values() for trunk in json.loads(row["trunks"]) if trunk in run.groups}
+    nodes = {backbone for row in listed.values() for backbone in json.loads(row["trunks"]) if backbone in run.groups}
     of_groups = {run.groups[node]["grp"] for node in nodes}
     lists = {row["trunks"] for row in listed.values()} if tuned != "blocks" else {""}
     alike = len(of_groups) == len(nodes) and len(lists) <= 1
     run.check(alike, "statistics are through different networks")
     public = [*range(k - sum(len(own) for own in places.values())), k]
     for file, row in listed.items():
-        trunks = json.loads(row["trunks"])
-        run.check(tuned != "none" or not trunks, f"statistics/{file}: there are no networks of groups")
-        for trunk in trunks:
-            there = trunk in run.groups and (run.folder / "models" / f"{trunk}.safetensors").exists()
-            run.check(there, f"statistics/{file}: the network of node {trunk} is not there")
+        backbones = json.loads(row["trunks"])
+        run.check(tuned != "none" or not backbones, f"statistics/{file}: there are no networks of groups")
+        for backbone in backbones:
+            there = backbone in run.groups and (run.folder / "models" / f"{backbone}.safetensors").exists()
+            run.check(there, f"statistics/{file}: the network of node {backbone} is not there")
         data, clients = (run.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
         run.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
         run.check(not forgotten & set(clients), f"statistics/{file} holds a forgotten client")
         counted = sum(run.clients[c]["samples"] for c in clients)
-        through = [run.groups[trunk]["grp"] for trunk in trunks if trunk in run.groups]
+        through = [run.groups[backbone]["grp"] for backbone in backbones if backbone in run.groups]
         is_sum = file.endswith(".sum.statistics")
         part, in_rows = "-".join(map(str, through)) or "public", file.endswith(".rows.statistics")
         ending = "rows.statistics" if in_rows else "statistics"
@@ -83,8 +83,8 @@ def check_statistics(run: RunFolder) -> None:
             run.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
             square[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
             cross, there = numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs), set(through)
-            struck = sorted(place for group, own in places.items() if group not in there for place in own)
-            held = square[struck].any() or square[:, struck].any() or cross[struck].any()
+            dropped = sorted(place for group, own in places.items() if group not in there for place in own)
+            held = square[dropped].any() or square[:, dropped].any() or cross[dropped].any()
             run.check(not held, f"statistics/{file}: a block without a network is not zero")
             run.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))
         else:
@@ -143,7 +143,7 @@ def check_statistics(run: RunFolder) -> None:
     tensors = tensors_of((run.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
     head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
     # Section 5b: a head uses only the features of existing networks, and the constant.
-    through = {run.groups[trunk]["grp"] for trunk in json.loads(row["trunks"])}
+    through = {run.groups[backbone]["grp"] for backbone in json.loads(row["trunks"])}
     lost = {place for group, own in places.items() if group not in through for place in own}
     if tuned == "merge" and not through:
         lost = set(range(k // 2, k))

@@ -91,7 +91,7 @@ def check_ledger(run: RunFolder) -> None:
         if event["kind"] in ("merged", "rolled back"):
             run.merged.append(moment)
         if event["kind"] == "group rounds":
-            run.apart.append(moment)
+            run.separate.append(moment)
         if event["kind"] == "rolled back":
             order, noise_node = payload["choice"]["request_order"], payload["choice"]["noise_node"]
             run.agree(f"{at}: order and node", [order, noise_node], [len(run.rolled) + 1, recorded.get("last")])
@@ -126,11 +126,11 @@ def check_ledger(run: RunFolder) -> None:
             run.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
             run.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
             run.at_solve[recorded["last"]] = (sorted(moment["models"]), moment["gone"])
-            trunks = payload["solve"].get("trunks", [])
+            backbones = payload["solve"].get("trunks", [])
             parts = run.spec["features"].get("tune", "none") == "blocks"
             same_networks = all(
-                row["trunks"] == trunks
-                or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(trunks))
+                row["trunks"] == backbones
+                or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(backbones))
                 for row in payload.get("statistics", [])
             )
             run.check(same_networks, f"{at}: statistics are through other networks than the head")

@@ -32,12 +32,12 @@ def check_statistics_of_request(run: RunFolder, request: Row) -> None:
     moment, at = run.rolled[request["request"]], f"request {request['request']}"
     own = {c for i, clients in run.subjects.items() if run.owner[i] is request for c in clients}
     stored = {file: json.loads(row["clients"]) for (file,), row in moment["statistics"].items()}
-    trunks = {file: json.loads(row["trunks"]) for (file,), row in moment["statistics"].items()}
+    backbones = {file: json.loads(row["trunks"]) for (file,), row in moment["statistics"].items()}
     erased = {n for n in moment["payload"].get("dropped_models", []) if n in run.groups}
-    gone = sorted(file for file, clients in stored.items() if own & set(clients) or erased & set(trunks[file]))
+    gone = sorted(file for file, clients in stored.items() if own & set(clients) or erased & set(backbones[file]))
     run.agree(f"{at}: statistics erased", moment["payload"].get("dropped_statistics", []), gone)
     if run.spec["features"].get("tune", "none") != "none":
-        check_struck_statistics(run, request, own, stored, trunks, erased)
+        check_dropped_statistics(run, request, own, stored, backbones, erased)
         return
     sums = [clients for file, clients in stored.items() if file.endswith(".sum.statistics")]
     single = {clients[0] for file, clients in stored.items() if not file.endswith(".sum.statistics")}
@@ -47,8 +47,8 @@ def check_statistics_of_request(run: RunFolder, request: Row) -> None:
     run.agree(f"{at}: sum that stays", written, [stay for stay in stays if stay])
 
 
-def check_struck_statistics(
-    run: RunFolder, request: Row, own: set[int], stored: dict[str, list], trunks: dict[str, list], erased: set[int]
+def check_dropped_statistics(
+    run: RunFolder, request: Row, own: set[int], stored: dict[str, list], backbones: dict[str, list], erased: set[int]
 ) -> None:
     """Check the sums that a request left in a run with tuned networks (section 5b).
 
@@ -59,25 +59,25 @@ def check_struck_statistics(
         request: The request.
         own: Indices of the forgotten clients.
         stored: Clients of each file of statistics before the request.
-        trunks: Networks of each file of statistics before the request.
+        backbones: Networks of each file of statistics before the request.
         erased: Networks that the request erased.
     """
     wanted, merge = [], run.spec["features"]["tune"] == "merge"
     for file, clients in stored.items():
         if not file.endswith(".sum.statistics"):
             continue
-        left, leaving = [n for n in trunks[file] if n not in erased], set(clients) & own
+        left, leaving = [n for n in backbones[file] if n not in erased], set(clients) & own
         files = dict.fromkeys(leaving, 0)
         for part, of in stored.items():
-            through = trunks[part] == trunks[file] if merge else set(trunks[part]) <= set(trunks[file])
+            through = backbones[part] == backbones[file] if merge else set(backbones[part]) <= set(backbones[file])
             if of[0] in files and through and not part.endswith(".sum.statistics"):
                 files[of[0]] += 1
-        count = len(trunks[file])
+        count = len(backbones[file])
         rows = {of[0] for part, of in stored.items() if part.endswith(".rows.statistics")}
         pairs = {client: 0 if client in rows else count * (count - 1) // 2 for client in files}
         needed = {client: 1 if merge else 1 + count + pairs[client] for client in files}
-        possible = files == needed and not (merge and left != trunks[file])
-        if (leaving or left != trunks[file]) and possible and set(clients) - own:
+        possible = files == needed and not (merge and left != backbones[file])
+        if (leaving or left != backbones[file]) and possible and set(clients) - own:
             wanted.append([True, sorted(set(clients) - own), left])
     written = run.rolled[request["request"]]["payload"].get("statistics", [])
     stated = [[row["file"].endswith(".sum.statistics"), row["clients"], row["trunks"]] for row in written]

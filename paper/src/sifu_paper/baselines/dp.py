@@ -62,7 +62,7 @@ def training_noise_premises(
         Premise("training noise", "failed" if promised.counted_rounds else "met"),
         Premise("history", "failed" if replayed else "met"),
         Premise("budget", "met" if within else "failed", values=reached if within else reached | {"epsilon": epsilon}),
-        counterfactual_premise(facts.participation.independent, apart=facts.identity != fact.IN_PROCESS),
+        counterfactual_premise(facts.participation.independent, separate=facts.identity != fact.IN_PROCESS),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
         *record_premises(history),

@@ -80,7 +80,7 @@ class Course:
 
     rows: tuple[Row, ...]
     variant: Mapping[str, str]
-    world: tuple[object, ...]
+    counterfactual: tuple[object, ...]
     training: str = ""
 
     @property
@@ -174,11 +174,11 @@ def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
 def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
     """Finds Scratch of the same data set, seed, training and requests, whatever the noise and the time limit."""
     scratch = {
-        course.world: course
+        course.counterfactual: course
         for course in courses
         if course.first["method"] == "scratch" and "limit" not in course.variant
     }
-    return lambda course: scratch.get(course.world)
+    return lambda course: scratch.get(course.counterfactual)
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sifu.core.spec.run_spec import number_of_groups, rounds_apart
+from sifu.core.spec.run_spec import number_of_groups, separate_rounds
 from sifu.core.spec.sections import GroupsSpec
 from sifu.theory.participation import Participation
 from sifu_paper.plots.courses import Row
@@ -64,7 +64,7 @@ class Case:
 
     task: Task
     groups: int
-    apart: int
+    separate: int
     stretch: float
     leavers: int
     length: int
@@ -103,7 +103,7 @@ class FirstTraining:
 
     task: Task
     groups: int
-    apart: int
+    separate: int
     stretch: float
     differences: tuple[float, ...]
 
@@ -119,7 +119,7 @@ class RequestSequence:
 
     task: Task
     groups: int
-    apart: int
+    separate: int
     stretch: float
     rebuild: str
     requests: int
@@ -176,7 +176,7 @@ def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None
     own = [case for case in cases if (case.task, case.leavers, case.groups) == (task, leavers, groups)]
     stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in own) else 1.0
     own = [case for case in own if case.stretch == stretch]
-    return min(own, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
+    return min(own, key=lambda case: abs(case.separate - separate_rounds(case.length, rate)), default=None)
 
 
 def cases_by_rule(rows: Sequence[Row], leavers: int = 1) -> list[Case]:

@@ -337,14 +337,14 @@ def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course
         and scratch_of(course) is not None
     ]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
-    lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
+    lost = {_counterfactual(course) for course in compared if course.first["accuracy_retain_after"] is None}
     words = rules_or_presets(limited)
     by_method: dict[str, list[tuple[str, str]]] = {}
     for line in lines_of(compared):
         gaps = [
             abs(course.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
             for course in by_line(compared, line)
-            if _world(course) not in lost and (full := scratch_of(course)) is not None
+            if _counterfactual(course) not in lost and (full := scratch_of(course)) is not None
         ]
         if gaps:
             by_method.setdefault(line.method, []).append((f"{100 * statistics.median(gaps):.0f}", words(line)))
@@ -355,11 +355,11 @@ def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course
         for method, own in by_method.items()
     ]
     message = f"With {100 * longest:.0f} % of the time, points from a full retraining: {', '.join(parts)}"
-    worlds = len({_world(course) for course in compared})
-    return message + (f"; SIFU diverged in {len(lost)} of {worlds} runs" if lost else "")
+    counterfactuals = len({_counterfactual(course) for course in compared})
+    return message + (f"; SIFU diverged in {len(lost)} of {counterfactuals} runs" if lost else "")
 
 
-def _world(course: Course) -> tuple[str, int]:
+def _counterfactual(course: Course) -> tuple[str, int]:
     """Data set and seed."""
     return course.first["dataset"], course.first["seed"]
 

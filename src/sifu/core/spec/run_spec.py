@@ -61,7 +61,7 @@ MOST_GROUPS = 1000
 USUAL_GROUPS, LEAST_MEMBERS = 10, 5
 LEAST_PARTICIPANTS = 4
 """Smallest average number of participants in a group's round."""
-ROUNDS_APART = 150
+SEPARATE_ROUNDS = 150
 LARGEST_SHARE = Fraction(2, 3)
 """Largest share of stop.max_rounds for separate rounds; the rest is for common rounds."""
 TRIED, REACHED = 16, 15
@@ -406,13 +406,13 @@ def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
     return max(2, min(USUAL_GROUPS, clients // LEAST_MEMBERS, int(clients * taking_part) // LEAST_PARTICIPANTS))
 
 
-def rounds_apart(max_rounds: int, taking_part: float) -> int:
+def separate_rounds(max_rounds: int, taking_part: float) -> int:
     """Return R, given the largest number of rounds and the share of clients that take part in a round.
 
-    >>> rounds_apart(2000, 1.0), rounds_apart(2000, 0.2), rounds_apart(40, 1.0)
+    >>> separate_rounds(2000, 1.0), separate_rounds(2000, 0.2), separate_rounds(40, 1.0)
     (150, 335, 26)
     """
-    return max(1, min(round(ROUNDS_APART / math.sqrt(taking_part)), int(LARGEST_SHARE * max_rounds)))
+    return max(1, min(round(SEPARATE_ROUNDS / math.sqrt(taking_part)), int(LARGEST_SHARE * max_rounds)))
 
 
 def with_groups_by_rule(spec: Spec, clients: int) -> Spec:
@@ -424,6 +424,6 @@ def with_groups_by_rule(spec: Spec, clients: int) -> Spec:
     filled = replace(
         groups,
         count=groups.count or number_of_groups(clients, rate),
-        rounds=groups.rounds or rounds_apart(spec.stop.max_rounds, rate),
+        rounds=groups.rounds or separate_rounds(spec.stop.max_rounds, rate),
     )
     return replace(spec, groups=filled)

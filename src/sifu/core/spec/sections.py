@@ -151,7 +151,7 @@ class FeaturesSpec:
     bandwidth: float = key(1.0, "random_fourier: width of the kernel, in units of the inputs")
     tune: Literal["none", "merge", "blocks"] = key(
         "none",
-        "ridge on a network: groups tune the network apart; blocks forgets in no round, merge in one and "
+        "ridge on a network: groups tune the network separately; blocks forgets in no round, merge in one and "
         "predicts through two networks",
     )
     block: int = key(400, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")
@@ -224,7 +224,7 @@ class StopSpec:
 class GroupsSpec:
     """Groups of clients that train separately before they merge (method groups: exact forgetting for any model)."""
 
-    count: int = key(0, "how many groups train apart at first; 0: none, or where only rounds are given, by rule")
+    count: int = key(0, "how many groups train separately at first; 0: none, or where only rounds are given, by rule")
     rounds: int = key(0, "rounds apart, fixed beforehand; 0: by rule; they count towards stop.max_rounds")
     rebuild: Literal["now", "later", "never"] = key(
         "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"

@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """The trunk: colour images (n, 3, H, W) of numbers from 0 to 1 to 1,280 means over the last feature maps."""
+    """The backbone: colour images (n, 3, H, W) of numbers from 0 to 1 to 1,280 means over the last feature maps."""
 
     last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
     """What features.trainable = "last" tunes: the last stages and the widening before the mean."""
@@ -228,7 +228,7 @@ class NetworkFeatures(FeatureMap):
             ) from error
         object.__setattr__(self, "features", width)
         if self.kind == "module":
-            self._check_samples_stay_apart(np.random.default_rng(0).random((3, *self.shape)))
+            self._check_samples_stay_separate(np.random.default_rng(0).random((3, *self.shape)))
 
     def on(self, device: str) -> NetworkFeatures:
         """The same map computed on another device."""
@@ -262,7 +262,7 @@ class NetworkFeatures(FeatureMap):
         users = self.kind == "module" and len(samples) > 0 and samples.shape[1:] == self.shape
         if users and self._compared is None:
             probes = _as_numbers(samples[[0, len(samples) // 2, -1]])
-            self._check_samples_stay_apart(probes)
+            self._check_samples_stay_separate(probes)
             object.__setattr__(self, "_compared", (probes, self._batch(probes, self._fresh())))
         module = self._fresh()
         for rows in in_chunks(len(samples)):
@@ -301,7 +301,7 @@ class NetworkFeatures(FeatureMap):
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # rounded once, whatever the order
 
-    def _check_samples_stay_apart(self, probes: NDArray[Any]) -> None:
+    def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
 
         A sample next to another one, alone, and again after a third, each time with other states of the generators,

@@ -1,4 +1,4 @@
-"""Features of a public network and of copies of it that groups tuned apart (docs/theory.md, section 15.5).
+"""Features of a public network and of copies of it that groups tuned separately (docs/theory.md, section 15.5).
 
 `TunedNetwork` is what groups train: the public network, of which only what is tuned are parameters, under a last layer
 that is thrown away. `TunedFeatures` is the map that a head in closed form stands on: the public network's features
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import vector_to_parameters
 
-from sifu.core.closed_form_engine import Trunk
+from sifu.core.closed_form_engine import Backbone
 from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, output_width
@@ -217,19 +217,19 @@ class TunedFeatures(FeatureMap):
         self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
-    def networks(self, trunks: Sequence[Trunk]) -> dict[int, Vector]:
+    def networks(self, backbones: Sequence[Backbone]) -> dict[int, Vector]:
         """What each network that features go through is tuned by: that of each group, or their merge as group 0."""
-        if self.tune == "blocks" or not trunks:
-            return {trunk.group: trunk.vector for trunk in trunks}
-        in_order = sorted(trunks, key=lambda trunk: trunk.group)
-        mean = merge([trunk.vector.astype(np.float64) for trunk in in_order], [t.samples for t in in_order])
+        if self.tune == "blocks" or not backbones:
+            return {backbone.group: backbone.vector for backbone in backbones}
+        in_order = sorted(backbones, key=lambda backbone: backbone.group)
+        mean = merge([backbone.vector.astype(np.float64) for backbone in in_order], [t.samples for t in in_order])
         fresh = self.network.flat()
         moved = move_on(mean, fresh.astype(np.float64), float(self._plan["stretch"]))
         return {0: moved.astype(fresh.dtype)}
 
-    def with_trunks(self, trunks: Sequence[Trunk]) -> TunedFeatures:
+    def with_backbones(self, backbones: Sequence[Backbone]) -> TunedFeatures:
         """The same map through these networks of groups."""
-        return self.through(self.networks(trunks))
+        return self.through(self.networks(backbones))
 
     def through(self, networks: Mapping[int, Vector]) -> TunedFeatures:
         """The same map through `networks`."""

@@ -127,7 +127,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         """Include the latest signed head of the run's ledger in every message from now on."""
         self._messenger.shown = shown
 
-    def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
+    def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Run one round per setup in the same messages; masked rounds of groups skip the drifts."""
         drawn, position = [self.draw(setup) for setup in setups], setups[0].position
         self._position, noted = position, len(self.incidents)
@@ -139,7 +139,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._begin_report(TRAIN, online, sum(len(members) for members in members_of))
         if self._masked:
             pairs = zip(setups, there, strict=True)
-            rounds = [MaskedRound(self, setup, nodes, wants_drifts=not apart) for setup, nodes in pairs]
+            rounds = [MaskedRound(self, setup, nodes, wants_drifts=not separate) for setup, nodes in pairs]
             for masked_round in rounds:
                 messages |= masked_round.preparation()
             ready = self._messenger.ask(messages, read_ready, position, together=there)

@@ -29,7 +29,7 @@ from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
-PROBED_APART = 0.01
+PROBED_SEPARATELY = 0.01
 """Offset of all parameters from their initial values in the training runs that are compared."""
 COMPARED = 3
 """Number of clients whose training is repeated before the first round."""
@@ -116,7 +116,7 @@ class LoopTrainer:
         # reshape, because parameters on a GPU may be stored with channels last
         parts = [parameter.detach().reshape(-1) for parameter in self._pristine.parameters()]
         first: Vector = torch.cat(parts).cpu().numpy()
-        return first + np.asarray(PROBED_APART, dtype=first.dtype)
+        return first + np.asarray(PROBED_SEPARATELY, dtype=first.dtype)
 
     def _train_to_compare(self, client: int, data: tuple[Tensor, Tensor] | None = None) -> Tensor:
         start = self._compared_from()

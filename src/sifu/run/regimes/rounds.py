@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sifu.core.engine import Engine
 from sifu.core.spec import StopSpec
-from sifu.run.group_state import are_apart
+from sifu.run.group_state import are_separate
 from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import RunView
 from sifu.run.training import RecordedTraining
@@ -34,9 +34,9 @@ class RunInRounds:
         """
         return None
 
-    def are_apart(self) -> bool:
+    def are_separate(self) -> bool:
         """Return whether groups have yet to finish the rounds that they train separately."""
-        return are_apart(self.view)
+        return are_separate(self.view)
 
     def after_groups(self, writer: RunWriter) -> None:
         """Record what follows the rounds that groups trained separately."""

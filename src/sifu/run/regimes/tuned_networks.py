@@ -11,7 +11,7 @@ from sifu.run.regimes.closed_form import RunInClosedForm
 class RunOnTunedNetworks(RunInClosedForm):
     """Behaviour of a run whose head is solved on networks that groups tune."""
 
-    def are_apart(self) -> bool:
+    def are_separate(self) -> bool:
         """Return whether groups have yet to finish tuning and no head was solved yet."""
         solved = any(row.node.kind == "round" for row in self.view.reader.nodes_by_number().values())
         return not solved and bool(groups_to_build(self.view))

@@ -89,7 +89,7 @@ def projection(seed: int, inputs: int, block: int) -> Floats:
     return np.where(words >> np.uint64(63), 1.0, -1.0).reshape(inputs, block) / math.sqrt(block)
 
 
-def strike(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Statistics:
+def drop(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Statistics:
     """Return the statistics without the blocks of `groups`: their rows and columns of G and rows of H are zero.
 
     The result equals the statistics of the same samples when those groups have no backbone (docs/theory.md, section
@@ -98,7 +98,7 @@ def strike(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Sta
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
     >>> fixed = FixedPoint(features=3, outputs=1, feature_bits=1)
     >>> data = statistics_of(fixed, np.array([[1.0, 2.0, 3.0]]), np.array([[1.0]]))
-    >>> strike(data, Blocks(frozen=1, block=1, count=2), [0]).gram
+    >>> drop(data, Blocks(frozen=1, block=1, count=2), [0]).gram
     array([[ 4,  0, 12,  4],
            [ 0,  0,  0,  0],
            [12,  0, 36, 12],
@@ -148,7 +148,7 @@ def at_places(statistics: Statistics, places: Integers) -> Statistics:
     return Statistics(fixed, gram, cross, statistics.samples, statistics.target_energy)
 
 
-def is_struck(statistics: Statistics, blocks: Blocks, group: int) -> bool:
+def is_dropped(statistics: Statistics, blocks: Blocks, group: int) -> bool:
     """Return whether a group's block is zero in G and H."""
     columns = blocks.columns(group)
     parts = (statistics.gram[columns, :], statistics.gram[:, columns], statistics.cross[columns])
@@ -223,7 +223,7 @@ def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) ->
     >>> fixed, blocks = FixedPoint(features=3, outputs=1), Blocks(frozen=1, block=1, count=2)
     >>> data = statistics_of(fixed, np.array([[1.0, 2.0, 3.0]]), np.array([[1.0]]))
     >>> left = {part: cut(data, blocks, part) for part in parts_through([1])}
-    >>> joined(fixed, blocks, left) == strike(data, blocks, [0])
+    >>> joined(fixed, blocks, left) == drop(data, blocks, [0])
     True
     """
     gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)

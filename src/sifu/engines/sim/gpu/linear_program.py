@@ -53,11 +53,11 @@ class LinearProgram(Program):
         self.objective, self.everyone = model.objective, everyone
         self.samples, self.targets, self.gram = samples, targets, gram
         self._lane_rows = clients_a_lane * rows
-        self._steps_apart = 1 if plan.batch >= rows else plan.training.steps
+        self._separate_steps = 1 if plan.batch >= rows else plan.training.steps
         self._clients = self._zeros(chunk, width, kind=torch.int64)
         self._order.copy_(torch.arange(width, device=self.device))
-        stays = everyone and self._steps_apart == 1
-        self._row_weights = self._zeros(1 if stays else chunk, self._steps_apart, width, rows)
+        stays = everyone and self._separate_steps == 1
+        self._row_weights = self._zeros(1 if stays else chunk, self._separate_steps, width, rows)
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     @staticmethod
@@ -72,7 +72,7 @@ class LinearProgram(Program):
         """Load the schedule of the next rounds."""
         rounds, rows = schedule.rows.shape[0], self.samples.shape[1]
         self.weights[:rounds] = schedule.weights
-        drawn = schedule.rows[:, : self._steps_apart].to(torch.int64)
+        drawn = schedule.rows[:, : self._separate_steps].to(torch.int64)
         self._clients[:rounds] = drawn[:, 0, :, 0].clamp(min=0) // rows
         if self._row_weights.shape[0] == 1:
             drawn = drawn[:1]
@@ -135,7 +135,7 @@ class LinearProgram(Program):
     def _between_features(
         self, samples: Tensor, targets: Tensor, row_weights: Tensor, start: Tensor, steps: int
     ) -> Tensor:
-        batches = ((samples, targets, row_weights[min(step, self._steps_apart - 1)]) for step in range(steps))
+        batches = ((samples, targets, row_weights[min(step, self._separate_steps - 1)]) for step in range(steps))
         return descend_between_features(self.objective, self.training, start, batches)
 
     def _between_samples(
@@ -145,7 +145,7 @@ class LinearProgram(Program):
         share, dual = 1.0, torch.zeros_like(first)
         share_velocity, dual_velocity = None, None
         for step in range(steps):
-            shares = row_weights[min(step, self._steps_apart - 1)]
+            shares = row_weights[min(step, self._separate_steps - 1)]
             scores = torch.baddbmm(first, gram, dual, beta=share)
             residual = self.objective.residual(scores, targets).mul_(shares)
             if self.training.clip:

@@ -26,13 +26,13 @@ from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, check_deadline, pending_requests
-from sifu.requests.letters import usual_terms
-from sifu.run.clients_and_engine import carried_out_elsewhere
+from sifu.requests.messages import usual_terms
+from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.run.recorded_data import rows_of_identities
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
 from sifu.store.given_approvals import approvals_needed, unapproved
-from sifu.store.inbox import letters
+from sifu.store.inbox import messages
 
 FOUND_AGAIN_EVERY = 3.0
 """Interval between two searches for new run folders, in seconds."""
@@ -91,7 +91,7 @@ class RequestLine:
     filed_by: str
 
     @staticmethod
-    def of(run: RunAtDesk, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
+    def of(run: ServedRun, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
         """Return the row of a request in the ledger, or of one in the inbox, for which fewer fields are known."""
         nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
@@ -104,11 +104,11 @@ class RequestLine:
 
     def urgency(self) -> tuple[Any, ...]:
         """Return the sort key of the lists: open requests by deadline, then settled ones, latest first."""
-        latest_first = tuple(-ord(letter) for letter in self.finished or self.received)
+        latest_first = tuple(-ord(message) for message in self.finished or self.received)
         return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)
 
 
-class RunAtDesk:
+class ServedRun:
     """One run and the operations on it: its requests, plans, decisions and long jobs.
 
     Every right is checked here, once. Derived values are cached and shared. The run's progress, its requests and the
@@ -202,13 +202,15 @@ class RunAtDesk:
 
     def posted(self, who: Token) -> list[PendingRequest]:
         """Return the requests that wait in the run's inbox and are not in its ledger yet."""
-        if not letters(self.folder):
+        if not messages(self.folder):
             return []
         with self.run.reader() as reader:
             waiting = [row for row in pending_requests(reader, current_time()) if row.status == POSTED]
         if who.may("see"):
             return waiting
-        own = {letter.id for letter in letters(self.folder) if is_own(who, str((letter.content or {}).get("actor")))}
+        own = {
+            message.id for message in messages(self.folder) if is_own(who, str((message.content or {}).get("actor")))
+        }
         return [row for row in waiting if row.request in own]
 
     def lines(self, who: Token) -> list[RequestLine]:
@@ -342,7 +344,7 @@ class RunAtDesk:
             self.written()
         return outcome
 
-    def carry_out(self, who: Token, request: str) -> Job:
+    def execute(self, who: Token, request: str) -> Job:
         """Execute a request in a new process."""
         who.demand("carry out")
         numbered = self.request(who, request)
@@ -353,7 +355,7 @@ class RunAtDesk:
             raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
         if status.approvals_missing:
             raise InputError(f"request {request} needs {status.approvals_missing} more to approve it")
-        elsewhere = carried_out_elsewhere(self.run.spec)
+        elsewhere = executed_elsewhere(self.run.spec)
         if elsewhere:
             raise InputError(elsewhere)
         arguments = ["forget", str(self.folder), "--request", request]
@@ -445,28 +447,28 @@ class RunAtDesk:
                 raise InputError(f"request {request} cannot be filed: use another id")
 
 
-class Desk:
+class ConsoleService:
     """All runs under the console's folders, and the operations that span them."""
 
     def __init__(self, folders: Sequence[Path], state: Path, data_folder: Path | None = None) -> None:
         self.folders, self.state, self._data = tuple(folders), state, data_folder
         private_folder(state, parents=True)
         self.jobs = Jobs(state)
-        self._runs: dict[str, RunAtDesk] = {}
+        self._runs: dict[str, ServedRun] = {}
         self._looked = -FOUND_AGAIN_EVERY
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
-    def every_run(self) -> dict[str, RunAtDesk]:
+    def every_run(self) -> dict[str, ServedRun]:
         """Return all runs by key; search the folders for new ones at most every `FOUND_AGAIN_EVERY` seconds."""
         with self._lock:
             if time.monotonic() - self._looked >= FOUND_AGAIN_EVERY:
                 self._looked = time.monotonic()
                 here = {run.folder: run for run in self._runs.values()}
-                runs: list[RunAtDesk] = []
+                runs: list[ServedRun] = []
                 for folder in find_runs(*self.folders):
                     try:
-                        runs.append(here.get(folder) or RunAtDesk(folder, self.jobs, self._data))
+                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._data))
                     except SifuError as error:  # a run of another version, one being made, or one with another key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)
@@ -474,12 +476,12 @@ class Desk:
                 self._runs = {run.key: run for run in runs}
             return dict(self._runs)
 
-    def runs(self, who: Token) -> list[RunAtDesk]:
+    def runs(self, who: Token) -> list[ServedRun]:
         """Return the runs that a visitor may see, sorted by name."""
         who.demand("see own")
         return sorted(self.every_run().values(), key=lambda run: run.name)
 
-    def find(self, who: Token, key: str) -> RunAtDesk:
+    def find(self, who: Token, key: str) -> ServedRun:
         """Return a run by its key."""
         who.demand("see own")
         run = self.every_run().get(key)

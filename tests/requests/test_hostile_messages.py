@@ -1,6 +1,6 @@
-"""A letter from a stranger is refused and recorded: it never stops its reader, and trouble never eats it.
+"""A message from a stranger is refused and recorded: it never stops its reader, and trouble never eats it.
 
-A letter that ended the writer with an unexplained error would lie there still, and end every later one.
+A message that ended the writer with an unexplained error would lie there still, and end every later one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 import sifu
 from run_tools import query
 from sifu.api import verify_run
-from sifu.api.status import InboxLetter
+from sifu.api.status import InboxMessage
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError
-from sifu.requests.letters import take_in
+from sifu.requests.messages import ingest
 from sifu.store import writer as writer_module
 from sifu.store.database import transaction
-from sifu.store.inbox import LARGEST_LETTER_BYTES, any_letters, letters, post
+from sifu.store.inbox import LARGEST_MESSAGE_BYTES, any_messages, messages, post
 from sifu.store.writer import RunWriter
 
 TERMS: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_a_hostile_letter_is_refused_and_recorded(own_trained: Path, name: str) 
     (inbox / file).write_text(content)
     writer = RunWriter.open(own_trained)
     try:
-        (refusal,) = take_in(writer)
+        (refusal,) = ingest(writer)
     finally:
         writer.close()
     assert refusal.isprintable()
@@ -90,13 +90,13 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
     (inbox / "request.endless.json").symlink_to("/dev/zero")
     os.mkfifo(inbox / "request.pipe.json")
     strange = sorted(path.name for path in inbox.iterdir())
-    assert letters(own_trained) == []
-    assert not any_letters(own_trained)
+    assert messages(own_trained) == []
+    assert not any_messages(own_trained)
     post(own_trained, "request", "a", TERMS)
-    assert any_letters(own_trained)
+    assert any_messages(own_trained)
     writer = RunWriter.open(own_trained)
     try:
-        assert take_in(writer) == []
+        assert ingest(writer) == []
     finally:
         writer.close()
     assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]
@@ -109,23 +109,23 @@ def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) 
     from sifu.store import inbox as inbox_module
 
     (own_trained / "request.a.json").symlink_to("/dev/zero")
-    letter = inbox_module._read(own_trained / "request.a.json", 0.0)
-    assert (letter.content, bool(letter.trouble)) == (None, True)
+    message = inbox_module._read(own_trained / "request.a.json", 0.0)
+    assert (message.content, bool(message.trouble)) == (None, True)
 
 
 def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
-    (inbox / "request.a.json").write_text(terms() + " " * LARGEST_LETTER_BYTES)
+    (inbox / "request.a.json").write_text(terms() + " " * LARGEST_MESSAGE_BYTES)
     writer = RunWriter.open(own_trained)
     try:
-        assert take_in(writer) == ["request a: the letter cannot be read"]
+        assert ingest(writer) == ["request a: the letter cannot be read"]
     finally:
         writer.close()
 
 
 def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files, a failing disk, another account's letter: none of it is the fault of the person who asks."""
+    """Too many open files, a failing disk, another account's message: none is the fault of the person who asks."""
     from sifu.store import inbox as inbox_module
 
     post(own_trained, "request", "a", TERMS)
@@ -139,10 +139,10 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
     writer = RunWriter.open(own_trained)
     try:
         monkeypatch.setattr(inbox_module.os, "open", refusing)
-        assert take_in(writer) == []
-        assert sifu.open_run(own_trained).status().inbox == (InboxLetter("request", "a", "Too many open files"),)
+        assert ingest(writer) == []
+        assert sifu.open_run(own_trained).status().inbox == (InboxMessage("request", "a", "Too many open files"),)
         monkeypatch.undo()
-        assert take_in(writer) == []
+        assert ingest(writer) == []
     finally:
         writer.close()
     assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]
@@ -150,7 +150,7 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
 
 
 def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
-    """Fifty thousand names fit into a letter; counting each among all took minutes, with the run's lock held."""
+    """Fifty thousand names fit into a message; counting each among all took minutes, with the run's lock held."""
     counted = 0
 
     class Name(str):
@@ -183,7 +183,7 @@ def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None
     post(run.folder, "request", "a", TERMS | {"retention": "strict"})
     writer = RunWriter.open(run.folder)
     try:
-        (refusal,) = take_in(writer)
+        (refusal,) = ingest(writer)
     finally:
         writer.close()
     assert "Gram matrices" in refusal
@@ -213,9 +213,9 @@ def test_trouble_with_the_disk_does_not_refuse_a_letter(
     monkeypatch.setattr(writer_module, "transaction", failing_once)
     try:
         with pytest.raises(expected):
-            take_in(writer)
-        assert [letter.id for letter in letters(own_trained)] == ["a"]
-        assert take_in(writer) == []
+            ingest(writer)
+        assert [message.id for message in messages(own_trained)] == ["a"]
+        assert ingest(writer) == []
     finally:
         writer.close()
     assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]

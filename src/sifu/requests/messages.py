@@ -28,7 +28,7 @@ from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.request_record import check_decision, check_digest, check_words, decide
 from sifu.run.run_view import RunView
 from sifu.store.actors import LONGEST_ACTOR, actor_name
-from sifu.store.inbox import Letter, any_letters, discard, letters, post
+from sifu.store.inbox import Message, any_messages, discard, messages, post
 from sifu.store.keys import sign_statement, signer_of
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader, plain_names
@@ -259,7 +259,9 @@ def post_decision(
     """
     row = next((row for row in reader.requests() if row.request == request), None)
     posted = [
-        letter for letter in letters(reader.folder) if letter.kind in ("request", "signed") and letter.id == request
+        message
+        for message in messages(reader.folder)
+        if message.kind in ("request", "signed") and message.id == request
     ]
     if row is not None or not posted:
         if not check_decision(reader, request, decision, reason, actor, terms):
@@ -276,9 +278,9 @@ def post_decision(
     return True
 
 
-def _terms_posted(reader: RunReader, letter: Letter) -> RequestTerms:
-    content = letter.content or {}
-    if letter.kind == "signed":
+def _terms_posted(reader: RunReader, message: Message) -> RequestTerms:
+    content = message.content or {}
+    if message.kind == "signed":
         return terms_of_signed(reader, content)
     return RequestTerms.from_mapping({name: value for name, value in content.items() if name in TERMS})
 
@@ -289,33 +291,33 @@ LOOK_EVERY = 0.2
 """Seconds between two polls of the inbox if all clients are in this process; rounds may be much shorter."""
 
 
-def take_in(writer: RunWriter) -> list[str]:
+def ingest(writer: RunWriter) -> list[str]:
     """Record every inbox message as an event and delete its file.
 
     Returns:
         A sentence for each message that was refused.
     """
     refused = []
-    for letter in letters(writer.folder):
-        if letter.trouble:
+    for message in messages(writer.folder):
+        if message.trouble:
             continue  # it may be a request: keep it until its file can be opened
         try:
-            _open(writer, letter)
+            _open(writer, message)
         except (NoSpaceError, DiskError, RunDamagedError):
             raise  # the message is not at fault: it stays until the disk works again
         except SifuError as error:
-            refused.append(f"{letter.kind} {letter.id}: {error}")
-            payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
+            refused.append(f"{message.kind} {message.id}: {error}")
+            payload = {"letter": message.id, "kind": message.kind, "content": message.content, "reason": str(error)}
             writer.record(NewEvent("letter refused", payload))
-        discard(letter)
+        discard(message)
     return refused
 
 
-def _open(writer: RunWriter, letter: Letter) -> None:
-    if letter.content is None:
+def _open(writer: RunWriter, message: Message) -> None:
+    if message.content is None:
         raise InputError("the letter cannot be read")
-    if letter.kind == "request":
-        content = dict(letter.content)
+    if message.kind == "request":
+        content = dict(message.content)
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
         commitments = content.pop("commitments", [])
         if not isinstance(commitments, list) or not all(is_commitment(value) for value in commitments):
@@ -331,33 +333,33 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         check_retention(view.spec, terms)
         if len(commitments) > len(terms.records):
             raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")
-        days_left = _days_left(letter, deadline)
-        receive(writer, view, terms, letter.id, days_left, actor, commitments=sorted(commitments))
-    elif letter.kind == "signed":
-        if id_of_signed(letter.content) != letter.id:
+        days_left = _days_left(message, deadline)
+        receive(writer, view, terms, message.id, days_left, actor, commitments=sorted(commitments))
+    elif message.kind == "signed":
+        if id_of_signed(message.content) != message.id:
             raise InputError("the letter's name is not the id that was signed")
-        terms = terms_of_signed(writer, letter.content)
+        terms = terms_of_signed(writer, message.content)
         actor = f"client {plain_names(writer, terms.clients)[0]}"[:LONGEST_ACTOR]
-        receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
-    elif letter.kind == "decision":
-        decision = letter.content
+        receive(writer, RunView(writer), terms, message.id, _days_left(message, DEADLINE_DAYS), actor)
+    elif message.kind == "decision":
+        decision = message.content
         if set(decision) != set(FIELDS) or not all(isinstance(decision[name], str) for name in FIELDS):
             given = ", ".join(sorted(decision))[:200]
             raise InputError(f"a decision must give {', '.join(FIELDS)} as texts; found {given}")
         check_request_id(decision["request"])
         decide(writer, **decision | ({} if decision["decision"] == "approved" else {"terms": None}))
-    elif letter.kind == "clients":
-        change_clients(writer, letter.content)
+    elif message.kind == "clients":
+        change_clients(writer, message.content)
     else:
         raise InputError(
             "a letter is a request, a signed request, a decision or a change to the list of clients, found "
-            f"{letter.kind!r}"
+            f"{message.kind!r}"
         )
 
 
-def _days_left(letter: Letter, deadline_days: int) -> int:
+def _days_left(message: Message, deadline_days: int) -> int:
     """Return the days left of a deadline, which runs from the time the message was posted."""
-    waited = int(max(0.0, time.time() - letter.posted) // 86400)
+    waited = int(max(0.0, time.time() - message.posted) // 86400)
     return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
 
 
@@ -387,11 +389,11 @@ class WatchedInbox:
         if now - self._looked < self._look_every:
             return False
         self._looked = now
-        return any_letters(self._writer.folder) or self._also()
+        return any_messages(self._writer.folder) or self._also()
 
-    def take_in(self) -> None:
+    def ingest(self) -> None:
         """Ingest all messages and log those that are refused."""
-        for refusal in take_in(self._writer):
+        for refusal in ingest(self._writer):
             log.warning("refused: %s", refusal)
         if self._after:
             self._after(self._writer)

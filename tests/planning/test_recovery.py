@@ -18,9 +18,9 @@ from sifu.core.engine import Evaluation, Position
 from sifu.core.spec import Spec
 from sifu.errors import NoClientResponseError, RoundRejectedError
 from sifu.planning.forecast import Forecast
-from sifu.planning.measure import Healing, LearningCurve
+from sifu.planning.measure import LearningCurve, Recovery
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
-from sifu.run.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
+from sifu.run.rehearsal import LEAST_TRAINING, RECOVERED, RecoveredNoise, recovered_noise, rehearse
 from sifu.run.run_view import RunView
 from sifu.store.projection import EvaluationRow
 from suite_setup import examples
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows_of(run: Path, subset: str = HEALED) -> list[EvaluationRow]:
+def rows_of(run: Path, subset: str = RECOVERED) -> list[EvaluationRow]:
     """The evaluations of rehearsed rounds."""
     reader = sifu.open_run(run).reader()
     evaluations = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(subset)]
@@ -84,25 +84,25 @@ def rehearsed(engine: Diagonal, position: Position = LONG) -> list[EvaluationRow
 @settings(derandomize=True, deadline=None, max_examples=examples(20))
 def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float) -> None:
     h = np.arange(1.0, 3001.0) ** -decay
-    healed = healed_noise(rehearsed(Diagonal(h, rate)))
-    assert healed is not None
-    for rounds, left in enumerate(healed.losses, 1):
+    recovered = recovered_noise(rehearsed(Diagonal(h, rate)))
+    assert recovered is not None
+    for rounds, left in enumerate(recovered.losses, 1):
         each = h * (1.0 - rate * h) ** (2 * rounds)
         # A sum of chi-squares: its mean, within four standard deviations of one draw.
         error = math.sqrt(2.0 * float(each @ each)) / float(each.sum())
-        assert left == pytest.approx(0.5 * healed.noise_std**2 * float(each.sum()), rel=4.0 * error + 1e-9)
+        assert left == pytest.approx(0.5 * recovered.noise_std**2 * float(each.sum()), rel=4.0 * error + 1e-9)
 
 
 def test_three_models_go_through_two_rounds_and_less_where_training_was_short() -> None:
     long, short, shortest = Diagonal(np.ones(50)), Diagonal(np.ones(50)), Diagonal(np.ones(50))
-    assert len([evaluation for evaluation in rehearsed(long) if evaluation.subset.startswith(HEALED)]) == 4
+    assert len([evaluation for evaluation in rehearsed(long) if evaluation.subset.startswith(RECOVERED)]) == 4
     assert long.rounds == [LONG] * 3 + [Position(0, LONG.round + 1)] * 3
     assert (
         len(
             [
                 evaluation
                 for evaluation in rehearsed(short, Position(0, LEAST_TRAINING))
-                if evaluation.subset.startswith(HEALED)
+                if evaluation.subset.startswith(RECOVERED)
             ]
         )
         == 2
@@ -115,15 +115,15 @@ def test_three_models_go_through_two_rounds_and_less_where_training_was_short() 
 def test_a_round_that_fails_is_done_without(trouble: Exception) -> None:
     rows = rehearsed(Diagonal(np.ones(50), trouble=trouble))
     assert len(rows) == 3
-    assert healed_noise(rows) is None
+    assert recovered_noise(rows) is None
 
 
 def test_rounds_of_different_clients_are_not_compared() -> None:
     first, second = (rehearsed(Diagonal(np.ones(50), drops_out=number)) for number in (2, 5))
-    assert healed_noise(first) is None
-    healed = healed_noise(second)
-    assert healed is not None
-    assert len(healed.losses) == 1
+    assert recovered_noise(first) is None
+    recovered = recovered_noise(second)
+    assert recovered is not None
+    assert len(recovered.losses) == 1
 
 
 def test_no_round_is_rehearsed_that_training_noise_would_have_to_pay_for() -> None:
@@ -134,11 +134,11 @@ def test_no_round_is_rehearsed_that_training_noise_would_have_to_pay_for() -> No
 
 def test_noise_that_helps_tells_nothing() -> None:
     # Negative control: a rise of the loss below zero has no logarithm, and no plan may rest on it.
-    rows = [EvaluationRow(3, f"{HEALED}1:{sigma!r}", 10, 0.5, loss) for sigma, loss in ((0.0, 1.0), (0.1, 0.9))]
-    assert healed_noise(rows) is None
-    assert healed_noise([]) is None
-    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.1: (-0.2, 0.1)}, 10, TRAINING) is None
-    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.2: (0.2, 0.1)}, 10, TRAINING) is None
+    rows = [EvaluationRow(3, f"{RECOVERED}1:{sigma!r}", 10, 0.5, loss) for sigma, loss in ((0.0, 1.0), (0.1, 0.9))]
+    assert recovered_noise(rows) is None
+    assert recovered_noise([]) is None
+    assert Recovery.of(RecoveredNoise(0.1, (0.1,), (0.1,)), {0.1: (-0.2, 0.1)}, 10, TRAINING) is None
+    assert Recovery.of(RecoveredNoise(0.1, (0.1,), (0.1,)), {0.2: (0.2, 0.1)}, 10, TRAINING) is None
 
 
 @given(
@@ -148,23 +148,23 @@ def test_noise_that_helps_tells_nothing() -> None:
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
 def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong: list[float]) -> None:
     at_once, *after = sorted(losses, reverse=True)
-    healed = HealedNoise(0.3, tuple(after), tuple(wrong[: len(after)]))
+    recovered = RecoveredNoise(0.3, tuple(after), tuple(wrong[: len(after)]))
     rises = {0.1: (at_once / 9.0, wrong[3]), 0.3: (at_once, wrong[4]), 0.8: (5.0 * at_once, wrong[5])}
-    healing = Healing.of(healed, rises, 100, TRAINING)
-    assert healing is not None
+    recovery = Recovery.of(recovered, rises, 100, TRAINING)
+    assert recovery is not None
     k = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1e4])
     for sigma in (0.01, 0.3, 0.5, 2.0):
-        assert np.all(np.diff(healing.rise(sigma, k, 20.0 + k)) <= 1e-15)
-        assert np.all((healing.errors(sigma, k, 20.0 + k) >= 0.0) & (healing.errors(sigma, k, 20.0 + k) <= 1.0))
-        assert np.all(healing.rise(1.1 * sigma, k, 20.0 + k) > healing.rise(sigma, k, 20.0 + k))
+        assert np.all(np.diff(recovery.rise(sigma, k, 20.0 + k)) <= 1e-15)
+        assert np.all((recovery.errors(sigma, k, 20.0 + k) >= 0.0) & (recovery.errors(sigma, k, 20.0 + k) <= 1.0))
+        assert np.all(recovery.rise(1.1 * sigma, k, 20.0 + k) > recovery.rise(sigma, k, 20.0 + k))
         # The farther training had come, the less the same noise matters.
-        assert np.all(healing.rise(sigma, k, 10.0 + k) > healing.rise(sigma, k, 20.0 + k))
-        assert np.all(healing.rise(sigma, k, 40.0 + k) < healing.rise(sigma, k, 20.0 + k))
+        assert np.all(recovery.rise(sigma, k, 10.0 + k) > recovery.rise(sigma, k, 20.0 + k))
+        assert np.all(recovery.rise(sigma, k, 40.0 + k) < recovery.rise(sigma, k, 20.0 + k))
     # What was measured is said again, and small noise does harm by its square.
     first = np.arange(len(after) + 1.0)
-    np.testing.assert_allclose(healing.rise(0.3, first, 20.0 + first), [at_once, *after], rtol=1e-12)
-    np.testing.assert_allclose(healing.rise(0.03, k, 20.0 + k), healing.rise(0.3, k, 20.0 + k) / 100.0, rtol=1e-12)
-    assert not healing.errors(0.0, k, 20.0 + k).any()
+    np.testing.assert_allclose(recovery.rise(0.3, first, 20.0 + first), [at_once, *after], rtol=1e-12)
+    np.testing.assert_allclose(recovery.rise(0.03, k, 20.0 + k), recovery.rise(0.3, k, 20.0 + k) / 100.0, rtol=1e-12)
+    assert not recovery.errors(0.0, k, 20.0 + k).any()
 
 
 @pytest.mark.parametrize("decay", [0.8, 1.0, 1.3, 1.7])
@@ -173,41 +173,41 @@ def test_two_rounds_tell_how_noise_of_a_power_law_heals(decay: float) -> None:
     truth = [float(np.sum(h * (1.0 - 0.9 * h) ** (2 * k))) for k in range(101)]
     # A training that gains nothing more: its loss says nothing of a least curvature.
     flat = LearningCurve(np.array([0.0, 20.0]), np.array([2.0, 0.5]), 0.5, 0.5)
-    healing = Healing.of(HealedNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000, flat)
-    assert healing is not None
+    recovery = Recovery.of(RecoveredNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000, flat)
+    assert recovery is not None
     k = np.array([4.0, 8.0, 16.0, 32.0])
-    ratio = healing.rise(1.0, k, 20.0 + k) / np.array(truth)[k.astype(int)]
+    ratio = recovery.rise(1.0, k, 20.0 + k) / np.array(truth)[k.astype(int)]
     assert np.all((ratio > 0.5) & (ratio < 2.0)), ratio
 
 
 def test_the_formula_by_hand() -> None:
-    healed = HealedNoise(0.2, (0.08, 0.06), (0.03, 0.02))
-    healing = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000, TRAINING)
-    assert healing is not None
-    assert healing.errors_per_loss == pytest.approx(0.12 / 0.27)
+    recovered = RecoveredNoise(0.2, (0.08, 0.06), (0.03, 0.02))
+    recovery = Recovery.of(recovered, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000, TRAINING)
+    assert recovery is not None
+    assert recovery.errors_per_loss == pytest.approx(0.12 / 0.27)
 
     def f(n: float) -> float:
         return 0.1 + 0.4 * math.sqrt(20.0 / n)
 
     ten = np.array([10.0])
     rise = 0.06 * 5.0 ** (-1.0 / 3.0) * (f(30.0) / f(22.0)) ** 2
-    assert float(healing.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise)
+    assert float(recovery.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise)
     assert rise == pytest.approx(0.0275559, rel=1e-5)
-    assert float(healing.errors(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
+    assert float(recovery.errors(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
     # On the model of round 8, ten rounds later; and a round after noise on the model of round 9.
-    assert float(healing.rise(0.2, ten, np.array([18.0]))[0]) == pytest.approx(
+    assert float(recovery.rise(0.2, ten, np.array([18.0]))[0]) == pytest.approx(
         0.06 * 5.0 ** (-1.0 / 3.0) * (0.56 / f(22.0)) ** 2
     )
-    assert float(healing.rise(0.2, np.ones(1), ten)[0]) == pytest.approx(0.08 * (0.8 / f(21.0)) ** 2)
-    network = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06)}, 1000, TRAINING, linear=False)
+    assert float(recovery.rise(0.2, np.ones(1), ten)[0]) == pytest.approx(0.08 * (0.8 / f(21.0)) ** 2)
+    network = Recovery.of(recovered, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06)}, 1000, TRAINING, linear=False)
     assert network is not None
     assert float(network.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * (f(30.0) / f(22.0)) ** 4)
     # Far beyond what was rehearsed a network may never come back; a linear model does.
     assert float(network.errors(0.61, ten, np.array([30.0]))[0]) == 1.0
     assert float(network.errors(0.59, ten, np.array([30.0]))[0]) < 1.0
-    assert float(healing.errors(1.3, ten, np.array([30.0]))[0]) < 1.0
+    assert float(recovery.errors(1.3, ten, np.array([30.0]))[0]) < 1.0
     # As much loss as the largest noise made costs as many predictions as it did.
-    largest = healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
+    largest = recovery.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
     assert float(largest[0]) == pytest.approx(0.09)
 
 
@@ -225,12 +225,12 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
     everybody = np.arange(60)
     for rounds in (1, 2):
         model = engine.run_round(model, Position(0, tip.node.position + rounds - 1), everybody).model
-        evaluation, row = engine.evaluate(model, everybody), rows[f"{HEALED}{rounds}:0.0"]
+        evaluation, row = engine.evaluate(model, everybody), rows[f"{RECOVERED}{rounds}:0.0"]
         assert (row.loss, row.accuracy, row.samples) == (evaluation.loss, evaluation.accuracy, 720)
-    healed = healed_noise(list(rows.values()))
-    assert healed is not None
-    assert healed.noise_std == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
-    assert healed.losses[0] > healed.losses[1] > 0.0
+    recovered = recovered_noise(list(rows.values()))
+    assert recovered is not None
+    assert recovered.noise_std == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
+    assert recovered.losses[0] > recovered.losses[1] > 0.0
     assert sifu.open_run(trained).verify().problems == []
 
 
@@ -241,7 +241,7 @@ def test_the_run_itself_is_the_one_without_rehearsed_rounds(
     sifu.train(SPEC, run=tmp_path / "without")
     assert rows_of(tmp_path / "without") == []
     with_rounds, without = (
-        [evaluation for evaluation in rows_of(run, "") if not evaluation.subset.startswith(HEALED)]
+        [evaluation for evaluation in rows_of(run, "") if not evaluation.subset.startswith(RECOVERED)]
         for run in (trained, tmp_path / "without")
     )
     assert with_rounds == without
@@ -259,11 +259,11 @@ def test_a_plan_goes_by_them_and_needs_nobody(trained: Path, tmp_path: Path) -> 
     folder = copy_run(trained, tmp_path / "copy")
     with_rounds = Forecast(RunView(sifu.open_run(folder).reader()))
     assert with_rounds.measure is not None
-    healed = healed_noise(rows_of(folder))
-    assert healed is not None
+    recovered = recovered_noise(rows_of(folder))
+    assert recovered is not None
     tip = with_rounds.view.path.tip
-    later = [with_rounds.expected(tip, share * healed.noise_std) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
+    later = [with_rounds.expected(tip, share * recovered.noise_std) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
     assert later == sorted(later)
     # The luck of small noise is wide, that of large noise narrow.
-    spreads = [with_rounds.measure.spread(share * healed.noise_std) for share in (0.1, 1.0, 4.0)]
+    spreads = [with_rounds.measure.spread(share * recovered.noise_std) for share in (0.1, 1.0, 4.0)]
     assert spreads == pytest.approx([1.5, math.hypot(0.53, 0.3), math.hypot(0.1325, 0.3)])

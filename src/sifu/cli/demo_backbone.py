@@ -17,11 +17,11 @@ def make() -> nn.Module:
     y = torch.tensor(digits.y_test, dtype=torch.int64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        trunk = nn.Sequential(nn.Flatten(), nn.Linear(x.shape[1], 48), nn.Tanh(), nn.Linear(48, 24), nn.Tanh())
+        backbone = nn.Sequential(nn.Flatten(), nn.Linear(x.shape[1], 48), nn.Tanh(), nn.Linear(48, 24), nn.Tanh())
         scores = nn.Linear(24, 10)
-        optimizer = torch.optim.SGD([*trunk.parameters(), *scores.parameters()], lr=RATE)
+        optimizer = torch.optim.SGD([*backbone.parameters(), *scores.parameters()], lr=RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(scores(trunk(x)), y).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(scores(backbone(x)), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return trunk
+    return backbone

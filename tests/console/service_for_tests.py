@@ -29,7 +29,7 @@ PEOPLE = {
 
 
 @dataclass
-class DeskForTests:
+class ServiceForTests:
     """A console, its folder, and the secrets of its people."""
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Requests at the desk: every door takes every term, approvers see all of them, and requesters set only some."""
+"""Requests at the console: every door takes every term, approvers see all of them, and requesters set only some."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command, environment
-from sifu.console import desk as desk_module
+from sifu.console import service as service_module
 from sifu.console.asking import client_names, terms_given
 from sifu.core.request_terms import TERMS, RequestTerms, terms_words
 from sifu_verifier import verify as verify_independently
@@ -25,9 +25,9 @@ UNUSUAL: dict[str, Any] = {
 CLIENTS = ["client-003", "client-004"]
 
 
-def file_at_every_door(desk: Any, door: str, cli: Command) -> None:
+def file_at_every_door(service: Any, door: str, cli: Command) -> None:
     """File the same unusual request."""
-    folder, north = desk.folder / "north", desk.key("north")
+    folder, north = service.folder / "north", service.key("north")
     if door == "command line":
         options = [word for name, value in UNUSUAL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         options = ["--level" if word == "--level" else word for word in options]
@@ -36,29 +36,29 @@ def file_at_every_door(desk: Any, door: str, cli: Command) -> None:
         sifu.open_run(folder).request(CLIENTS, "a", actor="otto", **UNUSUAL)
     elif door == "api":
         body = {"clients": CLIENTS, "request": "a", "terms": UNUSUAL}
-        assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+        assert service.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
     else:
         fields = {name: str(value) for name, value in UNUSUAL.items()}
-        sent = desk.browser("otto").send(
+        sent = service.browser("otto").send(
             f"/runs/{north}/requests", clients="client-003; client-004", request="a", confirm="yes", **fields
         )
         assert "was filed" in sent.text
 
 
 @pytest.mark.parametrize("door", ["command line", "python", "api", "form"])
-def test_what_is_filed_at_any_door_is_approved_planned_and_certified(desk: Any, door: str, cli: Command) -> None:
+def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: Any, door: str, cli: Command) -> None:
     """The ledger, the API, the plan, the page, both certificates and what people read of them say the same."""
-    file_at_every_door(desk, door, cli)
-    folder, north = desk.folder / "north", desk.key("north")
+    file_at_every_door(service, door, cli)
+    folder, north = service.folder / "north", service.key("north")
     terms = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
     status = sifu.open_run(folder).request_record("a").status
     assert status.terms == terms  # the ledger
-    shown = desk.program("ann").get(f"/api/v1/runs/{north}/requests/1").json()
+    shown = service.program("ann").get(f"/api/v1/runs/{north}/requests/1").json()
     assert {name: shown["terms"][name] for name in TERMS} == {
         name: list(value) if isinstance(value := getattr(terms, name), tuple) else value for name in TERMS
     }
     assert sifu.open_run(folder).plan_of("a").terms == terms
-    page = desk.browser("ann").get(f"/runs/{north}/requests/1").text
+    page = service.browser("ann").get(f"/runs/{north}/requests/1").text
     rows = dict(re.findall(r'<td data-label="Term">(\w+)</td><td data-label="Asked for"><span>(.*?)</span></td>', page))
     for name, value in UNUSUAL.items():
         words = html.unescape(re.sub(r"<[^>]+>", " ", rows[name])).split()
@@ -70,7 +70,7 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(desk: Any, 
     assert "σ</dt><dd>0.9<" in page  # the plan has the noise that was asked for
 
     for name in ("ann", "bob"):
-        assert desk.approve(name, north, 1).status_code == 200
+        assert service.approve(name, north, 1).status_code == 200
     run = sifu.open_run(folder)
     run.forget(request="a")
     filed = {name: value for name, value in terms.to_mapping().items() if name not in ("clients", "records")}
@@ -80,17 +80,17 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(desk: Any, 
         assert body["terms"] == filed
         assert (body["clients"], body["method"], body["sigma"]) == (CLIENTS, terms.method, terms.sigma)
     assert all(f"{name} {value}" in line for name, value in UNUSUAL.items() if name != "target")
-    page = desk.browser("ann").get(f"/runs/{north}/requests/1").text
+    page = service.browser("ann").get(f"/runs/{north}/requests/1").text
     assert line in page
     assert line in " ".join(cli("certificate", "show", folder, "a", "--all").out.split())
     assert run.verify().problems == []
     assert verify_independently(folder) == []
 
 
-def test_records_are_the_same_at_every_door(desk: Any, cli: Command) -> None:
+def test_records_are_the_same_at_every_door(service: Any, cli: Command) -> None:
     """The one term that goes with no joint unit: the ledger, the page, the plan and both certificates agree."""
-    folder, north = desk.folder / "north", desk.key("north")
-    otto, given = desk.program("otto"), {"records": [2, 5], "epsilon": 3.0}
+    folder, north = service.folder / "north", service.key("north")
+    otto, given = service.program("otto"), {"records": [2, 5], "epsilon": 3.0}
     assert (
         cli("request", folder, "--clients", "client-001", "--id", "line", "--records", "2,5", "--epsilon", "3").code
         == 0
@@ -99,17 +99,17 @@ def test_records_are_the_same_at_every_door(desk: Any, cli: Command) -> None:
     body = {"clients": ["client-003"], "request": "api", "terms": given}
     assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
     form = {"clients": "client-004", "request": "form", "records": "2, 5", "epsilon": "3"}
-    assert "was filed" in desk.browser("otto").send(f"/runs/{north}/requests", **form).text
+    assert "was filed" in service.browser("otto").send(f"/runs/{north}/requests", **form).text
     run = sifu.open_run(folder)
     for number, record in enumerate(run.request_records(), start=1):
         name = record.status.request
         assert (record.status.terms.records, record.status.terms.epsilon) == ((2, 5), 3.0), name
         assert run.plan_of(name).terms.records == (2, 5)
-        page = desk.browser("ann").get(f"/runs/{north}/requests/{number}").text
+        page = service.browser("ann").get(f"/runs/{north}/requests/{number}").text
         assert "2 records" in page
         assert record.status.terms.digest(name) in page
     for name in ("ann", "bob"):
-        assert desk.approve(name, north, 4).status_code == 200
+        assert service.approve(name, north, 4).status_code == 200
     run.forget(request="form")
     for kind in ("public", "auditor"):
         certificate = run.certificate("form", kind).body  # type: ignore[arg-type]
@@ -117,38 +117,38 @@ def test_records_are_the_same_at_every_door(desk: Any, cli: Command) -> None:
     assert run.verify().problems == []
 
 
-def test_a_harmless_looking_request_shows_what_it_would_cost(desk: Any) -> None:
+def test_a_harmless_looking_request_shows_what_it_would_cost(service: Any) -> None:
     """One round from a fresh model, released at once: the accuracy expected is far below the current one."""
-    run = sifu.open_run(desk.folder / "north")
+    run = sifu.open_run(service.folder / "north")
     run.request(["client-003"], "a", method="scratch", max_rounds=1, release="now", target=0.0, actor="otto")
     plan, usual = run.plan_of("a"), run.plan(["client-004"], method="scratch")
     assert plan.predicted_accuracy is not None
     assert usual.predicted_accuracy is not None
     assert plan.predicted_accuracy < usual.predicted_accuracy - 0.1
-    page = desk.browser("ann").get(f"/runs/{desk.key('north')}/requests/1").text
+    page = service.browser("ann").get(f"/runs/{service.key('north')}/requests/1").text
     assert f"{100 * plan.predicted_accuracy:.1f}\u00a0%<small>predicted; now" in page
     assert "Different from the run's defaults: method, max_rounds, release" in html.unescape(page)
 
 
-def test_every_client_is_on_the_page(desk: Any) -> None:
-    run = sifu.open_run(desk.folder / "north")
+def test_every_client_is_on_the_page(service: Any) -> None:
+    run = sifu.open_run(service.folder / "north")
     names = [client.name for client in run.status().clients][:-1]
     run.request(names, "a", actor="otto")
-    page = desk.browser("ann").get(f"/runs/{desk.key('north')}/requests/1").text
+    page = service.browser("ann").get(f"/runs/{service.key('north')}/requests/1").text
     assert [name for name in names if f"<li>{name}</li>" not in page] == []
 
 
-def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(desk: Any) -> None:
-    north, ann, otto = desk.key("north"), desk.program("ann"), desk.program("otto")
+def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(service: Any) -> None:
+    north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
     otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"})
     for terms in ({}, {"terms": ""}, {"terms": "0" * 64}):
         body = {"request": "a", "decision": "approved"} | terms
         assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
-    page = desk.browser("ann").send(f"/runs/{north}/decide", request="a", decision="approved", number="1")
+    page = service.browser("ann").send(f"/runs/{north}/decide", request="a", decision="approved", number="1")
     assert "names the terms it is about" in page.text
-    assert desk.approve("ann", north, 1).json()["outcome"] == "recorded"
-    assert desk.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
-    assert sifu.open_run(desk.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+    assert service.approve("ann", north, 1).json()["outcome"] == "recorded"
+    assert service.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
+    assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")
 
 
 @pytest.mark.parametrize(
@@ -161,33 +161,33 @@ def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(desk: Any) -> N
         ({"level": "none"}, "guarantees nothing"),
     ],
 )
-def test_a_requester_asks_for_more_protection_and_nothing_else(desk: Any, terms: dict[str, Any], words: str) -> None:
-    north = desk.key("north")
+def test_a_requester_asks_for_more_protection_and_nothing_else(service: Any, terms: dict[str, Any], words: str) -> None:
+    north = service.key("north")
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
-    refused = desk.program("rita").post(f"/api/v1/runs/{north}/requests", json=body)
+    refused = service.program("rita").post(f"/api/v1/runs/{north}/requests", json=body)
     assert refused.status_code == 403
     assert words in refused.json()["error"]
     form = {name: str(value) for name, value in terms.items()}
-    sent = desk.browser("rita").send(f"/runs/{north}/requests", clients="client-003", confirm="yes", **form)
+    sent = service.browser("rita").send(f"/runs/{north}/requests", clients="client-003", confirm="yes", **form)
     assert sent.status_code == 403
-    assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+    assert service.program("otto").post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
 
 
-def test_a_requester_may_ask_for_records_and_more_protection(desk: Any) -> None:
+def test_a_requester_may_ask_for_records_and_more_protection(service: Any) -> None:
     terms = {"records": [2, 5], "epsilon": 1.0, "level": "exact"}
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
-    assert desk.program("rita").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body).status_code == 201
-    page = desk.browser("rita").get(f"/runs/{desk.key('north')}/requests/1").text
+    assert service.program("rita").post(f"/api/v1/runs/{service.key('north')}/requests", json=body).status_code == 201
+    page = service.browser("rita").get(f"/runs/{service.key('north')}/requests/1").text
     assert "2 records" in page
-    form = desk.browser("rita").get(f"/runs/{desk.key('north')}").text
+    form = service.browser("rita").get(f"/runs/{service.key('north')}").text
     assert 'name="records"' in form
     assert 'name="epsilon"' in form
     assert 'name="method"' not in form
 
 
-def test_a_requester_cannot_take_most_clients_out_of_training(desk: Any) -> None:
-    north, rita = desk.key("north"), desk.program("rita")
-    names = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
+def test_a_requester_cannot_take_most_clients_out_of_training(service: Any) -> None:
+    north, rita = service.key("north"), service.program("rita")
+    names = [client.name for client in sifu.open_run(service.folder / "north").status().clients]
     half = len(names) // 2
     refused = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": names[: half + 1], "request": "a"})
     assert refused.status_code == 400
@@ -196,11 +196,11 @@ def test_a_requester_cannot_take_most_clients_out_of_training(desk: Any) -> None
         assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [name]}).status_code == 201
     one_more = {"clients": [names[half]], "request": "a"}
     assert rita.post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 400
-    assert desk.program("otto").post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
+    assert service.program("otto").post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
 
 
-def test_errors_tell_requesters_nothing_of_others(desk: Any) -> None:
-    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+def test_errors_tell_requesters_nothing_of_others(service: Any) -> None:
+    north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
     for client in ("client-001", "client-0011", "nobody-here"):
         answer = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": "mine"})
@@ -212,11 +212,13 @@ def test_errors_tell_requesters_nothing_of_others(desk: Any) -> None:
     assert "of-otto" in told.json()["error"]  # control: operators are told
 
 
-def test_a_refusal_tells_requesters_nothing_of_clients_and_records(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_tells_requesters_nothing_of_clients_and_records(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every client and record, there or not, is refused in one sentence after the same sleep; seeded draws."""
-    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+    north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     slept: list[float] = []
-    monkeypatch.setattr(desk_module.time, "sleep", slept.append)
+    monkeypatch.setattr(service_module.time, "sleep", slept.append)
     otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
     draw, answers = random.Random(3), set()
     # All that is there is asked for with a record that is not: nothing but a refusal can be the answer.
@@ -229,15 +231,15 @@ def test_a_refusal_tells_requesters_nothing_of_clients_and_records(desk: Any, mo
         answers.add((answer.status_code, answer.text))
     assert len(answers) == 1
     assert len(slept) == 30
-    assert all(0.0 <= seconds < desk_module.REFUSAL_SECONDS for seconds in slept)
+    assert all(0.0 <= seconds < service_module.REFUSAL_SECONDS for seconds in slept)
     body = {"clients": ["client-003"], "request": "r", "terms": {"records": [999]}}
     assert "rows 0 to 9" in otto.post(f"/api/v1/runs/{north}/requests", json=body).text  # control: operators are told
     wrong = rita.post(f"/api/v1/runs/{north}/requests", json=body | {"terms": {"epsilon": -1.0}})
     assert "epsilon" in wrong.text  # what is wrong with the words alone is said
 
 
-def test_an_error_keeps_the_form_and_stands_by_its_field(desk: Any) -> None:
-    north, otto = desk.key("north"), desk.browser("otto")
+def test_an_error_keeps_the_form_and_stands_by_its_field(service: Any) -> None:
+    north, otto = service.key("north"), service.browser("otto")
     sent = otto.send(
         f"/runs/{north}/requests", clients="client-003", request="mine", epsilon="seven", deadline_days="9"
     )
@@ -248,7 +250,7 @@ def test_an_error_keeps_the_form_and_stands_by_its_field(desk: Any) -> None:
         assert kept in sent.text
     unknown = otto.send(f"/runs/{north}/requests", clients="client-999")
     assert 'id="problem-clients">unknown client' in unknown.text
-    assert sifu.open_run(desk.folder / "north").request_records() == []
+    assert sifu.open_run(service.folder / "north").request_records() == []
 
 
 def test_clients_are_pasted_in_any_separation() -> None:
@@ -259,8 +261,8 @@ def test_clients_are_pasted_in_any_separation() -> None:
     assert client_names("no such", clients) == ["no such"]
 
 
-def test_a_client_of_the_list_leads_to_the_form(desk: Any) -> None:
-    north, otto = desk.key("north"), desk.browser("otto")
+def test_a_client_of_the_list_leads_to_the_form(service: Any) -> None:
+    north, otto = service.key("north"), service.browser("otto")
     link = re.search(
         r'>(client-\d+)</td><td data-label="Request"><a href="([^"]+)">Forget</a>',
         otto.get(f"/runs/{north}/clients").text,
@@ -270,14 +272,14 @@ def test_a_client_of_the_list_leads_to_the_form(desk: Any) -> None:
     assert f">{link[1]}</textarea>" in otto.get(link[2]).text
 
 
-def test_one_word_for_each_state(desk: Any) -> None:
-    north, rita, otto = desk.key("north"), desk.browser("rita"), desk.browser("otto")
+def test_one_word_for_each_state(service: Any) -> None:
+    north, rita, otto = service.key("north"), service.browser("rita"), service.browser("otto")
     assert "You have no requests." in rita.get(f"/runs/{north}").text
     rita.send(f"/runs/{north}/requests", clients="client-003", request="a")
 
     def states() -> set[str]:
-        api = desk.program("otto").get(f"/api/v1/runs/{north}/requests").json()["requests"][0]["state"]
-        pending = desk.program("otto").get("/api/v1/pending").json()["requests"]
+        api = service.program("otto").get(f"/api/v1/runs/{north}/requests").json()["requests"][0]["state"]
+        pending = service.program("otto").get("/api/v1/pending").json()["requests"]
         pages = [rita.get("/").text, rita.get(f"/runs/{north}").text, otto.get(f"/runs/{north}/requests/1").text]
         for page in [*pages, otto.get("/").text]:
             assert f">{api}</span>" in page
@@ -286,7 +288,7 @@ def test_one_word_for_each_state(desk: Any) -> None:
 
     assert states() == {"waiting for approval"}
     for name in ("ann", "bob"):
-        desk.approve(name, north, 1)
+        service.approve(name, north, 1)
     assert states() == {"approved"}
     refused = otto.send(f"/runs/{north}/decide", request="a", decision="refused", reason="x", number="1")
     assert "a refusal cannot be undone: tick the box" in refused.text
@@ -294,12 +296,12 @@ def test_one_word_for_each_state(desk: Any) -> None:
     assert "refused</span>" in rita.get("/").text
 
 
-def test_what_runs_cannot_be_started_again(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_cannot_be_started_again(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sifu.console.jobs import Job, Jobs
 
-    south, otto = desk.key("south"), desk.browser("otto")
+    south, otto = service.key("south"), service.browser("otto")
     waiting = next(
-        row for row in desk.program("otto").get(f"/api/v1/runs/{south}/requests").json()["requests"]
+        row for row in service.program("otto").get(f"/api/v1/runs/{south}/requests").json()["requests"]
         if row["state"] == "received"
     )  # fmt: skip
     page = f"/runs/{south}/requests/{waiting['number']}"
@@ -310,11 +312,11 @@ def test_what_runs_cannot_be_started_again(desk: Any, monkeypatch: pytest.Monkey
     assert "running</span>" in running
     assert "Carry out now" not in running
     body = {"request": waiting["request"]}
-    assert desk.program("otto").post(f"/api/v1/runs/{south}/carry-out", json=body).status_code == 409
+    assert service.program("otto").post(f"/api/v1/runs/{south}/carry-out", json=body).status_code == 409
 
 
-def test_methods_without_a_guarantee_are_not_offered(desk: Any) -> None:
-    north, otto = desk.key("north"), desk.browser("otto")
+def test_methods_without_a_guarantee_are_not_offered(service: Any) -> None:
+    north, otto = service.key("north"), service.browser("otto")
     form = otto.get(f"/runs/{north}").text
     compared = otto.send(f"/runs/{north}/requests", clients="client-003", plan="1").text
     for page in (form, compared):
@@ -326,19 +328,19 @@ def test_methods_without_a_guarantee_are_not_offered(desk: Any) -> None:
     "body",
     [b"clients=%ff%fe", b"clients=%ed%a0%80", "clients=\u00e9".encode("latin-1"), b"&".join([b"a=1"] * 101)],
 )
-def test_odd_forms_are_refused_with_a_sentence(desk: Any, body: bytes) -> None:
-    browser = desk.browser("otto")
+def test_odd_forms_are_refused_with_a_sentence(service: Any, body: bytes) -> None:
+    browser = service.browser("otto")
     headers = {"content-type": "application/x-www-form-urlencoded"}
-    for path in (f"/runs/{desk.key('north')}/requests", f"/runs/{desk.key('north')}/decide"):
+    for path in (f"/runs/{service.key('north')}/requests", f"/runs/{service.key('north')}/decide"):
         answer = browser.client.post(path, content=body, headers=headers, follow_redirects=False)
         assert answer.status_code in (303, 400), answer.text  # back to the page, with the sentence
-    assert desk.stranger().post("/login", content=body, headers=headers).status_code == 400
+    assert service.stranger().post("/login", content=body, headers=headers).status_code == 400
     assert "more than 100 fields" in browser.get("/").text
 
 
 @pytest.mark.parametrize("body", [b'{"clients": ["\\ud800"]}', b'{"clients": ["\xff"]}', b'{"clients": [NaN]}'])
-def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
-    program, north = desk.program("otto"), desk.key("north")
+def test_odd_json_is_refused_with_a_sentence(service: Any, body: bytes) -> None:
+    program, north = service.program("otto"), service.key("north")
     for path in ("requests", "decisions", "plan", "carry-out"):
         answer = program.post(f"/api/v1/runs/{north}/{path}", content=body)
         assert answer.status_code == 400
@@ -363,19 +365,19 @@ def test_odd_json_is_refused_with_a_sentence(desk: Any, body: bytes) -> None:
         ({"method": ["scratch"]}, "method"),
     ],
 )
-def test_a_term_is_taken_as_it_was_given_or_refused(desk: Any, terms: dict[str, Any], words: str) -> None:
+def test_a_term_is_taken_as_it_was_given_or_refused(service: Any, terms: dict[str, Any], words: str) -> None:
     """2.7 rounds are not two, and an empty list of records is not the whole client."""
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
-    refused = desk.program("otto").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body)
+    refused = service.program("otto").post(f"/api/v1/runs/{service.key('north')}/requests", json=body)
     assert refused.status_code == 400, refused.text
     assert words in refused.json()["error"]
-    assert sifu.open_run(desk.folder / "north").request_records() == []
+    assert sifu.open_run(service.folder / "north").request_records() == []
 
 
-def test_deadlines_are_whole_days(desk: Any) -> None:
+def test_deadlines_are_whole_days(service: Any) -> None:
     for days in (2.5, True, "soon", 10**400):
         body = {"clients": ["client-003"], "deadline_days": days}
-        answer = desk.program("otto").post(f"/api/v1/runs/{desk.key('north')}/requests", json=body)
+        answer = service.program("otto").post(f"/api/v1/runs/{service.key('north')}/requests", json=body)
         assert answer.status_code == 400, days
         assert "deadline" in answer.json()["error"]
 
@@ -390,23 +392,23 @@ def test_records_are_pasted_in_any_separation() -> None:
         assert terms_given({"records": text}) == {"records": records}
 
 
-def test_two_requesters_at_once_do_not_take_more_than_half_out(desk: Any) -> None:
+def test_two_requesters_at_once_do_not_take_more_than_half_out(service: Any) -> None:
     """Each request alone would be allowed; together they would leave less than half in training."""
     from concurrent.futures import ThreadPoolExecutor
 
-    north = desk.key("north")
-    names = [client.name for client in sifu.open_run(desk.folder / "north").status().clients]
+    north = service.key("north")
+    names = [client.name for client in sifu.open_run(service.folder / "north").status().clients]
     third = len(names) // 3
     bodies = [{"clients": names[start : start + third]} for start in (0, third, 2 * third)]
     with ThreadPoolExecutor(3) as people:
-        program = desk.program("rita")
+        program = service.program("rita")
         answers = list(people.map(lambda body: program.post(f"/api/v1/runs/{north}/requests", json=body), bodies))
     assert sorted(answer.status_code for answer in answers) == [201, 400, 400]
 
 
-def test_an_approval_of_one_request_is_of_no_use_for_another(desk: Any) -> None:
+def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:
     """Neither under the same terms nor after the request was withdrawn and filed again."""
-    north, ann, otto = desk.key("north"), desk.program("ann"), desk.program("otto")
+    north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
     for name, client in (("a", "client-003"), ("b", "client-004")):
         otto.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": name})
     digests = {
@@ -421,40 +423,40 @@ def test_an_approval_of_one_request_is_of_no_use_for_another(desk: Any) -> None:
     assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id serves once
     body = {"request": "a", "decision": "approved", "terms": digests["a"]}
     assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
-    assert sifu.open_run(desk.folder / "north").request_record("b").status.approvals == ()
+    assert sifu.open_run(service.folder / "north").request_record("b").status.approvals == ()
 
 
-def test_one_person_approves_once_and_never_their_own(desk: Any) -> None:
+def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
     """Twice at the same moment counts once; a requester who is an approver, too, cannot approve what they filed."""
     from concurrent.futures import ThreadPoolExecutor
 
     from sifu.console.tokens import TokenFile, state_folder
 
-    north = desk.key("north")
-    secret = TokenFile(state_folder(desk.folder)).create("Mia", ["requester", "approver"])[1]
-    desk.secrets["Mia"] = secret
-    mia = desk.program("Mia")
+    north = service.key("north")
+    secret = TokenFile(state_folder(service.folder)).create("Mia", ["requester", "approver"])[1]
+    service.secrets["Mia"] = secret
+    mia = service.program("Mia")
     assert mia.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"}).is_success
-    assert not desk.approve("Mia", north, 1).is_success
+    assert not service.approve("Mia", north, 1).is_success
     with ThreadPoolExecutor(4) as people:
-        answers = list(people.map(lambda name: desk.approve(name, north, 1), ["ann", "ann", "ann", "ann"]))
+        answers = list(people.map(lambda name: service.approve(name, north, 1), ["ann", "ann", "ann", "ann"]))
     assert sum(answer.is_success and answer.json()["outcome"] == "recorded" for answer in answers) == 1
-    status = sifu.open_run(desk.folder / "north").request_record("a").status
+    status = sifu.open_run(service.folder / "north").request_record("a").status
     assert (status.approvals, status.approvals_missing) == (("ann",), 1)
-    carried = desk.program("otto").post(f"/api/v1/runs/{north}/carry-out", json={"request": "a"})
+    carried = service.program("otto").post(f"/api/v1/runs/{north}/carry-out", json={"request": "a"})
     assert carried.status_code == 400
-    assert sifu.open_run(desk.folder / "north").verify().problems == []
+    assert sifu.open_run(service.folder / "north").verify().problems == []
 
 
 @pytest.mark.long
-def test_a_stopped_carry_out_goes_on_under_the_approved_terms(desk: Any) -> None:
+def test_a_stopped_carry_out_goes_on_under_the_approved_terms(service: Any) -> None:
     """Killed at several moments: each time the same command ends it, with one certificate."""
     import signal
     import subprocess
     import sys
     import time
 
-    folder = desk.folder / "north"
+    folder = service.folder / "north"
     run = sifu.open_run(folder)
     run.request(["client-003"], "a", actor="otto", method="scratch", max_rounds=6, target=0.0)
     for name in ("ann", "bob"):
