@@ -247,7 +247,7 @@ def _normalised(
     if not training:
         return NotImplemented
     axes, sizes = [axis for axis in range(values.dim()) if axis != 1], [-1, *[1] * (values.dim() - 2)]
-    apart = values - values.mean(axes, keepdim=True)
-    result = apart / torch.sqrt((apart * apart).mean(axes, keepdim=True) + epsilon)
+    centred = values - values.mean(axes, keepdim=True)
+    result = centred / torch.sqrt((centred * centred).mean(axes, keepdim=True) + epsilon)
     result = result if weight is None else result * weight.reshape(sizes)
     return result if bias is None else result + bias.reshape(sizes)

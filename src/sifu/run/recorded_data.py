@@ -156,8 +156,8 @@ def calibration_error(labels: Array, probabilities: Floats) -> float:
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    apart = np.bincount(bins, weights=right - confidence, minlength=BINS)
-    return float(np.abs(apart).sum() / labels.size)
+    gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
+    return float(np.abs(gaps).sum() / labels.size)
 
 
 class MissingDataError(InputError):

@@ -117,7 +117,7 @@ class FlowerStatistics(FlowerFederation):
         nodes = self._messenger.online(position, clients, everybody=True)
         return self._messenger.messages(nodes, None, position, kind, more=more or {})
 
-    def run_together(self, setups: Sequence[RoundSetup], *, apart: bool) -> list[RoundResult]:
+    def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Raise `InputError`: a head is solved from statistics, not trained in rounds."""
         raise InputError("a head in closed form is solved from statistics, not trained in rounds")
 
@@ -244,8 +244,8 @@ class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
     @property
     def facts(self) -> TrainingFacts:
         """Training facts, including the assumptions of the groups' rounds."""
-        facts, apart = super().facts, self.tuning.facts.outside
-        return replace(facts, outside=(*facts.outside, *(what for what in apart if what not in facts.outside)))
+        facts, tuning = super().facts, self.tuning.facts.outside
+        return replace(facts, outside=(*facts.outside, *(what for what in tuning if what not in facts.outside)))
 
     def use_backbones(self, backbones: Sequence[Backbone]) -> None:
         """Compute features with these networks from now on."""

@@ -209,15 +209,15 @@ def _convolution(
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
     kernel = weight.shape[2:]
-    steps, border, apart = (_pair(value) for value in (stride, padding, dilation))
+    steps, border, spacing = (_pair(value) for value in (stride, padding, dilation))
     height, width = (
-        (input.shape[2 + axis] + 2 * border[axis] - apart[axis] * (kernel[axis] - 1) - 1) // steps[axis] + 1
+        (input.shape[2 + axis] + 2 * border[axis] - spacing[axis] * (kernel[axis] - 1) - 1) // steps[axis] + 1
         for axis in range(2)
     )
     if tuple(kernel) == (1, 1) and border == (0, 0):
         patches = input[:, :, :: steps[0], :: steps[1]].flatten(2)
     else:
-        patches = functional.unfold(input, tuple(kernel), apart, border, steps)
+        patches = functional.unfold(input, tuple(kernel), spacing, border, steps)
     values = weight.flatten(1) @ patches
     if bias is not None:
         values = values + bias[:, None]
