@@ -26,6 +26,10 @@ class NoSpaceError(InputError):
     """A disk or quota is full: what was asked for was not done, and is not to blame."""
 
 
+class MissingPackageError(InputError):
+    """An optional package that is needed is not installed."""
+
+
 class MissingExtensionError(InputError):
     """A run, certificate or spec uses a method or key of a package that is not installed."""
 

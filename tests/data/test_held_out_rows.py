@@ -13,6 +13,7 @@ import sifu
 from sifu.core.spec import Spec
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
 from sifu.errors import InputError
+from sifu.run.recorded_data import clients_of_file
 from sifu_verifier import verify
 
 Row = tuple[str, float, float, int]
@@ -117,3 +118,22 @@ def test_a_run_that_drew_rows_by_number_keeps_its_rule_and_says_so(
 def test_a_new_run_draws_by_content(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leave it out"):
         sifu.train(spec_of(write(tmp_path / "a.csv", drawn_rows(1)), held_out_by="number"), run=tmp_path / "run")
+
+
+def test_rows_of_a_newcomer_do_not_follow_from_the_name_of_its_file(tmp_path: Path) -> None:
+    """The same client trains on the same rows, wherever its file is; a run that drew by the file's name keeps them."""
+    run = sifu.train(spec_of(write(tmp_path / "table.csv", drawn_rows(1))), run=tmp_path / "run")
+    text = "x,z,y\n" + "".join(f"{x},{z},{y}\n" for _, x, z, y in drawn_rows(2))
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for file in files:
+        file.write_text(text)
+
+    def rows(file: Path, owner: str = "") -> list[list[float]]:
+        (client,) = clients_of_file(run.spec, file, "newcomer", owner)
+        return np.asarray(client.x).tolist()
+
+    assert rows(files[0]) == rows(files[1])
+    assert rows(files[0], "a") != rows(files[1], "b")
+    run.join(file=files[0], name="newcomer")
+    sifu.open_run(tmp_path / "run").forget(["newcomer"])
+    assert run.verify().problems == verify(tmp_path / "run") == []

@@ -18,7 +18,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query, small_spec
 from sifu.api import restore, verify_certificate, verify_run
-from sifu.errors import InputError, install_extra
+from sifu.errors import InputError, MissingPackageError, install_extra
 from sifu.report import write_evidence
 from sifu.store import timestamps
 from sifu_verifier import verify
@@ -218,7 +218,7 @@ def test_without_the_package_there_is_one_sentence(
     folder = copy_run(with_timestamps, tmp_path / "copy")
 
     def absent() -> Any:
-        raise InputError(f"timestamps need the package rfc3161-client: {install_extra('timestamps')}")
+        raise MissingPackageError(f"timestamps need the package rfc3161-client: {install_extra('timestamps')}")
 
     monkeypatch.setattr(timestamps, "protocol", absent)
     monkeypatch.setenv(timestamps.AUTHORITY, "http://127.0.0.1:9/")

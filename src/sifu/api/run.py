@@ -45,7 +45,7 @@ from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import PublicRequest, decide, public_record
 from sifu.run.closed_form_round import let_join
 from sifu.run.coupled_replay import EngineWithout
-from sifu.run.recorded_data import clients_of_file, identities_of_rows, not_there_yet
+from sifu.run.recorded_data import OWNER, clients_of_file, identities_of_rows, not_there_yet
 from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
@@ -303,7 +303,7 @@ class Run:
         """
         spec = self.spec
         spec.regime.check_joining()
-        source = {} if file is None else {"file": str(Path(file).resolve())}
+        source = {} if file is None else {"file": str(Path(file).resolve())} | ({OWNER: name} if name else {})
         if file is not None:
             with self.reader() as reader:
                 newcomers = not_there_yet(reader, clients_of_file(spec, Path(file), name), source["file"])

@@ -51,7 +51,7 @@ def read_table(
     held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
-    one_client: bool = False,
+    owner: str = "",
     columns: Sequence[str] = (),
 ) -> Dataset:
     """Return the data set in a file with a column for the client, or in a folder with one file per client.
@@ -63,15 +63,15 @@ def read_table(
         held_out_by: Key of rows without an identity: their content or their number.
         test_file: File whose rows are used for testing instead.
         seed: Seed of the run.
-        one_client: Whether a file without a column for the client belongs to one client.
+        owner: Name of the only client of a file that names no client; empty otherwise.
         columns: Required features in their order, whatever the order in the file.
 
     Raises:
         InputError: If a file or a column is missing, or a value cannot be coded.
     """
-    tables = _read_tables(path, coding, one_file=one_client)
+    tables = _read_tables(path, coding, one_file=bool(owner))
     testing: dict[str, Any] = {"held_out": held_out, "held_out_by": held_out_by, "test_file": test_file, "seed": seed}
-    return _dataset(f"table:{path.stem}", tables, coding, columns=columns, **testing)
+    return _dataset(f"table:{path.stem}", tables, coding, owner=owner, columns=columns, **testing)
 
 
 def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
@@ -117,6 +117,7 @@ def _dataset(
     held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
+    owner: str = "",
     columns: Sequence[str] = (),
 ) -> Dataset:
     features = _feature_columns(tables, coding)
@@ -132,7 +133,7 @@ def _dataset(
     for table in tables:
         samples.append(coding.features(table, features))
         labels.append(coding.labels(table))
-        owners += _owners(table, coding)
+        owners += [owner] * table.rows if owner else _owners(table, coding)
         if coding.identity:
             identities += _filled(table, coding.identity, "the identity (data.id), is empty")
     x, y = np.concatenate(samples), np.concatenate(labels)

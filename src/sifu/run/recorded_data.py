@@ -42,6 +42,8 @@ from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders,
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 
+OWNER = "owner"
+"""Key of an event `client joined`: the name that held-out rows of a file are drawn for if the file names no client."""
 BINS = 10
 """Number of equally wide bins for the calibration error."""
 
@@ -247,21 +249,31 @@ def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like:
 
 def files_of_joined(reader: RunReader) -> dict[str, str]:
     """Return the file of every client that joined from one."""
+    return {name: file for name, (file, _) in _joined_from(reader).items()}
+
+
+def _joined_from(reader: RunReader) -> dict[str, tuple[str, str]]:
+    """Return, for every client that joined from a file, the file and the name that held-out rows are drawn for."""
     payloads = (reader.payload(seq) for seq in reader.joined())
-    return {payload["client"]: payload["file"] for payload in payloads if "file" in payload}
+    return {
+        payload["client"]: (payload["file"], payload.get(OWNER, Path(payload["file"]).stem))
+        for payload in payloads
+        if "file" in payload
+    }
 
 
-def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]:
+def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -> tuple[Any, ...]:
     """Return the clients in a file of the format that the run was trained from.
 
     Args:
         spec: Spec of the run.
         file: The file.
         name: Name of its only client; None if the file names its clients.
+        owner: Name that held-out rows of the only client are drawn for; `name` by default.
     """
     from sifu.data import from_dataset, given_names, partition
 
-    dataset = _joining_data(spec, file)
+    dataset = _joining_data(spec, file, owner or name or file.stem)
     given = dataset.client_train
     if (given is None) == (name is None):
         where = f"column {spec.data.client!r}" if spec.data.client else "array client"
@@ -280,8 +292,8 @@ def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]
     return with_features(spec, clients)
 
 
-def _joining_data(spec: Spec, file: Path) -> Any:
-    """Return the data set in a file of newcomers, coded like the run's own."""
+def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
+    """Return the data set in a file of newcomers, coded like the run's own; without a client column, of `owner`."""
     from sifu.data import load
     from sifu.data.read_once import read_again
     from sifu.data.table import ENDINGS, column_names
@@ -300,7 +312,7 @@ def _joining_data(spec: Spec, file: Path) -> Any:
     coding = coding if names_clients else replace(coding, client="")
     testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}
     columns = split_names(spec.data.columns, "data.columns")
-    dataset = read_again(file, coding, one_client=not names_clients, columns=columns, **testing)
+    dataset = read_again(file, coding, owner="" if names_clients else owner, columns=columns, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
@@ -376,7 +388,7 @@ def _clients_of_files(
     reader: RunReader, files: dict[str, str], given: dict[str, Any], unread: dict[str, str]
 ) -> dict[str, Any]:
     """Return the clients that joined from files and were not given, by name; add reasons of failures to `unread`."""
-    spec = Spec.from_mapping(reader.spec)
+    spec, owners = Spec.from_mapping(reader.spec), {name: owner for name, (_, owner) in _joined_from(reader).items()}
     clients: dict[str, Any] = {}
     for file in sorted({file for client, file in files.items() if client not in given}):
         names = [client for client, of in files.items() if of == file]
@@ -384,7 +396,7 @@ def _clients_of_files(
             read = clients_of_file(spec, Path(file), None)
         except InputError:  # without names, all rows belong to the client that joined from it
             try:
-                read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
+                read = tuple(one for name in names for one in clients_of_file(spec, Path(file), name, owners[name]))
             except InputError as error:
                 unread |= {name: f"the data of client {name!r} are missing: {error}" for name in names}
                 continue

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.ledger import canonical_json
-from sifu.errors import InputError, SifuError, install_extra
+from sifu.errors import InputError, MissingPackageError, SifuError, install_extra
 from sifu.store.files import TIMESTAMPS, certificate_path, write_atomically
 from sifu.store.keys import latest_checkpoint
 from sifu.store.projection import NewEvent
@@ -64,7 +64,9 @@ def protocol() -> Any:
     try:
         import rfc3161_client
     except ImportError as error:
-        raise InputError(f"timestamps need the package rfc3161-client: {install_extra('timestamps')}") from error
+        raise MissingPackageError(
+            f"timestamps need the package rfc3161-client: {install_extra('timestamps')}"
+        ) from error
     return rfc3161_client
 
 
