@@ -12,7 +12,7 @@ import numpy as np
 from sifu.audit.attack_release import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.audit.replay_evidence import Evidence
-from sifu.core.closed_form_engine import Backbone, TunedEngine, places_of_head
+from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, places_of_head
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
@@ -74,7 +74,7 @@ class RunComparison:
         networks = [] if missing else networks_of_head(self._audited.reader)
         if isinstance(self._engine, TunedEngine):
             load = self._audited.reader.load_model
-            self._engine.use_backbones([Backbone(row.grp, row.samples, load(row.node)) for row in networks])
+            self._engine.use_backbones([GroupNetwork(row.grp, row.samples, load(row.node)) for row in networks])
         public = None if missing else self._public()
         data = None if missing or public is None else self._data()
         if missing or public is None or data is None:

@@ -108,7 +108,7 @@ def shadow_scores(
     Args:
         engine: Engine of the run.
         scorer: Computes the confidences.
-        worlds: Source models with and without the client.
+        counterfactuals: Source models with and without the client.
         noise_std: Standard deviation of the noise.
         rounds: Recorded rounds of the retraining.
         samples: Samples whose membership is attacked.

@@ -38,7 +38,7 @@ def serve(
     webhooks: Annotated[list[str] | None, option("Tell this URL of requests; may be given again.", "--webhook")] = None,
     data: Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
-    """The console: all runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
+    """Serve the console: runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
 
     It listens on this machine alone, and refuses anything else without TLS. People log in with tokens, see sifu token.
     Ctrl-C ends it and nothing else: requests that are being executed go on.

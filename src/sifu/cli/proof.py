@@ -171,7 +171,7 @@ def client_audit(
         list[Path] | None, option("Checkpoints that this node or another one kept; may be given again.")
     ] = None,
 ) -> Answer:
-    """What a leaving client can check without the run. Exit code 3 if something is wrong.
+    """Check what a leaving client can check without the run. Exit code 3 if something is wrong.
 
     It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
     are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.

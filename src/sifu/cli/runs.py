@@ -68,7 +68,7 @@ def warn(sentence: str) -> None:
 def demo(
     run: Annotated[Path | None, option("Folder for the run.", show_default="sifu-demo")] = None,
 ) -> Answer:
-    """The whole story on embedded data, in less than a minute.
+    """Train, forget and verify on embedded data, in less than a minute.
 
     160 clients train a digit classifier; then three requests of five clients each are executed, each
     compared with Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
@@ -242,7 +242,7 @@ def export(
 
 
 def methods() -> Answer:
-    """The unlearning methods that --method takes, one line each."""
+    """List the unlearning methods that --method accepts, one line each."""
     from sifu.core.method_info import all_method_infos
 
     fields = ("name", "summary", "certifies", "protection")
@@ -255,7 +255,7 @@ def methods() -> Answer:
 
 
 def doctor() -> Answer:
-    """What is installed, which engines and devices work here."""
+    """Show what is installed, and which engines and devices work here."""
     from sifu.cli.upkeep import show_doctor
 
     return show_doctor()
@@ -272,7 +272,7 @@ def predict(
         option("Run this module of yours, which is the model or makes its features.", metavar="PACKAGE.FILE:FUNCTION"),
     ] = None,
 ) -> Answer:
-    """What a released model says of new rows or images, made into inputs and features as its description says.
+    """Predict new rows or images with a released model, using the inputs and features of its description.
 
     Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
     class. A row with a missing or unlisted value that the description does not provide for has a reason instead.

@@ -74,7 +74,7 @@ def plan(
     terms: TermsGiven,
     everything: AllOption = False,
 ) -> Answer:
-    """What a request would do: node, noise, rounds saved, level. Changes nothing.
+    """Show what a request would do: node, noise, rounds saved, level. Changes nothing.
 
     With --all also why other ways are not possible, what each noise would do, what is kept, and every assumption.
     """
@@ -344,7 +344,7 @@ def show_certificate(
     public: Annotated[bool, option("The answer to the client, in plain words.", "--public")] = False,
     everything: AllOption = False,
 ) -> Answer:
-    """A certificate in short, with --all in full; with --public what the client is told, in full.
+    """Show a certificate in short, with --all in full; with --public the client's version, in full.
 
     With --format json it is the signed file.
     """
@@ -389,5 +389,5 @@ def check_record(
 
 @certificate.command("attest")
 def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
-    """The public certificate as an in-toto statement in a DSSE envelope, for other people's tools; needs the key."""
+    """Print the public certificate as an in-toto statement in a DSSE envelope, for other tools; needs the key."""
     print_json(sifu.Run(run).attestation(request))

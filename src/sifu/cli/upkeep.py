@@ -238,7 +238,7 @@ def accept(
 
 @key.command("show")
 def show(run: RunArgument) -> Answer:
-    """The public keys of the run, and whether the private one is encrypted at rest."""
+    """Show the public keys of the run, and whether the private key is encrypted at rest."""
     keys = sifu.Run(run).keys()
     return Answer(
         keys.to_mapping(),

@@ -162,8 +162,8 @@ class HasRecords(ABC):
 
 
 @dataclass(frozen=True)
-class Backbone:
-    """A backbone that a group tuned: the group, its members' samples, and the tuned parameters as a flat vector."""
+class GroupNetwork:
+    """A network tuned by a group: the group, its members' sample count, and the tuned parameters as a flat vector."""
 
     group: int
     samples: int
@@ -180,5 +180,5 @@ class TunedEngine(ABC):
     """Engine of the rounds in which groups tune the network separately."""
 
     @abstractmethod
-    def use_backbones(self, backbones: Sequence[Backbone]) -> None:
+    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks from now on; the features of all other groups are zero."""

@@ -207,9 +207,9 @@ def counterfactual_premise(independent: bool, *, separate: bool = False) -> Prem
     """Return the premise that the same schedule without the client is the law of training without it.
 
     Args:
-        independent: Whether clients take part independently of each other.
-        apart: Whether clients run on their own machines. They may be absent or late there, and the server cannot see
-            whether one of them caused another's absence.
+        independent: True if clients take part independently of each other.
+        separate: True if clients run on their own machines. They may be absent or late there, and the server cannot
+            see whether one of them caused another's absence.
     """
     if not independent:
         return Premise("counterfactual", "assumed")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import Backbone
+from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.engine import (
     Evaluation,
     Incident,
@@ -68,7 +68,7 @@ class HeadPlan:
     fixed: FixedPoint
     relative_penalty: float | None
     tuning: Blueprint | None = None
-    networks: Callable[[Sequence[Backbone]], Mapping[int, Vector]] | None = None
+    networks: Callable[[Sequence[GroupNetwork]], Mapping[int, Vector]] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
         Args:
             setups: One setup per round.
-            apart: Whether the rounds belong to separate groups.
+            separate: True if the rounds belong to separate groups.
         """
 
     def run_round(

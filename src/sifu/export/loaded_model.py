@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sifu.core.closed_form_engine import Backbone
+from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
@@ -308,7 +308,7 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
             raise InputError(f"the file of networks lacks {lacking[0]!r}, which the description needs: export again")
         mapping = through.with_backbones(
             [
-                Backbone(
+                GroupNetwork(
                     int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names])
                 )
                 for group, samples in tuned["samples"].items()

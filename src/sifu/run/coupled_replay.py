@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import Backbone, StatisticsEngine, TunedEngine, places_of_head
+from sifu.core.closed_form_engine import GroupNetwork, StatisticsEngine, TunedEngine, places_of_head
 from sifu.core.engine import Engine, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import add_noise, noise_source
@@ -71,7 +71,7 @@ class EngineWithout:
         for node in solve["trunks"]:
             members = self._places(np.array(rows[node].members))
             samples = sum(self.clients[member].samples for member in members.tolist())
-            backbones += [Backbone(rows[node].grp, samples, models[node])] if samples else []
+            backbones += [GroupNetwork(rows[node].grp, samples, models[node])] if samples else []
         tuned.use_backbones(backbones)
         statistics, spec = self.sum_of(clients), Spec.from_mapping(reader.spec)
         places = places_of_head(spec, reader.layout, [backbone.group for backbone in backbones])
@@ -186,16 +186,15 @@ def replay_counterfactuals(
     """Yield every node in the order of the record, including cut ones, with its model in each counterfactual run.
 
     If a local rate was recomputed, only the nodes since then are replayed, because the engine has the current rate.
-    Groups
-    that train separately are replayed with their members in each counterfactual run and merged with that run's samples.
-    Models made by a heuristic, models after noise that is no longer known, and all their descendants are skipped. A
-    noise
-    edge adds the same noise in every run, so a counterfactual model phi becomes phi + (noised - theta).
+    Groups that train separately are replayed with their members in each counterfactual run and merged with that run's
+    samples. Models made by a heuristic, models after noise that is no longer known, and all their descendants are
+    skipped. A noise edge adds the same noise in every run, so a counterfactual model phi becomes
+    phi + (noised - theta).
 
     Args:
         engine: Engine with the data.
         reader: The run.
-        worlds: Clients that each counterfactual run lacks, by key.
+        counterfactuals: Clients that each counterfactual run lacks, by key.
         noised: Returns the recorded noised models.
         only: Nodes to replay, including all their ancestors; by default all nodes.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.closed_form_engine import Backbone, TunedEngine, recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.errors import InputError
@@ -74,7 +74,7 @@ def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
 def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
     """Make features go through these networks of groups, if the engine is one of heads on tuned networks."""
     if isinstance(engine, TunedEngine):
-        engine.use_backbones([Backbone(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
+        engine.use_backbones([GroupNetwork(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
 
 
 def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:

@@ -1,6 +1,6 @@
-"""Public feature maps: what a closed-form head, or a softmax head under SIFU, is put on.
+"""Public feature maps, the inputs of closed-form heads and of softmax heads trained under SIFU.
 
-`feature_map` says what a map is and when it is exact. Importing this package does not import torch.
+The module `feature_map` defines a map and its exactness. Importing this package does not import torch.
 """
 
 from sifu.data.feature_maps.build import KINDS, feature_map, fixed_point

@@ -1,4 +1,4 @@
-"""From the words of a spec to a feature map."""
+"""Construction of feature maps from the section `[features]` of a spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.data.feature_maps.feature_map import FeatureMap, PlainInputs, Projecti
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
 
-if TYPE_CHECKING:  # it imports torch, which commands that only read a run do without
+if TYPE_CHECKING:  # importing it imports torch, which commands that only read a run do not need
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained", "transformers")
@@ -28,7 +28,15 @@ ROW_MAPS = {"none": PlainInputs, "projection": Projection, "random_fourier": Ran
 
 
 def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap:
-    """The map of a kind for samples of a `shape` (images: channels, height, width); options are those of its class.
+    """Return the feature map of a kind for samples of one shape.
+
+    Args:
+        kind: One of `KINDS`.
+        shape: Shape of a sample; of an image (channels, height, width).
+        **options: Options of the map's class.
+
+    Raises:
+        InputError: If the kind is unknown, or does not accept the shape or the options.
 
     >>> feature_map("projection", (13,), features=4, seed=1).features
     4
@@ -55,7 +63,7 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
-    """The fixed point in which features of this map and such targets are written."""
+    """Return the fixed-point format for features of this map and these targets."""
     return FixedPoint(
         features=features.features,
         outputs=targets.outputs,
@@ -67,12 +75,14 @@ def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 1
 
 
 USUAL_COUNT = 512
-"""How many features random_fourier and projection have unless the spec says otherwise."""
+"""Default number of features of random_fourier and projection."""
 
 
 def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """The map of a section `[features]`, which may come from another machine: nothing of it is written, and a module
-    that it names is a program, which runs if this process allowed it.
+    """Return the feature map that a section `[features]` specifies.
+
+    The section may come from another machine. Nothing is written to disk, and a module that it names runs only if this
+    process allowed it.
 
     >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
     512
@@ -102,13 +112,13 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
 
 def _blocks(features: FeaturesSpec, deep: int) -> int:
-    """How many blocks before the last layer `features.layers` asks for, where `deep` are that many."""
+    """Return how many blocks before the last layer `features.layers` selects; the word "deep" means `deep` blocks."""
     words = {"last": 0, "deep": deep}
     return words[features.layers] if isinstance(features.layers, str) else features.layers
 
 
 def _read_deeply(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) -> Any:
-    """A module of the user's as it is, or its deep features where it shows its activations."""
+    """Return the user's module unchanged, or a `DeepNetwork` over it if the section asks for blocks or a projection."""
     from sifu.data.feature_maps.deep_network import Backbone, blocks_of, deep_network
 
     blocks = _blocks(features, blocks_of(module, shape) if isinstance(module, Backbone) else 0)
@@ -118,7 +128,7 @@ def _read_deeply(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) ->
 
 
 def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
-    """The map of a section `[features]` whose `count` groups tune the network of `public`, before any group has."""
+    """Return the map for `count` groups that tune the network of `public`, in the state before any group has tuned."""
     from sifu.data.feature_maps.fixed_networks import NetworkFeatures
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
@@ -127,7 +137,7 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
 
 
 def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
-    """Texts as rows of token ids, as the model of a section `[features]` reads them; anything else as it is."""
+    """Return texts as rows of token ids for the model of a section `[features]`, and any other input unchanged."""
     if isinstance(x, str) or not isinstance(x, Sequence) or not x or not isinstance(x[0], str):
         return x
     from sifu.data.feature_maps.transformer_networks import tokenised
@@ -136,9 +146,9 @@ def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
 
 
 def module_of(name: str) -> tuple[Any, str]:
-    """The module that the function returns, and the digest of its file's text.
+    """Return the module that the named function makes, and the digest of its source file.
 
-    The file is looked for where Python looks, and in the current folder; nothing is imported without consent.
+    The file is searched on Python's path and in the current folder. Nothing is imported without consent.
     """
     import torch
 

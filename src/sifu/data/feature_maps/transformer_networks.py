@@ -1,9 +1,9 @@
-"""Backbones of Hugging Face's `transformers`, for images and texts, from a folder or by their name on the hub.
+"""Backbones of Hugging Face's `transformers` for images and texts, from a folder or by their name on the hub.
 
-Weights are read from safetensors files only, and no code that comes with a model is run. The digest of the map covers
-every file that decides its features: configuration, weights, tokenizer and preprocessing.
+Weights are read from safetensors files only, and code shipped with a model is never run. The digest of the map covers
+every file that determines its features: configuration, weights, tokenizer and preprocessing.
 
-`tokenised` turns a text into a row of token ids, -1 after its end. An activation is the mean over the tokens of a text.
+`tokenised` turns a text into a row of token ids, padded with -1. An activation is the mean over the tokens of a text.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError, install_extra
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-"""Files of a model that are read; all others, programs among them, are left alone."""
+"""Files of a model that are read; all others, including programs, are ignored."""
 USUAL_TOKENS = 128
 END = -1
-"""What follows the last token of a text."""
+"""Padding after the last token of a text."""
 RESIZING = {2: "bilinear", 3: "bicubic"}
-"""How images are resized, by the number that preprocessing has for it."""
+"""Interpolation modes, by their number in the preprocessing configuration."""
 
 
 class StillNetwork(nn.Module):
-    """A network that stays in evaluation mode while it is tuned: dropout would draw numbers."""
+    """A network that stays in evaluation mode while it is tuned, so that dropout draws nothing."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -68,14 +68,16 @@ class TextNetwork(StillNetwork):
         """Return the means over tokens after the embedding and after every layer."""
         ids = x.round().long() if x.is_floating_point() else x.long()
         is_token = ids != END
-        is_token = torch.cat([torch.ones_like(is_token[:, :1]), is_token[:, 1:]], dim=1)  # an empty text has one
+        is_token = torch.cat(
+            [torch.ones_like(is_token[:, :1]), is_token[:, 1:]], dim=1
+        )  # an empty text counts as one token
         states = self._states(input_ids=ids.clamp(min=0), attention_mask=is_token.long())
         weights = is_token.unsqueeze(-1).to(states[-1].dtype)
         return [(state * weights).sum(dim=1) / weights.sum(dim=1) for state in states]
 
 
 class ImageNetwork(StillNetwork):
-    """Images of numbers from 0 to 1 to means over positions, prepared as the model's configuration says."""
+    """Images with values from 0 to 1 to means over positions, preprocessed as the model's configuration says."""
 
     mean: Tensor
     deviation: Tensor
@@ -121,13 +123,13 @@ def transformer_features(
     Args:
         shape: (channels, height, width) of images, (tokens,) of texts.
         model: A folder, or a name on the hub.
-        layers: "deep", "last", or how many layers before the last one are read.
-        size: Side that images are resized to; 0 is that of the model's preprocessing.
-        mirror: Whether images are averaged with their mirror images.
-        count: Numbers that the features are projected to; 0 keeps all.
+        layers: "deep", "last", or the number of layers read before the last one.
+        size: Side that images are resized to; 0 for that of the model's preprocessing.
+        mirror: True to average the features of an image and its mirror image.
+        count: Number of features after the projection; 0 for no projection.
         seed: Public seed of the projection.
         norm: Length of a sample's features.
-        device: Where they are computed.
+        device: Device that computes them.
     """
     folder = model_folder(model)
     network = _loaded(folder)
@@ -160,10 +162,10 @@ def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a model: the one named, or that of a model of the hub, which is downloaded if it must be.
+    """Return the folder of a model: the one named, or that of a model on the hub, downloaded if needed.
 
     Raises:
-        InputError: If the model is neither here nor can be fetched.
+        InputError: If the model is neither a local folder nor can be downloaded.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -181,7 +183,7 @@ def _from_hub(name: str) -> Path:
     for offline in (True, False):
         try:
             return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=offline))
-        except Exception as error:  # of many kinds: no such name, no connection, no space
+        except Exception as error:  # many types: no such name, no connection, no space
             cause = error
     raise InputError(
         f"the model {name!r} is no folder and cannot be downloaded ({type(cause).__name__}): where there is a "
@@ -190,7 +192,7 @@ def _from_hub(name: str) -> Path:
 
 
 def files_digest(folder: Path) -> str:
-    """Return the digest of all files of a model that are read, each hashed once per process."""
+    """Return the digest of all files read from a model, each hashed once per process."""
     hashed = hashlib.sha256()
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
         found = path.stat()
@@ -216,7 +218,7 @@ def _library() -> Any:
 
 
 def _loaded(folder: Path) -> nn.Module:
-    """Return the model in a folder, without the layer that only its own pretraining needed."""
+    """Return the model in a folder, without the pooling layer that only its pretraining needed."""
     library, here = _library(), {"local_files_only": True, "trust_remote_code": False}
     try:
         network: Any = library.AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **here)

@@ -1,8 +1,8 @@
 """Features of a public network and of copies of it that groups tuned separately (docs/theory.md, section 15.5).
 
-`TunedNetwork` is what groups train: the public network, of which only what is tuned are parameters, under a last layer
-that is thrown away. `TunedFeatures` is the map that a head in closed form stands on: the public network's features
-next to a block of each group's network (blocks), or next to those of their merge (merge).
+`TunedNetwork` is the model that groups train: the public network, with only the tuned layers as parameters, and a last
+layer that is discarded. `TunedFeatures` is the feature map of the closed-form head: the public network's features next
+to a block of features of each group's network (blocks), or next to those of the merged network (merge).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import vector_to_parameters
 
-from sifu.core.closed_form_engine import Backbone
+from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, output_width
@@ -34,16 +34,16 @@ from sifu.theory.merging import merge, move_on
 
 LORA = re.compile(r"lora\(([1-9][0-9]{0,3})\)")
 HEAD_GAIN = math.sqrt(10.0)
-"""The last layer learns ten times as fast as the network: its scores are those of weights this much larger."""
+"""Factor on the scores, which makes the last layer learn ten times as fast as the network."""
 
 
 class TunedNetwork(nn.Module):
     """A copy of a public network in which only `trainable` are parameters, and a last layer with `outputs` scores.
 
-    Of deep features only the network's last layer is under the scores: it is what tuning fits.
+    With deep features, tuning fits the output of the network's last layer only.
 
-    Normalisation layers stay in evaluation mode: statistics of a batch would make a sample's features depend on the
-    samples next to it, and running statistics are no parameters that an average of models could hold.
+    Normalisation layers stay in evaluation mode. Batch statistics would make a sample's features depend on other
+    samples, and running statistics are not parameters, so averaging models would not cover them.
     """
 
     def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:
@@ -58,12 +58,12 @@ class TunedNetwork(nn.Module):
         nn.init.zeros_(self.scores.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of samples."""
+        """Return the scores of samples."""
         scores: Tensor = self.scores(self.network(x).flatten(1))
         return HEAD_GAIN * scores
 
     def train(self, mode: bool = True) -> TunedNetwork:
-        """Training mode for all but normalisation layers."""
+        """Set the training mode of all but normalisation layers."""
         super().train(mode)
         for part in self.modules():
             if isinstance(part, _NormBase):
@@ -71,21 +71,23 @@ class TunedNetwork(nn.Module):
         return self
 
     def flat(self) -> Vector:
-        """The parameters as a flat vector, at first those of the public network and of a last layer of zeros."""
+        """Return the parameters as a flat vector; initially the public network's, and zeros for the last layer."""
         return torch.cat([value.detach().reshape(-1) for value in self.parameters()]).numpy().copy()
 
     def tuned_by(self, vector: Vector) -> nn.Module:
-        """A copy of the network with the parameters of a flat vector, the last layer's at its end left aside."""
+        """Return a copy of the network with the parameters of a flat vector, without the last layer."""
         tuned = fresh_copy(self)
         vector_to_parameters(torch.tensor(vector), tuned.parameters())
         return tuned.network.eval().requires_grad_(False)
 
 
 def keep_parameters(network: nn.Module, trainable: str) -> None:
-    """Make buffers of all parameters but the trainable ones: `all`, `last`, `lora(RANK)`, or names between commas.
+    """Turn all parameters except the trainable ones into buffers.
 
-    `last` are the module's own `last_layers` where it names some, else its last child with a matrix of weights and all
-    that follow it.
+    Args:
+        network: The network to change.
+        trainable: `all`, `last`, `lora(RANK)`, or names separated by commas. `last` means the layers that the module
+            lists in `last_layers`; without that list, its last child with a weight matrix and all children after it.
     """
     if trainable.strip() == "all":
         return
@@ -122,19 +124,19 @@ class LowRankLinear(nn.Linear):
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=layer.weight.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer, and what its adapter adds."""
+        """Return the layer's output plus that of its adapter."""
         return super().forward(x) + nn.functional.linear(nn.functional.linear(x, self.lora_a), self.lora_b)
 
 
 def _adapted(network: nn.Module, rank: int) -> list[str]:
-    """Put an adapter next to every `nn.Linear` layer; the names of the adapters' parameters."""
+    """Add an adapter to every `nn.Linear` layer and return the names of the adapters' parameters."""
     layers = [(path, part) for path, part in network.named_modules() if type(part) is nn.Linear]
     if not layers or not layers[0][0]:
         raise InputError(
             f"features.trainable = 'lora({rank})' puts adapters next to nn.Linear layers inside the network, and it "
             "has none: name the layers to tune, or write the adapters into your module"
         )
-    for part in network.modules():  # their fused pass in evaluation reads weights of layers, not what adapters add
+    for part in network.modules():  # the fused evaluation pass would bypass the adapters
         if isinstance(part, nn.TransformerEncoderLayer):
             part.activation_relu_or_gelu = 0
         elif isinstance(part, nn.TransformerEncoder):
@@ -158,7 +160,7 @@ def _last_layers(network: nn.Module) -> Sequence[str]:
 
 
 class Projected(Reading):
-    """A network's output, flat, times P; as it is where there is none."""
+    """A network's flattened output, multiplied by the projection P if there is one."""
 
     project: Tensor | None
 
@@ -169,26 +171,26 @@ class Projected(Reading):
 
     @property
     def features(self) -> int:
-        """How many numbers a sample has; 0 where only running the network tells."""
+        """Number of features of a sample; 0 if only running the network shows it."""
         if self.project is not None:
             return self.project.shape[1]
         return self.network.features if isinstance(self.network, Reading) else 0
 
     @property
     def is_deep(self) -> bool:
-        """Whether the network's deep features are projected."""
+        """True if the network's deep features are read."""
         return isinstance(self.network, DeepNetwork)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows of features."""
+        """Return the features as rows."""
         rows: Tensor = self.network(x).flatten(1)
         return rows if self.project is None else rows @ self.project.to(rows.dtype)
 
 
 class TunedFeatures(FeatureMap):
-    """[phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] of the merge; zero where there is no network.
+    """[phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] for a merge; zero for a missing network.
 
-    The digest is that of the plan: the public network, the projection and the places, not of what groups made of it.
+    The digest covers the plan (the public network, the projection and the layout of blocks), not the tuned networks.
     """
 
     exact = False
@@ -217,8 +219,8 @@ class TunedFeatures(FeatureMap):
         self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
-    def networks(self, backbones: Sequence[Backbone]) -> dict[int, Vector]:
-        """What each network that features go through is tuned by: that of each group, or their merge as group 0."""
+    def networks(self, backbones: Sequence[GroupNetwork]) -> dict[int, Vector]:
+        """Return the parameters of each network behind the features: one per group, or their merge as group 0."""
         if self.tune == "blocks" or not backbones:
             return {backbone.group: backbone.vector for backbone in backbones}
         in_order = sorted(backbones, key=lambda backbone: backbone.group)
@@ -227,12 +229,12 @@ class TunedFeatures(FeatureMap):
         moved = move_on(mean, fresh.astype(np.float64), float(self._plan["stretch"]))
         return {0: moved.astype(fresh.dtype)}
 
-    def with_backbones(self, backbones: Sequence[Backbone]) -> TunedFeatures:
-        """The same map through these networks of groups."""
+    def with_backbones(self, backbones: Sequence[GroupNetwork]) -> TunedFeatures:
+        """Return the same map with these groups' networks."""
         return self.through(self.networks(backbones))
 
     def through(self, networks: Mapping[int, Vector]) -> TunedFeatures:
-        """The same map through `networks`."""
+        """Return the same map with these networks, given by their parameters."""
         changed = copy.copy(self)
         changed._parts = {
             group: replace(self._public, module=self._block(self.network.tuned_by(vector)))
@@ -241,25 +243,25 @@ class TunedFeatures(FeatureMap):
         return changed
 
     def _block(self, tuned: nn.Module) -> nn.Module:
-        """What a tuned network adds: its features as those of the public network are read, projected to a block."""
+        """Return the module for a tuned network's block: read like the public network, then projected."""
         if self._deep is not None:
             tuned = self._deep.of(tuned, projected=self._project is None)
         return Projected(tuned, self._project)
 
     @property
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
-        """The public network's features, and those of each group that has a network; of a merge those of group 0."""
+        """The public network's features, and those of each group with a network; a merge is group 0."""
         return self._public, self._parts
 
     def on(self, device: str) -> TunedFeatures:
-        """The same map computed on another device."""
+        """Return the same map computed on another device."""
         moved = copy.copy(self)
         moved._public = self._public.on(device)
         moved._parts = {group: part.on(device) for group, part in self._parts.items()}
         return moved
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """All parts side by side."""
+        """Return all blocks side by side."""
         rows = np.zeros((len(x), self.features))
         rows[:, : self.blocks.frozen] = self._public(x)
         for group, part in self._parts.items():
@@ -267,7 +269,7 @@ class TunedFeatures(FeatureMap):
         return rows
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Features of a client's samples; each network is checked when all of them went through (`NetworkFeatures`)."""
+        """Yield the features of a client's samples; each network is checked at the end (see `NetworkFeatures`)."""
         places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in self._parts)]
         parts = (part.chunks(x) for part in (self._public, *self._parts.values()))
         for pieces in zip(*parts, strict=True):
@@ -278,9 +280,9 @@ class TunedFeatures(FeatureMap):
             yield rows, features
 
     def settings(self) -> dict[str, Any]:
-        """Those of the public network, and the plan."""
+        """Return the settings of the public network, and the plan."""
         return self._public.settings() | self._plan
 
     def constants(self) -> Iterator[bytes]:
-        """The public network's."""
+        """Return the constants of the public network."""
         return self._public.constants()

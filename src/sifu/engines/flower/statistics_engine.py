@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import Backbone, MaskedStatisticsEngine, MaskedSum, TunedEngine
+from sifu.core.closed_form_engine import GroupNetwork, MaskedStatisticsEngine, MaskedSum, TunedEngine
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.round import RoundSetup
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
@@ -247,7 +247,7 @@ class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
         facts, tuning = super().facts, self.tuning.facts.outside
         return replace(facts, outside=(*facts.outside, *(what for what in tuning if what not in facts.outside)))
 
-    def use_backbones(self, backbones: Sequence[Backbone]) -> None:
+    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks from now on."""
         networks = self._networks(backbones)
         self._messenger.networks = {group: self.tuning.record(networks[group]) for group in sorted(networks)}

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from sifu.core.closed_form_engine import Backbone, TunedEngine
+from sifu.core.closed_form_engine import GroupNetwork, TunedEngine
 from sifu.core.engine import ChecksModule, Position
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound, StreamsGroupRounds
@@ -78,7 +78,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         self._tuned = self._tuned.on(device)
         super().compute_features_on(device)
 
-    def use_backbones(self, backbones: Sequence[Backbone]) -> None:
+    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks of groups from now on."""
         self.use_networks(self._tuned.networks(backbones))
 
