@@ -28,7 +28,7 @@ from sifu.report.evidence import evidence_bytes
 from sifu.store.keys import public_hex, rotation_statement
 
 NAMES = {
-    "README.txt", "SHA256SUMS", "checkpoints.jsonl", "index.html", "keys.json", "public-key.pem",
+    "README.txt", "SHA256SUMS", "aisvs.json", "checkpoints.jsonl", "index.html", "keys.json", "public-key.pem",
     "statement.dsse.json", "strictly.public.json", "verified.json", "verify.py",
 }  # fmt: skip
 

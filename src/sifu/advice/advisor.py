@@ -274,8 +274,8 @@ def _closed_form_advice(
 
     if not reached and spec.stop.target > 0:
         suggestions.append(
-            "The head misses its target: try other features (features.kind, docs/closed-form.md), or a network by "
-            "groups (docs/guide.md)."
+            "The head misses its target: try deep features of a public network (features.kind, docs/closed-form.md), "
+            "then tuned backbones (features.tune), or a network by groups (docs/guide.md)."
         )
     return Advice(
         clients=count,
@@ -413,8 +413,8 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthw
         suggestions.append(f"Certificates can be more than conditional only with {' and '.join(lifting)}.")
     if spec.model.kind not in LINEAR_KINDS and not facts.smooth_model:
         suggestions.append(
-            "Freeze the features and train a linear head (docs/closed-form.md): convex, so certificates can be "
-            "proven, and with far fewer parameters."
+            "Solve a linear head on deep features of a public network (model.kind = ridge, features.kind = pretrained "
+            "or transformers, docs/closed-form.md): a request takes no round and no noise, and can be exact."
         )
     if measured.kind == "smooth" and measured.largest_certified_rate is not None:
         suggestions.append(

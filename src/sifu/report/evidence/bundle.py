@@ -28,6 +28,7 @@ from sifu.core.wording import (
     words_of,
 )
 from sifu.errors import InputError, VerificationError
+from sifu.report.evidence.aisvs import aisvs_support
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
@@ -148,6 +149,7 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
     deadline, finished = deadline_of(row).strftime("%Y-%m-%d"), (row.finished or "")[:10]
     return ({stamped.name: read_plain(stamped)} if stamped.exists() else {}) | {
         certificate_name: text,
+        "aisvs.json": _json(aisvs_support(certificate["body"])),
         "checkpoints.jsonl": b"".join(canonical_json(entry.to_mapping()) + b"\n" for entry in checkpoints),
         "keys.json": _json(_keys(reader)),
         "public-key.pem": public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
