@@ -216,6 +216,36 @@ def test_modules_are_compared_on_real_samples_of_the_right_type() -> None:
     assert len(list(NetworkFeatures(RemembersTokens(), (6,)).chunks(zeros))) == 1
 
 
+class Tokens(torch.nn.Module):
+    """Rows of a table of tokens, whose parameters cannot hold the largest ids exactly."""
+
+    def __init__(self, kind: torch.dtype, converts: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.converts = torch.nn.Embedding(3000, 4, dtype=kind), converts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Means of the rows of tokens."""
+        rows: torch.Tensor = self.table(x.long() if self.converts else x)
+        return rows.mean(1)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+@pytest.mark.parametrize("converts", [False, True])
+def test_token_ids_reach_a_module_as_they_are(kind: torch.dtype, converts: bool) -> None:
+    """An id of 2,999 would be another one in a type of eleven binary digits; an embedding takes integers alone."""
+    tokens = np.random.default_rng(0).integers(2000, 3000, (5, 6))
+    module = Tokens(kind, converts)
+    expected = module(torch.as_tensor(tokens)).double().detach().numpy()
+    expected *= 10.0 / np.linalg.norm(expected, axis=1, keepdims=True)
+    features = NetworkFeatures(module, (6,))
+    ((_, found),) = list(features.chunks(tokens))
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+    if not converts:
+        with pytest.raises(InputError, match="takes integers, found samples of type float64"):
+            features(tokens + 0.5)
+
+
 def test_options_and_samples_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="are not known"):
         feature_map("wavelets", (3,))

@@ -120,6 +120,9 @@ SENTENCES: dict[str, dict[str, str]] = {
         "it and with fixed states of the random generators, repeated computations gave the same bits, and variables "
         "that its code shares between copies did not change; that nothing else (files, the clock, other processes, "
         "state inside libraries) carries one client's data to another is trusted.",
+        "one copy": "A module of the operator's own computes with clients' data, in one copy for all clients. When it "
+        "was tried, it changed neither its attributes nor variables that its code shares; that nothing carries one "
+        "client's data to another is trusted.",
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",

@@ -169,7 +169,7 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
         *(() if solved else (initial,)),
         preprocessing_premise(facts),
         *((features,) if facts.features else ()),
-        *((Premise("module", "trusted"),) if facts.module else ()),
+        *((Premise("module", "trusted", "one copy" if facts.module == fact.ONE_COPY else ""),) if facts.module else ()),
         Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
         *IDENTITIES.get(facts.identity, (Premise("identity", "assumed", "unknown"),)),
         *(premise for premise in engine if not solved or premise.name != "engine" or premise.status == "assumed"),

@@ -16,9 +16,9 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -51,6 +51,23 @@ def shared_state(module: nn.Module) -> dict[str, str]:
     return {name: digest for name, digest in found.items() if digest}
 
 
+def own_state(module: nn.Module) -> dict[str, str]:
+    """Return a digest of each attribute of a module and its parts, and of variables in closures of its functions.
+
+    Parameters and buffers are left out. The digest of a value that cannot be read is empty.
+    """
+    found = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                found[f"{path}.{name}".lstrip(".")] = _digest(value)
+        for value in (*vars(part).values(), *_hooks(part)):
+            function = getattr(value, "__func__", value)
+            for cell, held in zip(*_closure(function), strict=True):
+                found[f"{cell} of {function.__qualname__}"] = _digest(held)
+    return found
+
+
 def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
     """Refuse a module that changed a variable that all clients share.
 
@@ -69,6 +86,15 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
             "data: every client shares this variable, so that it remembers samples across clients. Keep state "
             "in attributes of the module, which every client begins with afresh"
         )
+
+
+def _closure(function: Any) -> tuple[Sequence[str], Sequence[Any]]:
+    """Return the names and contents of a function's closure; empty for other values and unassigned variables."""
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return (), ()
+    pairs = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    held = {name: cell.cell_contents for name, cell in pairs if cell != CellType()}
+    return tuple(held), tuple(held.values())
 
 
 def _hooks(part: nn.Module) -> Iterator[Any]:

@@ -22,7 +22,8 @@ MADE_BY_OPERATOR = "made by the operator's program"
 """Two values of `TrainingFacts.initial`; any other means that the origin of initial models is unknown."""
 
 FRESH_COPIES = "a fresh copy for each client, compared when repeated"
-"""Value of `TrainingFacts.module` for a module of the operator: how it is prevented from carrying data over."""
+ONE_COPY = "one copy for all clients, which changed nothing when it was tried"
+"""Values of `TrainingFacts.module` for a module of the operator: how it is prevented from carrying data over."""
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"

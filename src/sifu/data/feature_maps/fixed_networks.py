@@ -208,7 +208,9 @@ class NetworkFeatures(FeatureMap):
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
     """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Variables that copies of a user's module share, as they were before its first use."""
+    """Variables that copies of a user's module share, before it was used."""
+    _takes_integers: bool = field(default=False, init=False, repr=False)
+    """Whether a user's module takes token ids alone, such as one that begins with an embedding."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
@@ -221,7 +223,7 @@ class NetworkFeatures(FeatureMap):
         object.__setattr__(self, "_weights", "" if known_files else weights_digest(self.module))
         try:
             known = self.module.features if isinstance(self.module, Reading) else 0
-            width = known or self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
+            width = known or self._width()
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the feature module cannot take samples of shape {self.shape}: {type(error).__name__}: "
@@ -229,7 +231,8 @@ class NetworkFeatures(FeatureMap):
             ) from error
         object.__setattr__(self, "features", width)
         if self.kind == "module":
-            self._check_samples_stay_separate(np.random.default_rng(0).random((3, *self.shape)))
+            drawn = np.random.default_rng(0).random((3, *self.shape))
+            self._check_samples_stay_separate((drawn > 0.5).astype(np.int64) if self._takes_integers else drawn)
 
     def on(self, device: str) -> NetworkFeatures:
         """Return the same map computed on another device."""
@@ -334,11 +337,42 @@ class NetworkFeatures(FeatureMap):
                     "other clients' data. Make its output depend on the sample alone, and train again"
                 )
 
-    def _batch(self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0) -> Floats:
-        """Return the outputs for at most one batch of samples, padded to full size; generators start from `seed`."""
+    def _width(self) -> int:
+        """Return the number of features; a user's module that refuses numbers may take token ids."""
+        try:
+            return self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
+        except (RuntimeError, IndexError, TypeError):
+            if self.kind != "module":
+                raise
+            try:
+                width = self._batch(np.zeros((1, *self.shape), dtype=np.int64), self._fresh(), integers=True).shape[1]
+            except (RuntimeError, IndexError, TypeError):
+                width = 0
+            if not width:
+                raise
+            object.__setattr__(self, "_takes_integers", True)
+            return width
+
+    def _batch(
+        self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0, *, integers: bool | None = None
+    ) -> Floats:
+        """Return the features of at most as many samples as a batch has, padded to it.
+
+        Args:
+            samples: The samples.
+            module: The module.
+            seed: Seed of the generators.
+            integers: Whether samples stay integers. By default they do if the module takes no others, or if the type
+                of its parameters would round them: a token id must stay the one it is.
+        """
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
+        if integers is None:
+            integers = self._takes_integers or _would_be_rounded(samples, kind)
+        if integers and samples.dtype.kind not in "iub":
+            raise UnusableSamplesError(f"this feature module takes integers, found samples of type {samples.dtype}")
+        kind = torch.int64 if integers else kind
         size = self._batch_size
-        padded = np.zeros((size, *self.shape))
+        padded = np.zeros((size, *self.shape), dtype=np.int64 if integers else np.float64)
         padded[: len(samples)] = samples
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -350,6 +384,17 @@ class NetworkFeatures(FeatureMap):
         if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != size:
             raise InputError("the feature module must give a row of numbers for each sample")
         return output.reshape(size, -1)[: len(samples)].double().cpu().numpy()
+
+
+def _would_be_rounded(samples: NDArray[Any], kind: torch.dtype) -> bool:
+    """Return whether integers are too large to stay themselves in a floating-point type.
+
+    >>> _would_be_rounded(np.array([256]), torch.bfloat16), _would_be_rounded(np.array([30000]), torch.bfloat16)
+    (False, True)
+    """
+    if samples.dtype.kind not in "iu" or not kind.is_floating_point or not samples.size:
+        return False
+    return bool(np.abs(samples).max() > 2.0 / torch.finfo(kind).eps)
 
 
 def _as_numbers(samples: NDArray[Any]) -> NDArray[Any]:

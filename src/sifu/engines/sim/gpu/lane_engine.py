@@ -23,6 +23,7 @@ from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.engines.sim.models import LinearModel
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
+from sifu.theory.facts import ONE_COPY
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 
@@ -44,10 +45,11 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         # Requests of this lane alone do not wait for rounds that the group runs ahead.
         self._queue = DeviceQueue(group.device)
         # Every certificate lists how this device differs from the embedded engine.
-        linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one module
+        linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one copy of a module
+        one_copy = ONE_COPY if federation.facts.module else ""
         self.facts = replace(
             federation.facts,
-            module=federation.facts.module if linear else "",
+            module=federation.facts.module if linear else one_copy,
             outside=(*federation.facts.outside, *outside),
         )
         self._places, self._entries = group.source.entries, group.entries
