@@ -10,74 +10,106 @@ from typing import Any, Literal
 import numpy as np
 
 from sifu.advice.training_options import without_held_out
-from sifu.core.closed_form_engine import HasRecords
-from sifu.core.engine import Engine, Position, Rejection
-from sifu.core.layout import Vector
+from sifu.core.engine import Position, Rejection
 from sifu.core.round import keyed_generator
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import ReleaseSpec
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import HeldOutRows, clients_from_spec, engine_from_spec
 from sifu.run.given import as_clients
-from sifu.run.recorded_data import available_rows, held_out_figures
-from sifu.theory.closed_form import Statistics, total
+from sifu.run.recorded_data import available_rows
+from sifu.theory.arrays import Floats
+from sifu.theory.closed_form import total
 from sifu.theory.release_noise import Release, noise_for
 
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 0.01))
 """Budgets to compare: strong, usual and weak."""
+TRIED = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Relative penalties to try, as multiples of that of the spec: protection needs a larger one than accuracy."""
 DRAWS = 5
 """Number of noise draws that an accuracy is averaged over."""
 WORTH = 0.05
-"""Largest loss of held-out accuracy at a weak budget for records before the records count as too few."""
+"""Largest loss of held-out accuracy that counts as affordable."""
+
+Unit = Literal["record", "client"]
 
 
 @dataclass(frozen=True)
 class ReleaseOption:
-    """One budget for records or for clients: the noise it needs, and the held-out accuracy with it.
+    """One budget for records or for clients: the r and the noise with the best held-out accuracy.
 
-    `distance` is the largest of any record or client; `noise` hides it in `releases` releases.
+    Attributes:
+        unit: What the noise hides.
+        epsilon: Budget.
+        delta: Budget.
+        relative_penalty: The r, among those tried, with the highest accuracy.
+        distance: Largest distance of any record or client at this r.
+        releases: Number of releases that the noise is for.
+        noise: Standard deviation of the noise.
+        accuracy: Held-out accuracy with the noise, averaged over draws.
+        without_noise: Held-out accuracy of the same head without noise.
     """
 
-    unit: Literal["record", "client"]
+    unit: Unit
     epsilon: float
     delta: float
+    relative_penalty: float
     distance: float
     releases: int
     noise: float
     accuracy: float
+    without_noise: float
 
 
 @dataclass(frozen=True)
 class ReleaseAdvice:
-    """Cost of protection against observers of all releases, by unit and budget."""
+    """Cost of protection against observers of all releases, by unit and budget.
+
+    Attributes:
+        accuracy: Held-out accuracy without noise, at the r that is best without noise.
+        relative_penalty: That r.
+        rows: Number of held-out rows.
+        records: Number of records in the head.
+        clients: Number of clients in the head.
+        options: One for each unit and budget, the strongest budget first.
+    """
 
     accuracy: float
+    relative_penalty: float
     rows: int
     records: int
+    clients: int
     options: tuple[ReleaseOption, ...]
+
+    def cost_of(self, option: ReleaseOption) -> float:
+        """Return the loss of accuracy against the best head without noise."""
+        return self.accuracy - option.accuracy
 
     @property
     def verdict(self) -> str:
-        """Sentence on whether there are enough records."""
-        weakest = next(option for option in reversed(self.options) if option.unit == "record")
-        lost = self.accuracy - weakest.accuracy
-        if lost <= WORTH:
+        """Sentences on what can be hidden, and on whether there are enough records."""
+        return f"{self._verdict_on('record', self.records)} {self._verdict_on('client', self.clients)}"
+
+    def _verdict_on(self, unit: Unit, count: int) -> str:
+        options = [option for option in self.options if option.unit == unit]
+        affordable = next((option for option in options if self.cost_of(option) <= WORTH), None)
+        if affordable is not None:
             return (
-                f"Noise on releases can hide a record: at epsilon {weakest.epsilon:g} it costs {100 * lost:.1f} points "
-                f"of held-out accuracy."
+                f"Noise hides a {unit} at epsilon {affordable.epsilon:g} for {100 * self.cost_of(affordable):.1f} "
+                f"points of held-out accuracy (ridge.regularisation = {affordable.relative_penalty:.3g})."
             )
+        weakest = options[-1]
         return (
-            f"{self.records} records are too few to hide one by noise on releases: even at epsilon "
-            f"{weakest.epsilon:g} it costs {100 * lost:.1f} points of held-out accuracy. More records or a larger "
-            "ridge.regularisation help."
+            f"{count} {unit}s are too few to hide one: even at epsilon {weakest.epsilon:g} it costs "
+            f"{100 * self.cost_of(weakest):.1f} points of held-out accuracy."
         )
 
 
 def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) -> ReleaseAdvice:
     """Solve the head without held-out rows, and try the noise of a few budgets on it.
 
-    The distances are those of the user's own data. Noise chosen by them depends on the data, so this is only a study:
-    choose the noise of a federation from similar federations.
+    The distances are those of the user's own data. Noise or an r chosen by them depends on the data, so this is only a
+    study: choose both for a federation from similar federations or public data.
 
     Args:
         spec: Spec of the training.
@@ -94,40 +126,68 @@ def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     relative = spec.ridge.regularisation
     if held is None or relative == "auto":
         raise InputError("advice on noise needs held-out rows and a number for ridge.regularisation")
-    engine: Any = engine_from_spec(replace(spec, release=ReleaseSpec()), data)[0]
-    parts = list(_statistics(engine))
-    release = Release(total(engine.fixed, parts), relative)
-    distances = {"record": _of_records(engine, release), "client": max(map(release.distance_without, parts))}
-    head = release.head.weights.ravel()
-    exact = _accuracy(spec, engine, head, held)
-    options = []
-    for place, (unit, distance) in enumerate(distances.items()):
-        for number, (epsilon, delta) in enumerate(BUDGETS):
-            noise = noise_for(epsilon, delta, distance, spec.release.releases)
-            draws = [keyed_generator(spec.seed, "release advice", place, number, draw) for draw in range(DRAWS)]
-            noisy = [head + noise * draw.standard_normal(head.size) for draw in draws]
-            accuracy = float(np.mean([_accuracy(spec, engine, model, held) for model in noisy]))
-            option = ReleaseOption(unit, epsilon, delta, distance, spec.release.releases, noise, accuracy)  # type: ignore[arg-type]
-            options.append(option)
-    return ReleaseAdvice(exact, len(held.y), release.statistics.samples, tuple(options))
-
-
-def _statistics(engine: Any) -> Sequence[Statistics]:
-    """Return the statistics of every client whose samples can be used."""
-    everyone = range(len(engine.clients))
-    sent = (part for _, part in engine.collect(everyone, Position(0, 0)) if not isinstance(part, Rejection))
-    return [total(engine.fixed, [part]) for part in sent]
-
-
-def _of_records(engine: HasRecords, release: Release) -> float:
-    """Return the largest distance of any record."""
-    clients: Sequence[Any] = engine.clients  # type: ignore[attr-defined]
-    blocks = (block for client in range(len(clients)) for block in engine.records_of(client))
-    return float(max(np.max(release.distances_of_records(phi, targets)) for phi, targets in blocks))
-
-
-def _accuracy(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRows) -> float:
-    figures = held_out_figures(spec, engine, model, rows)
-    if figures is None or figures.accuracy is None:
+    if not spec.regime.has_accuracy:
         raise InputError("the head has no accuracy to measure on held-out rows: advice on noise needs classes")
-    return figures.accuracy
+    engine: Any = engine_from_spec(replace(spec, release=ReleaseSpec()), data)[0]
+    usable = _usable(engine)
+    release = Release(total(engine.fixed, [engine.sent_by(client) for client in usable]), relative)
+    study = _Study(spec, engine, usable, held, engine.features(np.asarray(held.x)))
+    tried = [study.at(release.at(relative * factor)) for factor in TRIED]
+    best = max(tried, key=lambda heads: heads.accuracy)
+    options = []
+    for unit in ("record", "client"):
+        for number, budget in enumerate(BUDGETS):
+            found = [study.option(heads, unit, budget, number) for heads in tried]
+            options.append(max(found, key=lambda option: option.accuracy))
+    count = release.statistics.samples
+    return ReleaseAdvice(best.accuracy, best.release.relative_penalty, len(held.y), count, len(usable), tuple(options))
+
+
+def _usable(engine: Any) -> Sequence[int]:
+    """Return the clients whose samples can be used."""
+    sent = engine.collect(range(len(engine.clients)), Position(0, 0))
+    return [client for client, part in sent if part is not None and not isinstance(part, Rejection)]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Heads of one r: the distances of records and of clients, and the held-out accuracy without noise."""
+
+    release: Release
+    distances: dict[Unit, float]
+    accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Study:
+    """The data that heads are tried on; `features` are those of the held-out rows."""
+
+    spec: Spec
+    engine: Any
+    clients: Sequence[int]
+    held: HeldOutRows
+    features: Floats
+
+    def at(self, release: Release) -> _Heads:
+        """Return the heads at the r of `release`."""
+        records, clients = [0.0], [0.0]
+        for client in self.clients:
+            phi, targets = map(np.concatenate, zip(*self.engine.records_of(client), strict=True))
+            records.append(float(np.max(release.distances_of_records(phi, targets))))
+            clients.append(release.estimate_without(phi, targets))
+        distances: dict[Unit, float] = {"record": max(records), "client": max(clients)}
+        return _Heads(release, distances, self._accuracy(release.head.weights))
+
+    def option(self, heads: _Heads, unit: Any, budget: tuple[float, float], number: int) -> ReleaseOption:
+        """Return one budget at one r."""
+        weights, distance, releases = heads.release.head.weights, heads.distances[unit], self.spec.release.releases
+        noise = noise_for(*budget, distance, releases)
+        drawn = [keyed_generator(self.spec.seed, f"release advice {unit}", number, draw) for draw in range(DRAWS)]
+        noisy = [self._accuracy(weights + noise * draw.standard_normal(weights.shape)) for draw in drawn]
+        r, accuracy = heads.release.relative_penalty, float(np.mean(noisy))
+        return ReleaseOption(unit, *budget, r, distance, releases, noise, accuracy, heads.accuracy)
+
+    def _accuracy(self, weights: Floats) -> float:
+        predicted = self.engine.targets.decode(self.features @ weights[:-1] + weights[-1])
+        right = predicted == np.asarray(self.held.y).reshape(predicted.shape)
+        return float(np.mean(right if right.ndim == 1 else right.all(axis=1)))

@@ -33,10 +33,12 @@ from sifu.requests.outcome import Measured
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.run.coupled_replay import NoisedModel, retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
+from sifu.run.releases import with_noise
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
+from sifu.store.release_files import released_model, released_node
 from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
@@ -66,6 +68,21 @@ class Audited:
         seed = self.options.seed
         self.spec, self.view = Spec.from_mapping(self.reader.spec), RunView(self.reader)
         self.normals: NormalSource = SystemNormals() if seed is None else keyed_generator(seed, "audit")
+
+    def as_released(self, model: Vector, node: int | None = None, normals: NormalSource | None = None) -> Vector:
+        """Return a model as users get it: with noise on releases the stored release, or the model with fresh noise.
+
+        Args:
+            model: The model as it is in the run folder.
+            node: Its node; None if it is not a model of the run.
+            normals: Source of fresh noise; by default that of the audit.
+        """
+        noise_std = self.spec.release.noise_std
+        if noise_std == 0.0:
+            return model
+        if node is not None and node == released_node(self.reader):
+            return released_model(self.reader)
+        return with_noise(model, noise_std, normals or self.normals)
 
 
 class ReleaseAttack:
@@ -125,10 +142,11 @@ class ReleaseAttack:
             recorded.order,
             lambda done: progress("training Scratch", done.rounds, done.max_rounds),
         )
-        named: dict[str, Vector] = {"released": models[row.final_node], "scratch": scratch}
+        as_released = self._audited.as_released
+        named = {"released": as_released(models[row.final_node], row.final_node), "scratch": as_released(scratch)}
         before = Measured.of(reader, row).forgotten_before
         if before is not None and before.node in models:
-            named = {"before": models[before.node]} | named
+            named = {"before": as_released(models[before.node], before.node)} | named
         data, scorer = self._data(), scorer_of(engine)
         samples = self._samples(data, forgotten, row) if data is not None and scorer is not None else {}
         progress("relearning", 0, 1)

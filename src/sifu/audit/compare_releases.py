@@ -126,13 +126,10 @@ class RunComparison:
         others = np.setdiff1d(np.arange(count), deleted)
         return int(others[self._generator.integers(len(others))])
 
-    def _released(self, weights: Floats) -> Floats:
-        """Return a head as it is released: with fresh noise if the run adds noise to releases."""
-        noise_std = self._spec.release.noise_std
-        if noise_std == 0.0:
-            return weights
-        noise = noise_std * self._generator.standard_normal(weights.shape)
-        return np.where(weights.any(axis=1, keepdims=True), weights + noise, 0.0)  # a dropped block stays dropped
+    def _released(self, weights: Floats, node: int | None = None) -> Floats:
+        """Return a head as it is released."""
+        released = self._audited.as_released(weights.ravel(), node, self._generator)
+        return released.reshape(weights.shape)
 
     # -- a request of the run ------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class RunComparison:
             return None
         shape = (-1, engine.layout.shapes[-1][-1])
         earlier, later = (head.astype(np.float64).reshape(shape) for head in (before, after))
-        return self._released(earlier), self._released(later)
+        return self._released(earlier), self._released(later, row.final_node)
 
     def _relative(self) -> float | None:
         """Return the relative penalty if the spec fixes it; the observer knows the spec."""

@@ -282,11 +282,13 @@ def _print_advice(advice: Advice, everything: bool) -> None:
 
 def _print_releases(advice: ReleaseAdvice) -> None:
     """Print held-out accuracy against protection from observers of all releases."""
-    title = f"\nNoise on releases: {percent(advice.accuracy)} on {advice.rows} held-out rows without it"
-    shown = table("hides", "-epsilon", "-delta", "-distance", "-noise", "-accuracy", title=title)
+    best = f"{percent(advice.accuracy)} on {advice.rows} held-out rows without it, at r = {advice.relative_penalty:.3g}"
+    columns = ("hides", "-epsilon", "-delta", "-r", "-distance", "-noise", "-accuracy", "-without noise")
+    shown = table(*columns, title=f"\nNoise on releases: {best}")
     for option in advice.options:
-        figures = (f"{value:.3g}" for value in (option.epsilon, option.delta, option.distance, option.noise))
-        shown.add_row(f"a {option.unit}", *figures, percent(option.accuracy))
+        figures = (option.epsilon, option.delta, option.relative_penalty, option.distance, option.noise)
+        accuracies = (percent(option.accuracy), percent(option.without_noise))
+        shown.add_row(f"a {option.unit}", *(f"{value:.3g}" for value in figures), *accuracies)
     out.print(shown)
     out.print(advice.verdict)
 

@@ -184,13 +184,14 @@ def psi_words(status: str) -> str:
     }.get(status, bounds)
 
 
-WORDING = 5
+WORDING = 6
 """Version of the wording and the rules of claims.
 
 Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
 claim. A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts all clients
 that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn. Version 4
-distinguishes two observers, and version 5 leaves out sentences that do not apply; their rules are those of version 3.
+distinguishes two observers, version 5 leaves out sentences that do not apply, and version 6 says what a guarantee over
+all releases leaves open; their rules are those of version 3.
 """
 RULES_COUNT_ALL = 3
 """First version whose rules count all clients that have left so far."""
@@ -252,9 +253,16 @@ CLOSED_FORM_GUARANTEE = (
     "federation that never had the client."
 )
 
-CLOSED_FORM_NOT_COVERED = (
+HEADS_COMPARED = (
     "Models released before this request was carried out are not covered. Whoever kept one can compare it with a later "
-    "one: the difference of two linear heads can reconstruct a deleted record and identify a deleted client.",
+    "one: the difference of two linear heads can reconstruct a deleted record and identify a deleted client."
+)
+ALL_RELEASES_NOT_COVERED = (
+    "Over all releases, each client or record is covered separately, for the data at hand: this is not worst-case "
+    "differential privacy. Requests, joins and releases that were decided by what an earlier release showed are not "
+    "covered, nor are other runs on the same data."
+)
+CLOSED_FORM_NOT_COVERED = (
     "That each client computed its statistics from its own data is trusted.",
     "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
     "them, still holds them.",
@@ -326,6 +334,7 @@ def not_covered_by(
     solved: bool = False,
     records: int | None = None,
     noised: bool = True,
+    all_releases: bool = False,
 ) -> list[str]:
     """Return the sentences that state what is not covered; only those that apply.
 
@@ -337,11 +346,13 @@ def not_covered_by(
         solved: Whether the model is a head in closed form.
         records: Number of forgotten records, or None for whole clients.
         noised: Whether noise is part of the guarantee.
+        all_releases: Whether a guarantee over all releases is stated (`release.noise`).
     """
     of_records = () if records is None else RECORDS_NOT_COVERED
     of_noise = (NOISE_NOT_COVERED,) if noised else ()
     if solved:
-        return [*CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
+        earlier = ALL_RELEASES_NOT_COVERED if all_releases else HEADS_COMPARED
+        return [earlier, *CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
     latest = scope == "latest" and level in ("proven", "conditional")
     together = unit == "client" and clients > 1
     several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
@@ -472,6 +483,7 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
     )
     exact = not needs_budget(body)
     limits: dict[str, Any] = {"solved": solved, "records": records, "noised": has_noise(body)}
+    limits["all_releases"] = "before_after" in body
     return CertificateWords(
         guarantee_of(level, body["protection"], scope, solved=solved, records=records, exact=exact),
         observers_in(body),

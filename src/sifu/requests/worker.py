@@ -596,8 +596,8 @@ class Worker:
             return
         row = self._row(request)
         recorded = RecordedRequest(self.writer, row)
-        if why := recorded.view.regime.why_not_compared:
-            log.warning("request %s: %s, which is not done for a comparison", request, why)
+        if why := recorded.view.regime.why_not_compared():
+            log.warning("request %s was not compared with Scratch: %s", request, why)
             return
         active = np.setdiff1d(np.arange(len(recorded.view.clients)), sorted(recorded.gone))
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)

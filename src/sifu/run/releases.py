@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,23 +15,41 @@ from sifu.core.layout import Vector
 from sifu.core.ledger import RELEASE_DISTANCES
 from sifu.core.observers import BeforeAfter
 from sifu.core.request_terms import RequestTerms
-from sifu.core.round import SystemNormals, add_noise
+from sifu.core.round import NormalSource, SystemNormals, add_noise
 from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.actors import actor_name
 from sifu.store.files import remove_files
+from sifu.store.given_approvals import RESTORED
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RELEASED, RunReader, chain_of
 from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
 from sifu.store.statistics_files import OwnStatistics, read_statistics
 from sifu.store.writer import RunWriter
-from sifu.theory.closed_form import total
+from sifu.theory.closed_form import Rows, total
 from sifu.theory.history import PathNode
 from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
 AT_ONCE = ("training", "release")
 """Phases after which a head is released whatever `release.when` says: the first training, and `sifu release`."""
+
+
+GRID_BITS = 8
+"""Released weights are multiples of a power of two, this many bits below the noise."""
+
+
+def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
+    """Return a head as it is released: with noise, rounded to a grid.
+
+    The last bits of Gaussian noise in floating point tell which head it was added to: few sums are possible for a given
+    head. Rounded to a step of at most sigma / 2^`GRID_BITS`, they tell nothing (docs/theory.md, section 14.7).
+
+    >>> with_noise(np.zeros(2), 3.0, np.random.default_rng(0)) * 2.0**7
+    array([ 48., -51.])
+    """
+    step = math.ldexp(1.0, math.frexp(noise_std)[1] - 1 - GRID_BITS)
+    return (np.rint(add_noise(head.astype(np.float64), noise_std, normals) / step) * step).astype(head.dtype)
 
 
 def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
@@ -55,16 +75,16 @@ def publish(
     """
     noise_std = spec.release.noise_std
     clients = writer.participation(first=node).between(node, node).clients.tolist()
-    release, of_clients = accountant_of(writer, spec, clients)
+    accountant = Accountant.of(writer, spec)
     distances, records = dict[int, float](), dict[int, float]()
-    for done, (client, distance) in enumerate(of_clients, start=1):
-        distances[client] = distance
-        largest = _largest_of_records(engine, release, client)
+    for done, client in enumerate(clients, start=1):
+        distances[client], largest = accountant.distances_of(client)
+        largest = _largest_of_records(engine, accountant.release, client) if largest is None else largest
         if largest is not None:
             records[client] = largest
         if progress:
             progress(Progress("distances", done, math.nan, 0.0, len(clients), "client"))
-    released = add_noise(writer.load_model(node), noise_std, SystemNormals())
+    released = with_noise(writer.load_model(node), noise_std, SystemNormals())
     payload = {
         "node": node,
         "noise_std": noise_std,
@@ -81,17 +101,46 @@ def publish(
     return released
 
 
-def accountant_of(reader: RunReader, spec: Spec, clients: Sequence[int]) -> tuple[Release, Iterator[tuple[int, float]]]:
-    """Return the current release for the accountant, and an iterator over the distance of each of `clients`."""
-    fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
-    own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
-    if whole is None or spec.ridge.regularisation == "auto":
-        raise RunDamagedError("the statistics of the current head are not there: its distances cannot be computed")
-    release = Release(read_statistics(reader.folder, whole, fixed), spec.ridge.regularisation)
-    parts = own.parts()
-    return release, (
-        (client, release.distance_without(total(fixed, [own.read(reader.folder, client, parts)]))) for client in clients
-    )
+@dataclass(frozen=True)
+class Accountant:
+    """Distances of the clients of the current head, from their kept statistics.
+
+    Attributes:
+        folder: Folder of the run.
+        release: The current head and the sum that it was solved from.
+        own: Statistics of each client.
+    """
+
+    folder: Path
+    release: Release
+    own: OwnStatistics
+
+    @staticmethod
+    def of(reader: RunReader, spec: Spec) -> Accountant:
+        """Return the accountant of the current head.
+
+        Raises:
+            RunDamagedError: If the sum of the statistics is missing.
+        """
+        fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
+        own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
+        if whole is None or spec.ridge.regularisation == "auto":
+            raise RunDamagedError("the statistics of the current head are not there: its distances cannot be computed")
+        release = Release(read_statistics(reader.folder, whole, fixed), spec.ridge.regularisation)
+        return Accountant(reader.folder, release, own)
+
+    def distances_of(self, client: int) -> tuple[float, float | None]:
+        """Return the distance to the head without a client, and the largest distance of any of its records.
+
+        The latter is None if the client's samples are not kept as rows.
+        """
+        fixed, kept = self.own.fixed, self.own.read(self.folder, client, self.own.parts())
+        distance = self.release.distance_without(total(fixed, [kept]))
+        if not isinstance(kept, Rows):
+            return distance, None
+        features = np.ldexp(kept.features.astype(np.float64), -fixed.feature_bits)
+        targets = np.ldexp(kept.targets.astype(np.float64), -fixed.target_bits)
+        return distance, float(np.max(self.release.distances_of_records(features, targets)))
 
 
 def _largest_of_records(engine: Engine, release: Release, client: int) -> float | None:
@@ -119,9 +168,11 @@ def guarantee_of_all(
         before: Only releases before this event count; by default all.
 
     Returns:
-        The guarantee; None if there is no noise on releases, or if a distance is unknown.
+        The guarantee; None if there is no noise on releases, if a distance is unknown, or if the run was restored from
+        a backup, because releases made after the backup are not in the record.
     """
-    if spec.release.noise == 0.0:
+    restored = reader.query("SELECT seq FROM events WHERE kind = ?", (RESTORED,))
+    if spec.release.noise == 0.0 or any(before is None or seq < before for (seq,) in restored):
         return None
     demanded = terms.before_after_budget
     delta = spec.release.delta if demanded is None else demanded[1]

@@ -9,12 +9,19 @@ import numpy as np
 
 from sifu.core.ledger import RELEASE_DISTANCES
 from sifu.errors import SifuError
-from sifu.run.releases import accountant_of
+from sifu.run.releases import Accountant
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import erasure_of_all
 from sifu.store.files import is_locked
 from sifu.store.reader import RELEASED, RunReader
-from sifu.store.release_files import ReleaseRow, release_path, release_row, released_model, unnamed_releases
+from sifu.store.release_files import (
+    ReleaseRow,
+    release_path,
+    release_row,
+    released_model,
+    releases,
+    unnamed_releases,
+)
 
 DISTANCES_AGREE = 1e-6
 """Relative difference of two computations of a distance on different machines."""
@@ -88,10 +95,34 @@ def _check_latest(reader: RunReader, view: RunView, row: ReleaseRow) -> Iterator
         )
     if row.distances is None:
         return
-    for client, distance in accountant_of(reader, view.spec, row.clients)[1]:
-        recorded = row.distances.get(client, math.nan)
-        if not abs(recorded - distance) <= DISTANCES_AGREE * distance:
-            yield (
-                f"releases: the distance of {view.clients[client].name} is recorded as {recorded!r}, recomputed "
-                f"{distance!r}"
-            )
+    accountant = Accountant.of(reader, view.spec)
+    for client in row.clients:
+        distance, largest = accountant.distances_of(client)
+        yield from _differs(view, client, "distance", row.distances.get(client), distance)
+        if largest is not None and row.record_distances is not None:
+            what = "largest distance of a record"
+            yield from _differs(view, client, what, row.record_distances.get(client), largest)
+
+
+def _differs(view: RunView, client: int, what: str, recorded: float | None, recomputed: float) -> Iterator[str]:
+    """Yield a problem if a recorded distance is not the recomputed one."""
+    if recorded is None or not abs(recorded - recomputed) <= DISTANCES_AGREE * recomputed:
+        who = view.clients[client].name
+        yield f"releases: the {what} of {who} is recorded as {recorded!r}, recomputed {recomputed!r}"
+
+
+def trusted_notes(reader: RunReader) -> Iterator[str]:
+    """Yield notes on the distances that were taken from the signed record, where nothing is kept to recompute them."""
+    rows = [row for row in releases(reader) if row.distances is not None]
+    current = bool(rows) and rows[-1].node == reader.tip
+    if taken := len(rows) - current:
+        yield (
+            f"the distances of {taken} of {len(rows)} releases were taken from the signed record: the statistics of "
+            "their heads are no longer stored"
+        )
+    as_rows = {row.clients[0] for row in reader.statistics().values() if row.is_rows}
+    if current and (trusted := set(rows[-1].record_distances or ()) - as_rows):
+        yield (
+            f"the distances of records of {len(trusted)} clients in the latest release were taken from the signed "
+            "record: these clients' samples are not stored as rows"
+        )

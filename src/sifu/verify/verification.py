@@ -30,7 +30,7 @@ from sifu.verify.certificate_checks import check_certificates, check_no_other_ce
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.outside_record import Leftover
-from sifu.verify.release_checks import check_releases
+from sifu.verify.release_checks import check_releases, trusted_notes
 from sifu.verify.request_checks import check_requests, earlier_rules_notes
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
@@ -190,7 +190,7 @@ def _check_against_outside(
             f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
         )
     of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
-    for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes):
+    for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes, trusted_notes):
         result.notes.extend(notes(reader))
     if result.holds:  # a damaged record cannot be recomputed by other rules
         result.notes.extend(earlier_rules_notes(reader))

@@ -66,7 +66,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
     noisy, head = (np.concatenate(list(tensors_of(content, "<f8").values())) for content in (data, solved))
     moved = float(np.linalg.norm(noisy - head)) / row["noise_std"]
     run.check(abs(moved - math.sqrt(head.size)) <= 8, f"the latest release is {moved} noises from the head")
-    words = {}
+    words, samples = {}, {}
     (k, outputs), unit = json.loads(run.entries["layout"])["shapes"][0], 2 ** run.spec["ridge"]["feature_bits"]
     for stored in run.tables["statistics"]:
         content, file = (run.folder / "statistics" / stored["file"]).read_bytes(), stored["file"]
@@ -75,6 +75,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         if file.endswith(".rows.statistics"):
             rows = ClientRows()
             rows.add("public", range(k), np.frombuffer(content, "<i4"), stored["samples"])
+            samples[client] = rows
             words[client] = words_of_rows([rows], k, outputs, unit)
         else:
             words["sum" if file.endswith(".sum.statistics") else client] = np.frombuffer(content, "<i8")
@@ -85,26 +86,56 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         said = row["release_distances"]["clients"][str(client)]
         good = truth * (1 - 1e-6) <= said <= truth * (1 + 1e-4)
         run.check(good, f"the latest release: client {client} is at {said}, recomputed {truth}")
+        if client in samples:
+            truth = largest_of_records(run, words["sum"], whole, samples[client])
+            said = row["release_distances"]["records"].get(str(client), math.nan)
+            good = truth * (1 - 1e-6) <= said <= truth * (1 + 1e-4)
+            run.check(good, f"the latest release: a record of client {client} is at {said}, recomputed {truth}")
 
 
-def solve(run: RunFolder, words: Any) -> Any:
-    """Return the head solved from statistics, with lambda from their trace (section 5a)."""
+def largest_of_records(run: RunFolder, words: Any, whole: Any, rows: ClientRows) -> float:
+    """Return the largest distance between the head and the heads without one record of a client (section 5d)."""
+    ridge = run.spec["ridge"]
+    gram, cross = sums(run, words)
+    values, vectors = np.linalg.eigh(gram)
+    features = np.ldexp(rows.features(len(gram) - 1, 2 ** ridge["feature_bits"]), -ridge["feature_bits"])
+    targets = np.ldexp(np.asarray(rows.targets, dtype=float), -ridge["target_bits"])
+    largest = 0.0
+    for phi, wanted in zip(features, targets, strict=True):
+        penalty = ridge["regularisation"] * (float(np.trace(gram)) - float(phi @ phi)) / len(gram)
+        turned, right = vectors.T @ phi, vectors.T @ (cross - np.outer(phi, wanted))
+        inverse = 1.0 / (values + penalty)
+        # (G + penalty I - phi phi')^-1 applied to the sums without the record, by Sherman and Morrison
+        left = inverse[:, None] * right
+        left += np.outer(inverse * turned, turned @ left) / (1.0 - turned @ (inverse * turned))
+        largest = max(largest, float(np.linalg.norm(whole - vectors @ left)))
+    return largest
+
+
+def sums(run: RunFolder, words: Any) -> tuple[Any, Any]:
+    """Return G and H from statistics (section 5a)."""
     (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
     triangle = (k + 1) * (k + 2) // 2
     gram = np.zeros((k + 1, k + 1))
     gram[np.tril_indices(k + 1)] = words[:triangle]
     gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * ridge["feature_bits"])
-    penalty = ridge["regularisation"] * float(np.trace(gram)) / (k + 1)
     bits = ridge["feature_bits"] + ridge["target_bits"]
-    cross = np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)
-    return np.linalg.solve(gram + penalty * np.eye(k + 1), cross)
+    return gram, np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)
+
+
+def solve(run: RunFolder, words: Any) -> Any:
+    """Return the head solved from statistics, with lambda from their trace (section 5a)."""
+    gram, cross = sums(run, words)
+    penalty = run.spec["ridge"]["regularisation"] * float(np.trace(gram)) / len(gram)
+    return np.linalg.solve(gram + penalty * np.eye(len(gram)), cross)
 
 
 def before_after(run: RunFolder, request: Row) -> Row | None:
     """Return the unrounded (epsilon, delta) for an observer of all releases, or None (section 7)."""
     noise = noise_of(run)
-    if not noise or request["method"] != "closed_form":
-        return None
+    rolled = run.rolled[request["request"]]["seq"]
+    if not noise or request["method"] != "closed_form" or any(event["seq"] < rolled for event in run.restored):
+        return None  # a restored run does not know the releases that were made after the backup
     demanded = json.loads(request["terms"]).get("before_after")
     epsilon, delta = map(float, demanded.split(",")) if demanded else (0.0, run.spec["release"]["delta"])
     of, reached = "records" if json.loads(request["records"]) else "clients", 0.0
@@ -112,7 +143,7 @@ def before_after(run: RunFolder, request: Row) -> Row | None:
         squares = sum(
             row["release_distances"][of].get(str(client), math.inf) ** 2
             for row in run.releases
-            if row["seq"] < run.rolled[request["request"]]["seq"]
+            if row["seq"] < rolled
             for client in set(indices_of(run, name)) & set(row["clients"])
         )
         if squares and (math.isinf(squares) or delta_of(noise / math.sqrt(squares), LARGEST_EPSILON) > delta):

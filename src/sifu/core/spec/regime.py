@@ -115,8 +115,6 @@ class Regime:
     """True if a run must stay on the kind of device it started on, because its bits depend on the device."""
     records_figures: ClassVar[bool] = True
     """True if the record holds figures of rounds, such as drifts and Psi."""
-    why_not_compared: ClassVar[str] = ""
-    """Reason why a comparison with Scratch is too expensive; empty if it is not."""
     trusted: ClassVar[tuple[str, ...]] = ()
     """Premises about groups in a certificate that rest on trust in the operator."""
 
@@ -211,6 +209,10 @@ class Regime:
             f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
             f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
         )
+
+    def why_not_compared(self) -> str:
+        """Return why a request is not compared with Scratch; empty if it can be."""
+        return ""
 
     def why_figures_stay(self) -> str:
         """Return why the record must keep its figures even if the operator would give them up; empty if it need not."""
@@ -350,6 +352,10 @@ class ClosedForm(Regime):
     def check_joining(self) -> None:
         """Accept: the sum grows by the statistics of clients that join."""
 
+    def why_not_compared(self) -> str:
+        """Return why a request is not compared with Scratch: that would measure the solved head, which noise hides."""
+        return "it would measure the solved head, which release.noise hides" if self.spec.release.noise != 0.0 else ""
+
     def why_figures_stay(self) -> str:
         """Return why the record must keep its figures: sums are derived from them."""
         return "it has a head in closed form or groups, whose models and sums are told by them"
@@ -370,7 +376,6 @@ class TunedNetworks(ClosedForm):
     tunes = True
     needs_data = True
     device_bound = True
-    why_not_compared = "groups would tune the network again"
     trusted = ("tuning",)
 
     @classmethod
@@ -392,6 +397,10 @@ class TunedNetworks(ClosedForm):
         yield "features.block", 0 <= features.block <= 10**5, "in 0 to 100000"
         yield "features.trainable", bool(features.trainable.strip()), "all, last or names"
         yield from super().demands()
+
+    def why_not_compared(self) -> str:
+        """Return why a request is not compared with Scratch: it takes too long."""
+        return "groups would tune the network again"
 
     def why_no_groups(self) -> str:
         """Return an empty string: groups tune the network."""
