@@ -6,6 +6,9 @@ Three tasks: the four hospitals (a folder with the files processed.*.data of UCI
 256 Fourier features. The observer has 100 public samples, all of them, or the records that were trained on, which give
 it the Gram matrix of the others up to the deleted one. Each row is `sifu audit RUN --before-after`. In the rows of
 source "files", records are forgotten by `sifu forget`, and exports from before and after are compared.
+
+Rows with `hides` are runs with noise on releases, which `sifu advise` chose to hide a record or a client at (1, 1e-5).
+Their requests demand this guarantee (`sifu forget --before-after 1,1e-5`), so they fail if it does not hold.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from sifu.data.digits import stored_digits
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 ATTRIBUTES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")  # fmt: skip  # noqa: E501
 FEW = 100
-COLUMNS = ("task", "public", "what", "source", "attempts", "candidates", "identified", "reconstructed", "cosine",
-           "nearest_public", "control_identified", "control_cosine")  # fmt: skip
+BUDGET = (1.0, 1e-5)
+COLUMNS = ("task", "hides", "public", "what", "source", "attempts", "candidates", "identified", "reconstructed",
+           "cosine", "nearest_public", "control_identified", "control_cosine")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,21 +106,34 @@ def digits_task(name: str, features: str, folder: Path) -> Task:
     return Task(name, spec, records, files, numbered(clients))
 
 
-def attacked(task: Task, folder: Path, trials: int, requests: int) -> Iterator[dict[str, Any]]:
-    """Yield one row for each attack on a run of the task."""
-    run, generator = folder / f"run-{task.name}", np.random.default_rng(1)
-    sifu("train", task.spec, "--run", run)
+def noise_that_hides(task: Task, unit: str) -> list[str]:
+    """Return the settings that hide a record or a client of the task, as `sifu advise` finds them."""
+    study = ("--set", "release.noise=0.01", "--set", "ridge.regularisation=1.0")
+    options = sifu("advise", task.spec, *study)["release"]["options"]
+    chosen = next(each for each in options if each["unit"] == unit and (each["epsilon"], each["delta"]) == BUDGET)
+    settings = {"release.noise": chosen["noise"], "ridge.regularisation": chosen["relative_penalty"]}
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = "") -> Iterator[dict[str, Any]]:
+    """Yield one row for each attack on a run of the task, with noise if it `hides` records or clients."""
+    run, generator = folder / f"run-{task.name}{hides}", np.random.default_rng(1)
+    sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides) if hides else ()))
     for public, file in task.public.items():
         answer = sifu("audit", run, "--before-after", "--public", file, "--trials", trials)
-        yield from ({"task": task.name, "public": public, **found} for found in answer["before_after"])
+        wanted = [found for found in answer["before_after"] if hides in ("", found["what"])]
+        yield from ({"task": task.name, "hides": hides, "public": public, **found} for found in wanted)
+    if hides == "client":
+        return
+    demand = ("--before-after", ",".join(map(str, BUDGET))) if hides else ()
     found = []
-    before = folder / f"{task.name}-0.safetensors"
+    before = folder / f"{task.name}{hides}-0.safetensors"
     sifu("export", run, "--model", before)
     for number, row in enumerate(generator.permutation(len(task.rows))[:requests].tolist(), start=1):
         client, record = task.rows[row]
-        rows, after = folder / "rows.txt", folder / f"{task.name}-{number}.safetensors"
+        rows, after = folder / "rows.txt", folder / f"{task.name}{hides}-{number}.safetensors"
         rows.write_text(f"{record}\n", encoding="utf-8")
-        sifu("forget", run, "--client", client, "--records", rows)
+        sifu("forget", run, "--client", client, "--records", rows, *demand)
         sifu("export", run, "--model", after)
         files = ("--before", before, "--after", after, "--public", task.public["all"], "--candidates", task.records)
         records = sifu("audit", *files)["compared"][0]
@@ -126,6 +143,7 @@ def attacked(task: Task, folder: Path, trials: int, requests: int) -> Iterator[d
         named = [best for best, _, _ in found]
         yield {
             "task": task.name,
+            "hides": hides,
             "public": "all",
             "what": "record",
             "source": "files",
@@ -152,10 +170,13 @@ def main() -> None:
     tasks += [digits_task("digits", "", chosen.work), digits_task("digits-fourier", fourier, chosen.work)]
     rows = []
     for task in tasks:
-        for row in attacked(task, chosen.work, chosen.trials, chosen.requests):
-            values = {name: row.get(name) for name in COLUMNS}
-            rows.append({name: f"{value:.3f}" if isinstance(value, float) else value for name, value in values.items()})
-            print(rows[-1], flush=True)
+        for hides in ("", "record", "client"):
+            for row in attacked(task, chosen.work, chosen.trials, chosen.requests, hides):
+                values = {name: row.get(name) for name in COLUMNS}
+                rows.append(
+                    {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in values.items()}
+                )
+                print(rows[-1], flush=True)
     if chosen.out:
         with chosen.out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
