@@ -8,7 +8,7 @@ it the Gram matrix of the others up to the deleted one. Each row is `sifu audit 
 source "files", records are forgotten by `sifu forget`, and exports from before and after are compared.
 
 Rows with `hides` are runs with noise on releases, which `sifu advise` chose to hide a record or a client at (1, 1e-5).
-Their requests demand this guarantee (`sifu forget --before-after 1,1e-5`), so they fail if it does not hold.
+A request demands this guarantee (`sifu forget --before-after 1,1e-5`), so it fails if it does not hold.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = 
     found = []
     before = folder / f"{task.name}{hides}-0.safetensors"
     sifu("export", run, "--model", before)
+    requests = 1 if hides else requests  # further releases would need more noise
     for number, row in enumerate(generator.permutation(len(task.rows))[:requests].tolist(), start=1):
         client, record = task.rows[row]
         rows, after = folder / "rows.txt", folder / f"{task.name}{hides}-{number}.safetensors"

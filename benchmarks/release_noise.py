@@ -4,8 +4,9 @@
 
 Each task has 100 clients of 100 records. `sifu advise` tries penalties and the noise of three budgets, for records and
 for clients; each accuracy is the mean of five draws. The noise that hides a record at (3, 1e-5) is then used for real
-runs: `trained` is the mean held-out accuracy of their releases, and `stated` the largest epsilon that `sifu plan` states
-for the records of the first clients. `best` is the best head without noise, `without_noise` the same head without noise.
+runs: `trained` is the mean held-out accuracy of their releases, and `stated` the largest epsilon that `sifu plan`
+states for the records of the first clients. `best` is the best head without noise, `without_noise` the same head
+without noise.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def trained(spec: Path, option: dict[str, Any], runs: int, options: argparse.Nam
         accuracies.append(status["held_out"]["accuracy"])
         for client in status["clients"][:ASKED]:
             plan = sifu("plan", run, "--client", client["name"], "--records", "0")
-            stated.append(plan["before_after"]["epsilon"])
+            stated.append(plan["observers"]["before_after"]["epsilon"])
     return {"runs": runs, "trained": mean(accuracies), "stated": max(stated)} if runs else {}
 
 

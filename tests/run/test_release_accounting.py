@@ -10,7 +10,7 @@ import pytest
 
 import sifu
 from sifu.core.round import SystemNormals, add_noise, keyed_generator
-from sifu.core.wording import ALL_RELEASES_NOT_COVERED, EARLIER_NOT_COVERED, HEADS_COMPARED, words_of
+from sifu.core.wording import ALL_RELEASES_NOT_COVERED, HEADS_COMPARED, words_of
 from sifu.errors import NotCertifiableError
 from sifu.run.releases import with_noise
 from sifu.store.release_files import releases
@@ -136,5 +136,5 @@ def test_a_certificate_does_not_contradict_what_it_states(tmp_path: Path, noise:
     run = sifu.train(_spec(noise=noise), run=tmp_path / "run")
     run.forget(["client-001"])
     said = words_of(run.certificate("r1").body).not_covered
-    assert ({*EARLIER_NOT_COVERED, *HEADS_COMPARED} <= set(said)) == (noise == 0.0)
-    assert (set(ALL_RELEASES_NOT_COVERED) <= set(said)) == (noise > 0.0)
+    assert (HEADS_COMPARED in said) == (noise == 0.0)
+    assert (ALL_RELEASES_NOT_COVERED in said) == (noise > 0.0)
