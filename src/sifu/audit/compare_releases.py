@@ -129,7 +129,8 @@ class RunComparison:
     def _released(self, weights: Floats, node: int | None = None) -> Floats:
         """Return a head as it is released."""
         released = self._audited.as_released(weights.ravel(), node, self._generator)
-        return released.reshape(weights.shape)
+        heads: Floats = released.astype(np.float64).reshape(weights.shape)
+        return heads
 
     # -- a request of the run ------------------------------------------------------------------------------
 

@@ -49,7 +49,8 @@ def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
     array([ 48., -51.])
     """
     step = math.ldexp(1.0, math.frexp(noise_std)[1] - 1 - GRID_BITS)
-    return (np.rint(add_noise(head.astype(np.float64), noise_std, normals) / step) * step).astype(head.dtype)
+    rounded: Vector = np.rint(add_noise(head.astype(np.float64), noise_std, normals) / step) * step
+    return rounded.astype(head.dtype)
 
 
 def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
