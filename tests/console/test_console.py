@@ -52,7 +52,7 @@ def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
     assert "Not approved yet" in page
     for method in ("<h3>sifu", "<h3>scratch", "<strong>closed_form"):
         assert method in page  # every way, side by side
-    assert "It needs 1 more" in ann.approve(f"/runs/{north}", 1).text
+    assert "It needs one more approval" in ann.approve(f"/runs/{north}", 1).text
     execute = {"request": "case-1", "number": "1", "confirm": "yes"}
     assert "needs 1 more" in otto.send(f"/runs/{north}/carry-out", **execute).text
     assert "Approved by ann, bob" in bob.approve(f"/runs/{north}", 1).text

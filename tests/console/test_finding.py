@@ -65,7 +65,7 @@ def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_service: Any, monkey
     assert rows[0] | {"deadline": "", "received": ""} == {
         "run": north, "name": "north", "number": "2", "request": "soon", "state": "waiting for approval", "level": "",
         "deadline": "", "overdue": "False", "received": "", "finished": "", "clients": "client-002", "method": "auto",
-        "filed_by": "rita",
+        "filed_by": "rita", "approvals": "", "approvals_missing": "2",
     }  # fmt: skip
     from sifu.console.finding import _cell
 

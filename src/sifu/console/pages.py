@@ -269,7 +269,7 @@ def _field_of(sentence: str) -> str:
     if first in terms_on_offer():
         return first
     words = {"deadline": "deadline_days", "request id": "request", "use another id": "request", "level": "level"}
-    words |= {"record": "records", "row ": "records", "identit": "records"}
+    words |= {"record": "records", "row ": "records", "identit": "records", "releasing": "release"}
     return next((field for word, field in words.items() if word in sentence), "clients")
 
 
@@ -352,6 +352,7 @@ def show_request(visit: Visit) -> Response:
         jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
         own=same_person(who.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
+        solves=spec.regime.solves,
         elsewhere=executed_elsewhere(spec),
     )
 

@@ -40,7 +40,7 @@ def _percent(value: float | None) -> str:
 def expected_words(live: Live) -> str:
     """Return how many rounds the current work is expected to take, in words."""
     if not live.at_work:
-        return "nothing is at work"
+        return "no job is running"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
     return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
 

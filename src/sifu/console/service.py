@@ -89,6 +89,8 @@ class RequestLine:
     clients: tuple[str, ...]
     method: str
     filed_by: str
+    approvals: tuple[str, ...] = ()
+    approvals_missing: int = 0
 
     @staticmethod
     def of(run: ServedRun, row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:

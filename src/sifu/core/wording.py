@@ -354,7 +354,7 @@ def not_covered_by(
         earlier = ALL_RELEASES_NOT_COVERED if all_releases else HEADS_COMPARED
         return [earlier, *CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
     latest = scope == "latest" and level in ("proven", "conditional")
-    together = unit == "client" and clients > 1
+    together = unit == "client" and clients > 1 and level != "exact"  # exact for each is exact for all
     several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
     compared = () if records is None or level == "none" else RECORDS_COMPARED
     of_rounds = (PLAN_NOT_COVERED, EARLIER_NOT_COVERED, REPORTS_TRUSTED)

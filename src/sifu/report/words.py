@@ -18,7 +18,7 @@ from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.requests.outcome import Measured, accuracy_of
 
 LEVEL_WORDS = {
-    "exact": "Exact: what was to be forgotten has no part in the model training went on from.",
+    "exact": "Exact: the forgotten data had no influence on the model that training resumed from.",
     "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
     "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
     "none": "No guarantee: at least one premise does not hold.",

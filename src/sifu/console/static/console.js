@@ -70,8 +70,13 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-refresh]")) {
     const fresh = page.querySelector(`[data-refresh="${part.dataset.refresh}"]`);
-    // Parts that are being typed in stay as they are.
-    if (fresh && !part.contains(document.activeElement)) part.replaceChildren(...fresh.childNodes);
+    // Parts that are being typed in, or whose content is the same, stay as they are; what was unfolded stays so.
+    if (!fresh || part.contains(document.activeElement) || part.innerHTML === fresh.innerHTML) continue;
+    const unfolded = new Set([...part.querySelectorAll("details[open] > summary")].map((title) => title.textContent));
+    for (const title of fresh.querySelectorAll("details > summary")) {
+      if (unfolded.has(title.textContent)) title.parentElement.open = true;
+    }
+    part.replaceChildren(...fresh.childNodes);
   }
 }
 
