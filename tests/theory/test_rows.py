@@ -38,15 +38,16 @@ def test_rows_of_many_clients_give_the_sum_of_their_statistics(
     expected = total(fixed, [statistics_of(fixed, *pair) for pair in data])
     rows = [rows_of_chunks(fixed, [pair]) for pair in data]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "BLOCK_ROWS", block)
+        for name in ("BLOCK_ROWS", "STRIP", "TILE"):
+            patch.setattr(sums, name, block)
         assert total(fixed, rows).digest() == expected.digest()
         mixed = [statistics_of(fixed, *data[0]), *rows[1:]]
         assert total(fixed, mixed).digest() == expected.digest()
+        assert total(fixed, rows) - rows[0] == total(fixed, rows[1:])
     # The same in whole numbers of any size.
     phi = np.concatenate([part.features for part in rows]).astype(object)
     phi = np.hstack([phi, np.full((len(phi), 1), fixed.unit, dtype=object)])
     assert np.array_equal(phi.T @ phi if len(phi) else np.zeros_like(expected.gram), expected.gram)
-    assert total(fixed, rows) - rows[0] == total(fixed, rows[1:])
 
 
 def test_a_value_that_differs_gives_another_sum() -> None:

@@ -27,6 +27,8 @@ from sifu.theory.closed_form.fixed_point import LARGEST_SUM, FixedPoint
 from sifu.theory.closed_form.rows import BLOCK_ROWS, Rows, exact_blocks, exact_product, stacked, words_at
 
 TILE = 128
+STRIP = 512
+"""Rows of G that are computed at once, up to the diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +60,9 @@ class Statistics:
 
     def __sub__(self, other: Statistics | Rows) -> Statistics:
         """Return the statistics without `other`, which must be part of them."""
-        _check_same(self.fixed, other)
-        if isinstance(other, Rows):
-            other = total(self.fixed, [other])
-        left, energy = self.samples - other.samples, self.target_energy - other.target_energy
-        short = np.diagonal(self.gram) < np.diagonal(other.gram)
-        if left < 0 or energy < 0 or bool(np.any(short)):
-            raise InputError(
-                f"statistics of {other.samples} samples are not part of a sum of {self.samples}: it would be left with "
-                f"{left} samples, target energy {energy} and {int(np.count_nonzero(short))} negative squares"
-            )
-        _check_room(self.largest() + other.largest())
-        return Statistics(self.fixed, self.gram - other.gram, self.cross - other.cross, left, energy)
+        result = RunningSum(self.fixed, self)
+        result.subtract(other)
+        return result.statistics()
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are equal bit for bit."""
@@ -115,12 +108,7 @@ class Statistics:
         for row in range(fixed.width):
             gram[row, : row + 1] = words[start : start + row + 1]
             start += row + 1
-        for first in range(0, fixed.width, TILE):  # one tile at a time, which fits into the processor's cache
-            for last in range(first, fixed.width, TILE):
-                tile = gram[last : last + TILE, first : first + TILE]
-                gram[first : first + TILE, last : last + TILE] = (
-                    tile.T if last > first else np.tril(tile) + np.tril(tile, -1).T
-                )
+        _mirror(gram)
         cross = words[start:-2].reshape(fixed.width, fixed.outputs).copy()
         return Statistics(fixed, gram, cross, int(words[-2]), int(words[-1]))
 
@@ -173,50 +161,103 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
 
 
 class RunningSum:
-    """A running sum of statistics and rows; rows are collected until a large matrix product is possible."""
+    """A running sum of statistics and rows; rows are collected until a large matrix product is possible.
 
-    def __init__(self, fixed: FixedPoint) -> None:
-        self._fixed = fixed
-        self._gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
-        self._cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)
-        self._samples = self._energy = self._largest = 0
+    Products are computed on and below the diagonal of G; the other half is its mirror image.
+
+    Args:
+        fixed: Fixed-point format of all parts.
+        start: Statistics that the sum begins with; nothing by default.
+    """
+
+    def __init__(self, fixed: FixedPoint, start: Statistics | None = None) -> None:
+        self._fixed, begin = fixed, Statistics.empty(fixed) if start is None else start
+        _check_same(fixed, begin)
+        self._gram = np.array(begin.gram)
+        self._cross = np.array(begin.cross)
+        self._samples, self._energy = begin.samples, begin.target_energy
+        self._largest = 0 if start is None else begin.largest()
         self._waiting: list[Rows] = []
 
     def add(self, part: Statistics | Rows) -> None:
         """Add one part; refuse it if an entry could overflow int64."""
-        _check_same(self._fixed, part)
-        self._largest += part.largest()
-        _check_room(self._largest)
+        self._check(part)
         if isinstance(part, Rows):
             self._waiting.append(part)
             if sum(rows.samples for rows in self._waiting) >= BLOCK_ROWS:
-                self._multiply()
-            return
-        self._gram += part.gram
-        self._cross += part.cross
-        self._samples += part.samples
-        self._energy += part.target_energy
+                self._multiply_waiting()
+        else:
+            self._add(part, 1)
 
-    def _multiply(self) -> None:
+    def subtract(self, part: Statistics | Rows) -> None:
+        """Subtract one part, which must be in the sum.
+
+        Raises:
+            InputError: If it cannot be in the sum, because it has more samples or larger squares.
+        """
+        self._check(part)
+        self._multiply_waiting()
+        if isinstance(part, Rows):
+            self._multiply([part], -1)
+        else:
+            self._add(part, -1)
+        short = int(np.count_nonzero(np.diagonal(self._gram) < 0))
+        if self._samples < 0 or self._energy < 0 or short:
+            raise InputError(
+                f"statistics of {part.samples} samples are not part of a sum of {self._samples + part.samples}: it "
+                f"would be left with {self._samples} samples, target energy {self._energy} and {short} negative squares"
+            )
+
+    def _check(self, part: Statistics | Rows) -> None:
+        _check_same(self._fixed, part)
+        self._largest += part.largest()
+        _check_room(self._largest)
+
+    def _add(self, part: Statistics, sign: Literal[1, -1]) -> None:
+        for array, own in ((self._gram, part.gram), (self._cross, part.cross)):
+            (np.add if sign > 0 else np.subtract)(array, own, out=array)
+        self._samples += sign * part.samples
+        self._energy += sign * part.target_energy
+
+    def _multiply_waiting(self) -> None:
         """Add the products of the collected rows."""
-        if self._waiting:
-            features, targets = stacked(self._fixed, self._waiting)
-            self._waiting = []
-            for start in range(0, len(features), BLOCK_ROWS):
-                self.multiply(features[start : start + BLOCK_ROWS], targets[start : start + BLOCK_ROWS])
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._multiply(waiting, 1)
 
-    def multiply(self, features: Floats, targets: Floats) -> None:
-        """Add the products of samples in fixed point, given as whole numbers in float64."""
+    def _multiply(self, parts: list[Rows], sign: Literal[1, -1]) -> None:
+        features, targets = stacked(self._fixed, parts)
+        for start in range(0, len(features), BLOCK_ROWS):
+            self.multiply(features[start : start + BLOCK_ROWS], targets[start : start + BLOCK_ROWS], sign)
+
+    def multiply(self, features: Floats, targets: Floats, sign: Literal[1, -1] = 1) -> None:
+        """Add, or subtract, the products of samples in fixed point, given as whole numbers in float64."""
+        change = np.add if sign > 0 else np.subtract
         for rows in exact_blocks(features, targets):
-            self._gram += exact_product(features[rows], features[rows])
-            self._cross += exact_product(features[rows], targets[rows])
-            self._energy += int(np.einsum("ij,ij->", targets[rows], targets[rows]))
-        self._samples += len(features)
+            some = features[rows]
+            for first in range(0, self._fixed.width, STRIP):
+                last = min(first + STRIP, self._fixed.width)
+                strip = self._gram[first:last, :last]
+                change(strip, exact_product(some[:, first:last], some[:, :last]), out=strip)
+            change(self._cross, exact_product(some, targets[rows]), out=self._cross)
+            self._energy += sign * int(np.einsum("ij,ij->", targets[rows], targets[rows]))
+        self._samples += sign * len(features)
 
     def statistics(self) -> Statistics:
         """Return the sum; call this last."""
-        self._multiply()
+        self._multiply_waiting()
+        _mirror(self._gram)
         return Statistics(self._fixed, self._gram, self._cross, self._samples, self._energy)
+
+
+def _mirror(gram: Integers) -> None:
+    """Copy the part of a matrix below its diagonal to the part above."""
+    for first in range(0, len(gram), TILE):  # one tile at a time, which fits into the processor's cache
+        for last in range(first, len(gram), TILE):
+            tile = gram[last : last + TILE, first : first + TILE]
+            gram[first : first + TILE, last : last + TILE] = (
+                tile.T if last > first else np.tril(tile) + np.tril(tile, -1).T
+            )
 
 
 def total(fixed: FixedPoint, parts: Iterable[Statistics | Rows]) -> Statistics:
