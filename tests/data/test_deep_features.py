@@ -247,7 +247,7 @@ def test_weights_are_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_gpu_for_networks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[str] = []
     monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
-    monkeypatch.setattr(ClosedFormFederation, "compute_features_on", lambda self, device: moved.append(device))
+    monkeypatch.setattr(ClosedFormFederation, "with_features_on", lambda self, device: moved.append(device))
     engine = object.__new__(ClosedFormFederation)
     for kind, device, expected in (
         ("module", "auto", ["cuda"]),

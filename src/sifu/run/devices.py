@@ -110,7 +110,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precis
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
     """Compute features on the GPU, which pays off for networks; a solve takes a second on any device."""
     if device != "auto" or spec.features.kind in NETWORK_FEATURES:
-        cast("ClosedFormFederation", engine).compute_features_on(GPU)
+        return cast("ClosedFormFederation", engine).with_features_on(GPU)
     return engine
 
 
@@ -140,6 +140,7 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
 OWN_ENGINES = {
     "sifu.engines.sim.simulator.SimulatedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
+    "sifu.engines.sim.embedded_heads.HeadsOnDevice": ON_A_REPEATING_GPU,
     "sifu.run.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_REPEATING_GPU,

@@ -111,8 +111,6 @@ class Regime:
     """True if the record may hold noise, so that seeded noise makes the run an experiment."""
     needs_data: ClassVar[bool] = True
     """True if clients' data are needed to continue, even where their statistics are kept."""
-    device_bound: ClassVar[bool] = True
-    """True if a run must stay on the kind of device it started on, because its bits depend on the device."""
     records_figures: ClassVar[bool] = True
     """True if the record holds figures of rounds, such as drifts and Psi."""
     trusted: ClassVar[tuple[str, ...]] = ()
@@ -125,6 +123,11 @@ class Regime:
     def is_for(cls, spec: Sections) -> bool:
         """Return whether a spec describes this regime."""
         raise NotImplementedError(f"{cls.__name__} does not say which specs it is for")
+
+    @property
+    def device_bound(self) -> bool:
+        """True if a run must stay on the kind of device it started on, because its bits depend on the device."""
+        return True
 
     def demands(self) -> Iterator[Demand]:
         """Yield the conditions on the keys of a spec in this regime."""
@@ -266,13 +269,17 @@ class ClosedForm(Regime):
     solves = True
     draws_noise = False
     needs_data = False
-    device_bound = False  # the proof concerns the statistics as sent, on any device
     records_figures = False
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
         """Return whether the model is solved."""
         return spec.model.kind == RIDGE
+
+    @property
+    def device_bound(self) -> bool:
+        """True if features go through a network; all other features have the same bits on every device."""
+        return self.spec.features.kind in NETWORK_FEATURES
 
     def demands(self) -> Iterator[Demand]:
         """Yield the conditions of a sum over all clients, for which settings of rounds have no meaning."""
@@ -375,7 +382,6 @@ class TunedNetworks(ClosedForm):
     name = "tuned networks"
     tunes = True
     needs_data = True
-    device_bound = True
     trusted = ("tuning",)
 
     @classmethod

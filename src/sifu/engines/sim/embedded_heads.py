@@ -36,6 +36,10 @@ KEPT_BYTES = 1 << 29
 """Size of the feature cache: 32,000 samples of 2,048 features; features beyond it are recomputed."""
 
 
+PROBED = 128
+"""Samples whose features a device computes twice before it is used."""
+
+
 class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
     """Engine, and `StatisticsEngine`, of clients whose data are available in this process.
 
@@ -90,6 +94,15 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
     def compute_features_on(self, device: str) -> None:
         """Compute features on a device from now on; an exact map gives the same bits on every device."""
         self._map = self._map.on(device)
+
+    def with_features_on(self, device: str) -> ClosedFormFederation:
+        """Return the engine with features computed on a device; only exact maps give the same bits on every device."""
+        if self._map.exact:
+            self.compute_features_on(device)
+            return self
+        moved = HeadsOnDevice(self._data, self._map.on(device), self.targets, self.fixed, self.relative_penalty)
+        moved.facts = self.facts
+        return moved
 
     def initial_model(self, branch: int) -> Vector:
         """Return zeros."""
@@ -217,6 +230,31 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         else:
             for rows, phi in self._blocks(client):
                 yield rows, phi.astype(np.float32).astype(np.float64)
+
+
+class HeadsOnDevice(ClosedFormFederation):
+    """A `ClosedFormFederation` with inexact features from a device that must repeat their bits.
+
+    Certificates depend on the class of an engine (`run.devices`).
+    """
+
+    _repeated = False
+
+    def sent_by(self, client: int) -> Statistics | Rows:
+        """Return the statistics or the rows of a client, after the device repeated the features of some samples.
+
+        Raises:
+            InputError: If the features differ the second time.
+        """
+        if not self._repeated:
+            some = np.asarray(self._data[client].x)[:PROBED]
+            if not np.array_equal(self._map(some), self._map(some)):
+                raise InputError(
+                    "the device gave other features for the same samples the second time, so nothing computed on it "
+                    "can be exact: use --device cpu"
+                )
+            self._repeated = True
+        return super().sent_by(client)
 
 
 def checked(
