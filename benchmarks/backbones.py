@@ -108,6 +108,7 @@ def measure(spec: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[
             gone = leavers
             done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *data, *device)
             verified, verify_seconds = run_sifu("verify", run)
+            run_sifu("evaluate", run, "--on", "held-out", *data, *device)  # a request measures no accuracy of its own
             (outcome,) = done["outcomes"] if "outcomes" in done else done["requests"]
             figures = {"forget_seconds": seconds, "verify_seconds": verify_seconds, "level": outcome["level"]}
             yield row_of(run, leavers, figures | {"holds": verified["holds"]})
@@ -123,14 +124,15 @@ def row_of(run: Path, leavers: int, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def place_of(device: str) -> dict[str, str]:
-    """Return the hardware, the date and the commit of a measurement."""
+def place_of(device: str, commit: str) -> dict[str, str]:
+    """Return the hardware, the date and the commit of a measurement; by default the commit of this checkout."""
     import torch
 
     gpu = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else platform.machine()
-    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    return {"hardware": gpu, "date": time.strftime("%Y-%m-%d"), "commit": commit or "unknown"}
+    if not commit:
+        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    return {"hardware": gpu, "date": time.strftime("%Y-%m-%d"), "commit": commit}
 
 
 def write_table(files: list[Path]) -> None:
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--level", default="conditional")
+    parser.add_argument("--commit", default="", help="commit to name in the rows, where the code has no repository")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after so many seconds")
     parser.add_argument("--smoke", action="store_true", help="tiny runs of every setup; their figures mean nothing")
     parser.add_argument("--table", type=Path, nargs="+", help="files of JSON lines to make the table of")
@@ -183,7 +186,7 @@ def main() -> None:
         return
     if options.data is None or options.out is None:
         parser.error("--data and --out are needed to measure")
-    started, place = time.perf_counter(), place_of(options.device)
+    started, place = time.perf_counter(), place_of(options.device, options.commit)
     lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
     there = {json.dumps(json.loads(line)["job"], sort_keys=True) for line in lines}
     setups = SETUPS if options.smoke else options.setups.split(",")

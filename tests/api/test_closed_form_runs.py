@@ -21,7 +21,9 @@ from sifu.core.layout import ModelLayout
 from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
+from sifu.store import statistics_files
 from sifu.store.files import stored_path
+from sifu.store.packed_numbers import pack, unpack
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics, fit_head, total
@@ -317,13 +319,14 @@ def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
     count = len(clients[int(name.split(".")[1])].y) * (4 + 3)
     content = stored_path(tmp_path / "run", "statistics", name).read_bytes()
     first = content.index(b"\n") + 1
-    assert len(content) == first + 4 * count + 32
+    stored = unpack(content[first:-32], np.dtype("<i4"))
+    assert stored.size == count
     for change in (0, 1):  # the first is the control: a rebuilt chain over the same values verifies
         for place in (0, count // 2, count - 1):
             folder = copy_run(tmp_path / "run", tmp_path / f"forged-{change}-{place}")
-            numbers = np.frombuffer(content, "<i4", count, first).copy()
+            numbers = stored.copy()
             numbers[place] += change
-            forged = content[:first] + numbers.tobytes() + content[-32:]
+            forged = content[:first] + pack(numbers) + content[-32:]
             stored_path(folder, "statistics", name).write_bytes(forged)
             digest = hashlib.sha256(forged).hexdigest()
             execute(folder, f"UPDATE statistics SET digest = '{digest}' WHERE file = '{name}'")
@@ -336,6 +339,29 @@ def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
             rebuild_chain(folder, edit)
             for problems in (sifu.open_run(folder).verify().problems, sifu_verifier.verify(folder)):
                 assert any("sum" in problem for problem in problems) == bool(change), problems
+
+
+@pytest.mark.parametrize("features", [4, 2])
+def test_runs_with_unpacked_files_go_on(features: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of earlier versions have files of version 1, whose numbers follow each other."""
+    clients = [ClientData(client.name, client.x[:, :features], client.y) for client in table_clients(3)]
+    with monkeypatch.context() as patch:
+        for module, name in ((statistics_files, "heading"), (statistics_files, "rows_heading")):
+            line = getattr(module, name)
+            patch.setattr(module, name, lambda *given, line=line: line(*given).replace(b" 2 ", b" 1 ", 1))
+        patch.setattr(statistics_files, "pack", lambda numbers: numbers.tobytes())
+        sifu.train(TABLE, run=tmp_path / "run", clients=clients)
+    first_lines = [path.read_bytes()[:30] for path in (tmp_path / "run" / "statistics").iterdir()]
+    assert first_lines
+    assert all(b" 1 features" in line for line in first_lines)
+    assert {line.split()[1] for line in first_lines} == {b"rows", b"statistics"}
+    run = sifu.open_run(tmp_path / "run", clients=clients)
+    assert run.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
+    (outcome,) = run.forget([clients[0].name])
+    assert outcome.level == "exact"
+    assert run.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
 
 
 def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:

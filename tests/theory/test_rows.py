@@ -81,5 +81,5 @@ def test_rows_in_parts_are_the_statistics_without_other_blocks() -> None:
         assert total(FIXED, [left]) == drop(whole, blocks, set(range(3)) - set(groups))
     content = part_of_rows(rows, None, WHOLE)
     assert total(FIXED, [rows_of_parts(FIXED, None, 4, {WHOLE: content})]) == whole
-    with pytest.raises(InputError, match="bytes"):
+    with pytest.raises(InputError, match="40 numbers, not 44"):
         rows_of_parts(FIXED, None, 4, {WHOLE: content[:-4]})

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from sifu.errors import InputError
 
+Numbers = NDArray[np.signedinteger]
 RUN = 64
 """Numbers whose upper halves have the same width."""
 COUNT_TYPE = np.dtype("<u8")
 """Type of the first number of packed content: how many numbers follow."""
 
 
-def pack(numbers: NDArray[np.signedinteger]) -> bytes:
+def pack(numbers: Numbers) -> bytes:
     """Return int32 or int64 numbers in packed form.
 
     >>> len(pack(np.arange(6400, dtype=np.int64))), 8 * 6400
@@ -36,7 +37,7 @@ def pack(numbers: NDArray[np.signedinteger]) -> bytes:
     return b"".join((np.array(count, dtype=COUNT_TYPE).tobytes(), lower.tobytes(), widths.tobytes(), *runs))
 
 
-def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> NDArray[np.signedinteger]:
+def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Numbers:
     """Return the numbers of packed content.
 
     Args:
@@ -74,7 +75,7 @@ def _choices(half: int) -> tuple[int, ...]:
     return tuple(width for width in (1, 2, 4) if width <= half)
 
 
-def _widths(upper: NDArray[np.signedinteger]) -> NDArray[np.uint8]:
+def _widths(upper: Numbers) -> NDArray[np.uint8]:
     """Return the fewest bytes per number that hold each run."""
     least, most = upper.min(axis=1, initial=0), upper.max(axis=1, initial=0)
     widths = np.full(len(upper), upper.dtype.itemsize, dtype=np.uint8)

@@ -1,8 +1,8 @@
 """Files of a client's rows: its samples in fixed point, complete or in parts (docs/store.md, section 5a).
 
 A file begins with a line that describes its numbers. The features of the part follow, row by row. The public part and a
-complete file then have the targets. All numbers are little-endian int32. The salt comes last. Dropping a group's block
-deletes files and never rewrites one.
+complete file then have the targets. All numbers are packed int32 (`packed_numbers`). The salt comes last. Dropping a
+group's block deletes files and never rewrites one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from sifu.errors import InputError
+from sifu.store.packed_numbers import Numbers
 from sifu.theory.closed_form import FixedPoint, Rows
 from sifu.theory.closed_form.blocks import Blocks, Part, places_of_rows
 from sifu.theory.closed_form.rows import ROW_TYPE
@@ -27,18 +28,16 @@ def rows_heading(fixed: FixedPoint, name: str | None) -> bytes:
         fixed: Fixed-point format of the numbers.
         name: Name of the part; None if the file is complete.
     """
-    return f"sifu rows 1 {fixed.describe()}{'' if name is None else f' part={name}'}\n".encode()
+    return f"sifu rows 2 {fixed.describe()}{'' if name is None else f' part={name}'}\n".encode()
 
 
-def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> bytes:
-    """Return the numbers of one part of rows, as stored between heading and salt."""
-    places = _places(rows.fixed, blocks, part)
-    return rows.features[:, places].tobytes() + (rows.targets.tobytes() if _has_targets(part) else b"")
+def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> Numbers:
+    """Return the numbers of one part of rows, as packed between heading and salt."""
+    features = rows.features[:, _places(rows.fixed, blocks, part)].ravel()
+    return np.concatenate([features, rows.targets.ravel()]) if _has_targets(part) else features
 
 
-def rows_of_parts(
-    fixed: FixedPoint, blocks: Blocks | None, samples: int, contents: Mapping[Part, bytes | memoryview]
-) -> Rows:
+def rows_of_parts(fixed: FixedPoint, blocks: Blocks | None, samples: int, contents: Mapping[Part, Numbers]) -> Rows:
     """Return the rows that consist of these parts; features of missing parts are zero.
 
     Args:
@@ -52,12 +51,11 @@ def rows_of_parts(
     """
     features = np.zeros((samples, fixed.features), dtype=ROW_TYPE)
     targets = np.zeros((samples, fixed.outputs), dtype=ROW_TYPE)
-    for part, content in contents.items():
+    for part, numbers in contents.items():
         places = _places(fixed, blocks, part)
-        expected = samples * (places.size + (fixed.outputs if _has_targets(part) else 0)) * ROW_TYPE.itemsize
-        if len(content) != expected:
-            raise InputError(f"rows of {samples} samples have {len(content)} bytes, not {expected}")
-        numbers = np.frombuffer(content, ROW_TYPE)
+        expected = samples * (places.size + (fixed.outputs if _has_targets(part) else 0))
+        if numbers.size != expected:
+            raise InputError(f"rows of {samples} samples have {numbers.size} numbers, not {expected}")
         features[:, places] = numbers[: samples * places.size].reshape(samples, places.size)
         if _has_targets(part):
             targets[:] = numbers[samples * places.size :].reshape(samples, fixed.outputs)

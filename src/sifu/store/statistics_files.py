@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
+from sifu.store.packed_numbers import Numbers, pack, unpack
 from sifu.store.row_files import WHOLE, bytes_of_parts, part_of_rows, rows_heading, rows_of_parts
 from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
@@ -30,6 +31,8 @@ from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_of_r
 from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
 
+WORD_TYPE = np.dtype("<i8")
+"""Type of the numbers of statistics."""
 SALTS = "salts"
 """Name of the tensor of salts, with one row per client in ascending order."""
 
@@ -229,7 +232,7 @@ class OwnStatistics:
         try:
             if self._keeps_rows(client):
                 files_of = {part: own[part] for part in self._in_form(parts, of_rows=True)}
-                contents = {part: self._row_content(folder, row) for part, row in files_of.items()}
+                contents = {part: self._numbers_of(folder, row) for part, row in files_of.items()}
                 return rows_of_parts(self.fixed, self.blocks, next(iter(files_of.values())).samples, contents)
             if self.blocks is None:
                 return read_statistics(folder, own[WHOLE], self.fixed)
@@ -242,9 +245,9 @@ class OwnStatistics:
             raise RunDamagedError(f"the statistics file {own[()].file} {counted}")
         return statistics
 
-    def _row_content(self, folder: Path, row: StatisticsRow) -> memoryview:
+    def _numbers_of(self, folder: Path, row: StatisticsRow) -> Numbers:
         name = None if row.part is None else part_name(row.part)
-        return _content(folder, row, rows_heading(self.fixed, name), self.fixed)
+        return _numbers(folder, row, rows_heading(self.fixed, name), self.fixed)
 
     def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
         """Return these parts of what a client sent, with all other entries zero."""
@@ -283,10 +286,10 @@ class OwnStatistics:
             result = self.only(sent, lacking)
             return result + self.read(folder, client, on_disk) if on_disk else result
         wanted, kept = self._in_form(parts, of_rows=True), self.rows.get(client, {})
-        contents: dict[Part, bytes | memoryview] = {
+        contents: dict[Part, Numbers] = {
             part: part_of_rows(sent, self.blocks, part)
             if part in lacking or part not in kept
-            else self._row_content(folder, kept[part])
+            else self._numbers_of(folder, kept[part])
             for part in wanted
         }
         return rows_of_parts(self.fixed, self.blocks, sent.samples, contents)
@@ -313,21 +316,22 @@ class OwnStatistics:
         Returns:
             A row of `statistics` for each file.
         """
-        contents: dict[str, tuple[bytes, Sequence[int]]] = {}
+        contents: dict[str, tuple[bytes, Numbers, Sequence[int]]] = {}
         if isinstance(statistics, Rows):
             for part in parts:
                 name = None if part == WHOLE else part_name(part)
-                content = rows_heading(self.fixed, name) + part_of_rows(statistics, self.blocks, part)
+                numbers = part_of_rows(statistics, self.blocks, part)
                 backbones = tuple(self.networks.values()) if part == WHOLE else tuple(self.networks[g] for g in part)
-                contents[f"{client}{'' if name is None else f'.{name}'}.rows"] = (content, backbones)
+                file = f"{client}{'' if name is None else f'.{name}'}.rows"
+                contents[file] = (rows_heading(self.fixed, name), numbers, backbones)
             return _write(folder, node, [client], statistics.samples, contents, seed)
         if self.blocks is None:
             backbones = tuple(self.networks.values())
             return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, backbones=backbones)]
         for part in parts:
-            words = cut(statistics, self.blocks, part).astype("<i8", copy=False).tobytes()
             backbones = tuple(self.networks[group] for group in part)
-            contents[f"{client}.{part_name(part)}"] = (part_heading(statistics.fixed, part) + words, backbones)
+            words = cut(statistics, self.blocks, part)
+            contents[f"{client}.{part_name(part)}"] = (heading(statistics.fixed, part), words, backbones)
         return _write(folder, node, [client], statistics.samples, contents, seed)
 
 
@@ -408,7 +412,7 @@ def write_statistics(
     Returns:
         The row of `statistics` for the file.
     """
-    contents = {"sum" if is_sum else str(clients[0]): (statistics.canonical(), backbones)}
+    contents = {"sum" if is_sum else str(clients[0]): (heading(statistics.fixed), statistics.words(), backbones)}
     return _write(folder, node, clients, statistics.samples, contents, seed)[0]
 
 
@@ -417,14 +421,14 @@ def _write(
     node: int,
     clients: Sequence[int],
     samples: int,
-    contents: Mapping[str, tuple[bytes, Sequence[int]]],
+    contents: Mapping[str, tuple[bytes, Numbers, Sequence[int]]],
     seed: int | None,
 ) -> list[dict[str, Any]]:
-    """Write files, given by name with content and networks (`backbones`), and return their rows."""
+    """Write files, given by name with heading, numbers and networks (`backbones`), and return their rows."""
     rows, salted = [], {}
-    for name, (content, backbones) in contents.items():
+    for name, (first_line, numbers, backbones) in contents.items():
         file = f"{node}.{name}.statistics"
-        content += new_salt(seed, f"statistics:{file}")
+        content = b"".join((first_line, pack(numbers), new_salt(seed, f"statistics:{file}")))
         salted[stored_path(folder, "statistics", file)] = content
         row = StatisticsRow(
             file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(backbones)
@@ -443,14 +447,14 @@ def part_name(part: Part) -> str:
     return "-".join(map(str, part)) or PUBLIC
 
 
-def part_heading(fixed: FixedPoint, part: Part) -> bytes:
-    """Return the first line of a file of one part."""
-    return Statistics.heading(fixed)[:-1] + f" part={part_name(part)}\n".encode()
+def heading(fixed: FixedPoint, part: Part | None = None) -> bytes:
+    """Return the first line of a file of statistics, or of one part of them."""
+    return f"sifu statistics 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
 
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
     """Return the statistics of a file, checked against its digest."""
-    words = _words(folder, row, Statistics.heading(fixed), fixed)
+    words = _numbers(folder, row, heading(fixed), fixed).astype(np.int64, copy=False)
     try:
         statistics = Statistics.from_words(fixed, words)
     except InputError as error:
@@ -465,25 +469,29 @@ def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
     part = row.part
     if part is None:
         raise RunDamagedError(f"the statistics file {row.file} is not one of a part")
-    return _words(folder, row, part_heading(fixed, part), fixed)
+    return _numbers(folder, row, heading(fixed, part), fixed).astype(np.int64, copy=False)
 
 
-def _words(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> Integers:
-    content = _content(folder, row, heading, fixed)
-    return np.frombuffer(content, "<i8", len(content) // 8).astype(np.int64, copy=False)
+def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPoint) -> Numbers:
+    """Return the numbers of a file between its first line and its salt, checked against its digest.
 
-
-def _content(folder: Path, row: StatisticsRow, heading: bytes, fixed: FixedPoint) -> memoryview:
-    """Return the content of a file between its heading and its salt, checked against its digest."""
+    Files of older runs have a first line with the version 1, and their numbers are not packed.
+    """
     content = files.read_content(
         stored_path(folder, "statistics", row.file), f"the statistics file {row.file}", row.digest
     )
     if len(content) != row.bytes:
         raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
-    numbers = len(content) - len(heading) - files.SALT_BYTES
-    if not content.startswith(heading) or numbers % (ROW_TYPE.itemsize if row.is_rows else 8):
-        raise RunDamagedError(
-            f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
-            "earlier version trained it, use that version: features of tuned networks had another length"
-        )
-    return memoryview(content)[len(heading) : len(heading) + numbers]
+    kind = ROW_TYPE if row.is_rows else WORD_TYPE
+    between = memoryview(content)[len(first_line) : len(content) - files.SALT_BYTES]
+    if content.startswith(first_line):
+        try:
+            return unpack(between, kind)
+        except InputError as error:
+            raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
+    if content.startswith(first_line.replace(b" 2 ", b" 1 ", 1)) and len(between) % kind.itemsize == 0:
+        return np.frombuffer(between, kind)
+    raise RunDamagedError(
+        f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
+        "earlier version trained it, use that version: features of tuned networks had another length"
+    )

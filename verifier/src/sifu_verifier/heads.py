@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from sifu_verifier.canonical import sha256
+from sifu_verifier.packed import numbers_of
 from sifu_verifier.rows import ClientRows, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
@@ -35,7 +36,7 @@ def check_statistics(run: RunFolder) -> None:
     norm = float(run.spec["features"]["norm"]) * math.sqrt(parts)
     norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
     bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
-    heading = f"sifu statistics 1 {bits} {norms}\n".encode()
+    heading = f"sifu statistics 2 {bits} {norms}\n".encode()
     words, whole, samples_of = {}, None, {}
     rows_of: dict[int, ClientRows] = {}
     nodes = {backbone for row in listed.values() for backbone in json.loads(row["trunks"]) if backbone in run.groups}
@@ -62,14 +63,16 @@ def check_statistics(run: RunFolder) -> None:
         run.check(is_sum or file == named, f"statistics/{file} is not named as its part is")
         start = heading.replace(b"sifu statistics", b"sifu rows") if in_rows else heading
         start = start[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else start
-        run.check(data.startswith(start), f"statistics/{file}: it is written otherwise than the spec says")
+        numbers = numbers_of(data, start, 4 if in_rows else 8)
+        if numbers is None:
+            run.check(False, f"statistics/{file}: it is written otherwise than the spec says")
+            continue
         if in_rows:
             run.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
             columns = list(range(k))
             if tuned == "blocks":
                 columns = [*places[through[0]]] if through else public[:-1]
             has_targets = tuned != "blocks" or not through
-            numbers = np.frombuffer(data[len(start) : -32], "<i4")
             wanted = row["samples"] * (len(columns) + outputs * has_targets)
             run.agree(f"statistics/{file}: numbers", len(numbers), wanted)
             own_rows = rows_of.setdefault(clients[0], ClientRows())
@@ -77,7 +80,6 @@ def check_statistics(run: RunFolder) -> None:
             run.check(fresh and (tuned != "blocks" or len(through) < 2), f"statistics/{file} is not of one client")
             own_rows.add(part, columns, numbers, row["samples"])
             continue
-        numbers = np.frombuffer(data[len(start) : -32], "<i8")  # the last 32 bytes are the salt
         square, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
         if is_sum or tuned != "blocks":
             run.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)

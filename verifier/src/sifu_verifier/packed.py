@@ -29,3 +29,16 @@ def unpacked(content: bytes, size: int) -> np.ndarray | None:
         )
         place = end
     return numbers.reshape(-1)[:count]
+
+
+def numbers_of(data: bytes, start: bytes, size: int) -> np.ndarray | None:
+    """Return the numbers of a file that begins with the line `start`, or None if it does not.
+
+    The last 32 bytes are the salt. Lines of older runs have the version 1, and numbers follow unpacked.
+    """
+    content = data[len(start) : -32]
+    if data.startswith(start):
+        return unpacked(content, size)
+    if data.startswith(start.replace(b" 2 ", b" 1 ", 1)) and len(content) % size == 0:
+        return np.frombuffer(content, f"<i{size}")
+    return None
