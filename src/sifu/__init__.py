@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sifu.api import (
         Certificate,
         ClientStatus,
+        Evaluated,
         LoadedModel,
         NamedKey,
         OperatorKeys,
@@ -79,6 +80,7 @@ __all__ = [
     "AuditReport",
     "Certificate",
     "ClientStatus",
+    "Evaluated",
     "InputError",
     "LoadedModel",
     "MissingExtensionError",

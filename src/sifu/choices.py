@@ -32,6 +32,8 @@ Device = Literal["auto", "cpu", "cuda"]
 """Where rounds are computed."""
 Precision = Literal["float32", "tf32", "tf32x3", "bfloat16"]
 """How networks compute on a GPU."""
+MeasuredOn = Literal["training", "held-out"]
+"""Rows that a model is evaluated on."""
 SigmaChoice = float | Literal["auto"]
 """The noise of a request: a number, or auto to choose it from recorded scalars."""
 

@@ -150,6 +150,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
     np.savez(newcomer, x=np.ones((3, 64)), y=np.array([0, 1, 2]))
     commands["join"] = [solved, "--client", "new", "--file", newcomer]
     commands["release"] = [solved]
+    commands["evaluate"] = [solved, "--on", "training"]
     assert set(commands) | {"demo", "serve"} >= set(COMMANDS), "a new command: add it here"
     answers = {}
     for name, arguments in commands.items():

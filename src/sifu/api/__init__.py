@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sifu.api.evaluation import Evaluated
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, Released, RequestRecord
 from sifu.api.safekeeping import Restoration, restore
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Certificate",
     "ClientStatus",
+    "Evaluated",
     "LoadedModel",
     "NamedKey",
     "OperatorKeys",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from sifu.api.evaluation import Evaluated, evaluate
 from sifu.api.run_requests import (
     Certificate,
     CertificateForm,
@@ -19,6 +20,7 @@ from sifu.api.run_requests import (
     check_not_settled,
     check_signed,
     execute,
+    measure_held_out,
     new_terms,
     records_of,
     row_of,
@@ -27,7 +29,7 @@ from sifu.api.run_requests import (
 )
 from sifu.api.safekeeping import attest, back_up, rotate_key, vouch
 from sifu.api.status import RunStatus, status_of
-from sifu.choices import Decided, TermsGiven
+from sifu.choices import Decided, MeasuredOn, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import RequestTerms
@@ -227,7 +229,7 @@ class Run:
 
         Rows that cannot be used are ignored, because the training or the request is already complete.
         """
-        self._engines.measure_held_out(writer)
+        measure_held_out(writer, self._engines)
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
         """Continue the first training until its stop rule holds; do nothing if it already does.
@@ -264,6 +266,22 @@ class Run:
             count = worker.rebuild_groups()
             worker.execute_records()
         return count
+
+    def evaluate(self, on: MeasuredOn | None = None) -> Evaluated:
+        """Evaluate the current model and record its figures, which `status` then shows.
+
+        Training does this itself. Requests for heads on features of a network do not: computing the features would take
+        far longer than the request.
+
+        Args:
+            on: "held-out" for held-out rows, "training" for the active clients' training data; by default held-out rows
+                if there are any.
+
+        Raises:
+            InputError: If there are no such rows, or they cannot be used.
+        """
+        with self._checked_writer("evaluate its model") as writer:
+            return evaluate(writer, self._engines, on)
 
     def release(self, progress: ProgressCallback | None = None) -> Released:
         """Bring the released model up to date with the clients that should be in it.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.engine import Engine
+from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
-from sifu.errors import InputError, NotCertifiableError
+from sifu.core.wording import HeldOutFigures
+from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.messages import (
@@ -25,6 +28,7 @@ from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import RequestStep, history_of
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import TABLE
+from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import rows_of_identities
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_engines import RunEngines
@@ -108,7 +112,9 @@ def execute(
     keys.load_key(writer.folder, writer.value("public_key"))  # fail before the work if the key is missing
     leaving = () if wanted is None or wanted.records else wanted.clients
     earlier = released_model(writer) if released_node(writer) == writer.tip else None
-    worker = worker_of(writer, engines, engines.current(leaving=leaving), progress)
+    needs_data = compare_scratch or (wanted is not None and bool(wanted.records))
+    engine = engines.for_requests(writer, leaving, needs_data=needs_data)
+    worker = worker_of(writer, engines, engine, progress)
     resumed = worker.finish_running()
     if wanted is not None:
         view = RunView(writer)
@@ -134,16 +140,25 @@ def execute(
     if compare_scratch:
         for name in done:
             worker.compare_scratch(name)
+    measured = not isinstance(engine, KeptStatistics)
     if refusals:
-        engines.measure_held_out(writer)
+        if measured:
+            measure_held_out(writer, engines)
         raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
     worker.recover()
-    before = engines.measure_held_out(writer, earlier)
+    before = measure_held_out(writer, engines, earlier) if measured else None
     if view.spec.groups.rebuild == "now":
         worker.rebuild_groups()
     rows = {row.request: row for row in writer.requests()}
     outcomes = [outcome_of(writer, rows[name]) for name in done]
     return [*outcomes[:-1], *(replace(outcome, held_out_before=before) for outcome in outcomes[-1:])]
+
+
+def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
+    """Measure the current model on held-out rows after a step that is complete, whether or not they can be used."""
+    with suppress(SifuError, ValueError):
+        return engines.measure_held_out(writer, earlier)
+    return None
 
 
 def worker_of(
@@ -191,7 +206,7 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
     view = RunView(writer)
     back = behaviour_of(view).returning(worker.engine, writer)
     rounds = worker.bring_up_to_date()
-    engines.measure_held_out(writer)
+    measure_held_out(writer, engines)
     view = RunView(writer)
     return Released(
         rounds,

@@ -247,10 +247,10 @@ def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
     before = outcomes[-1].held_out_before
     if held_out and before is not None:
         held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}"
-    out.print(
-        f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {_figure(outcomes)} is "
-        f"{TRAINING_DATA}{held_out}."
-    )
+    measured = f"{_figure(outcomes)} is {TRAINING_DATA}{held_out}."
+    if not held_out and all(outcome.accuracy is None and outcome.mean_squared_error is None for outcome in outcomes):
+        measured = f"The accuracy was not measured: sifu evaluate {escape(str(folder))} does it."
+    out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {measured}")
     for outcome in outcomes:
         missed = missed_target(outcome.accuracy, outcome.target)
         if missed and outcome.rounds == 0:

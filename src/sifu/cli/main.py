@@ -20,6 +20,7 @@ from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.runs import (
     demo,
     doctor,
+    evaluate,
     export,
     init,
     join,
@@ -49,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
-    "Start here": (demo, init, advise, train, join, status, metrics, report, export, predict),
+    "Start here": (demo, init, advise, train, join, status, evaluate, metrics, report, export, predict),
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import sifu
+from sifu.choices import MeasuredOn
 from sifu.cli.options import (
     AllOption,
     DataOption,
@@ -203,6 +204,25 @@ def join(
         joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
     who = names_text(joined, escaped=False) if joined else "No new client"
     return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
+
+
+def evaluate(
+    run: RunArgument,
+    on: Annotated[
+        MeasuredOn | None, option("Rows to evaluate on; held-out ones if there are any.", "--on", show_default=False)
+    ] = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
+) -> Answer:
+    """Accuracy of the current model, on held-out rows or on the active clients' training data.
+
+    sifu train measures it as well. sifu forget measures it unless features go through a network, which takes longer
+    than the request. sifu status shows the latest figures.
+    """
+    opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
+    found = opened.evaluate(on)
+    return Answer({"run": str(run)} | found.to_mapping(), f"{run}: {found.words}")
 
 
 def status(run: RunArgument, everything: AllOption = False) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,16 @@ from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
+from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.core.wording import HeldOutFigures
 from sifu.data.dataset import sample_digest
-from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
+from sifu.errors import InputError, NotCertifiableError, SifuWarning
 from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.engine_check import check_continues, check_remainder
 from sifu.run.given import ModelGiven
-from sifu.run.group_state import use_backbones_of_head
+from sifu.run.group_state import own_statistics, use_backbones_of_head
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView
@@ -101,6 +101,19 @@ class RunEngines:
             raise InputError(reason)  # a given engine brings its own data
         return engine, digests, absent
 
+    def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
+        """Return the engine that executes requests: the kept statistics alone, if these suffice, or the run's own.
+
+        Args:
+            writer: The run.
+            leaving: Clients that leave, whose data may be missing.
+            needs_data: Whether the requests need clients' data.
+        """
+        view = RunView(writer)
+        if needs_data or not forgets_from_files(view):
+            return self.current(leaving=leaving)
+        return KeptStatistics(writer.clients(), view.facts, writer.layout, view.spec)
+
     def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
         """Record how well the current model does on held-out rows, see `Run.measure_held_out`.
 
@@ -110,20 +123,21 @@ class RunEngines:
 
         Returns:
             The figures of `earlier`; None without one, or if the current model was measured already.
+
+        Raises:
+            InputError: If the rows cannot be used.
         """
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         rows = available_rows(spec, self._data_folder, self.frame)
         if rows is None or read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
             return None
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
-        figures = before = None
-        with suppress(SifuError, ValueError):
-            figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
-            if earlier is not None and not spec.regime.tunes:  # an earlier head belongs to other networks
-                before = held_out_figures(spec, self.current(), earlier, rows.of(stay))
+        figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
         if figures is not None:
             write_held_out(writer.folder, tip, figures)
-        return before
+        if earlier is None or spec.regime.tunes:  # an earlier head belongs to other networks
+            return None
+        return held_out_figures(spec, self.current(), earlier, rows.of(stay))
 
     def complete(self) -> Engine:
         """Return the engine with everyone's data, see `Run.complete_engine`."""
@@ -266,6 +280,24 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
 def solved_from_files(spec: Spec) -> bool:
     """Return whether the run's models are heads that follow from kept statistics, so that no data are needed."""
     return spec.data.name != FLOWER and not spec.regime.needs_data
+
+
+def forgets_from_files(view: RunView) -> bool:
+    """Return whether clients are forgotten from files alone, without any data: neither backbone nor samples are read.
+
+    True for heads on features of a network, if the statistics of all active clients are kept and no network is to be
+    tuned or merged again. Features would take far longer than a request, so no accuracy is measured; `sifu evaluate`
+    does that.
+    """
+    spec, reader = view.spec, view.reader
+    if not view.regime.solves or spec.features.kind not in NETWORK_FEATURES or spec.data.name == FLOWER:
+        return False
+    trains = reader.phase == "training" or spec.features.tune == "merge"
+    rebuilds = view.regime.tunes and spec.groups.rebuild == "now"
+    records = any(row.records and (row.waits or row.status == "running") for row in view.requests)
+    if trains or rebuilds or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
+        return False
+    return set(view.active.tolist()) <= own_statistics(view).complete
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:

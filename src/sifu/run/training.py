@@ -36,6 +36,7 @@ from sifu.store.files import uninterrupted
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.reader import RunReader, chain_of, joined_remainders
+from sifu.store.release_files import released_model
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
@@ -328,6 +329,16 @@ class RecordedTraining:
         if latest is None or latest[0] != self._tip.node:
             latest = (self._tip.node, evaluate_present(self.engine, self.model, self.active))
         write_standing(self.writer.folder, *latest)
+
+    def measure(self) -> Evaluation:
+        """Evaluate the released model on the active clients' data, and record it unless the record has it already."""
+        evaluation = evaluate_present(self.engine, released_model(self.writer), self.active)
+        if self._accuracy is None:
+            self._record_evaluation(evaluation)
+            self.commit()
+        self._evaluation = (self._tip.node, evaluation)
+        self.note_standing()
+        return evaluation
 
     def finish(self) -> None:
         """Record the end of the first training, the rehearsal of noise, and each client's accuracy."""

@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.run import devices
 from sifu_verifier import verify
 
-SHOWING = "public_trunk:make_showing"
+SHOWING = "public_backbone:make_showing"
 SPEC: dict[str, Any] = {
     "model": {"kind": "ridge", "outputs": 2},
     "data": {"preprocessing": "fixed"},

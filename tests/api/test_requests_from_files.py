@@ -1,0 +1,163 @@
+"""Requests on heads over networks' features: served from files, with no data, no backbone and no accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+import sifu_verifier
+from run_tools import Command
+from sifu.core.engine import Evaluation
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.errors import InputError
+from sifu.run.kept_statistics import KeptStatistics
+from sifu.run.run_engines import forgets_from_files
+from sifu.store.reader import RunReader
+
+SHOWING = "public_backbone:make_showing"
+TUNED: dict[str, Any] = {
+    "groups": {"count": 2, "rounds": 1, "rebuild": "never"},
+    "local": {"rate": 0.05, "steps": 1, "batch": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def _allowed() -> None:
+    sifu.allow_code(SHOWING)
+
+
+def spec_of(**features: Any) -> dict[str, Any]:
+    return {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": 2},
+        "features": {"kind": "module", "module": SHOWING, **features},
+        "ridge": {"regularisation": 0.01},
+    }
+
+
+def clients_of(count: int = 5) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {f"c{name}": (random.random((6, 1, 8, 8)), np.arange(6) % 2) for name in range(count)}
+
+
+def refuse(*arguments: Any, **named: Any) -> Any:
+    raise AssertionError("a request computed features or read data")
+
+
+@pytest.mark.parametrize("tune", ["none", "blocks"])
+def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: str
+) -> None:
+    """The control computes with the clients' data, as in a run that rebuilds its groups."""
+    spec = spec_of() if tune == "none" else spec_of(tune="blocks", block=3) | TUNED
+    heads = {}
+    for name in ("files", "data"):
+        run = sifu.train(spec, run=tmp_path / name, clients=clients_of())
+        with monkeypatch.context() as patch:
+            if name == "files":
+                for method in ("__call__", "chunks"):
+                    patch.setattr(NetworkFeatures, method, refuse)
+                patch.setattr(ClosedFormFederation, "__init__", refuse)
+            else:
+                patch.setattr("sifu.run.run_engines.forgets_from_files", lambda view: False)
+            opened = sifu.open_run(tmp_path / name, clients=None if name == "files" else clients_of())
+            (outcome,) = opened.forget(["c1"], "case")
+        assert (outcome.level, outcome.rounds) == ("exact", 0)
+        assert (outcome.accuracy is None) == (name == "files")
+        assert run.verify().problems == []
+        assert sifu_verifier.verify(tmp_path / name) == []
+        heads[name] = _head(tmp_path / name)
+    if tune == "none":  # groups are drawn with a key of the run, so blocks of two runs differ
+        assert np.array_equal(heads["files"], heads["data"])
+    # The engine with data continues from there.
+    (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=tune == "none")
+    assert again.level == "exact"
+
+
+def _head(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        return reader.load_model(reader.tip)
+
+
+def _event_count(folder: Path) -> int:
+    with RunReader(folder) as reader:
+        return len(reader.events())
+
+
+def test_other_requests_still_read_the_data(tmp_path: Path) -> None:
+    run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
+    (outcome,) = run.forget(["c1"], records=[0])
+    assert outcome.level == "exact"
+    assert outcome.accuracy is not None
+    plain = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
+    for folder, spec in (
+        ("plain", plain),
+        ("sum", spec_of() | {"keep": {"statistics": "sum"}}),
+        ("merge", spec_of(tune="merge") | TUNED),
+        ("rebuilt", spec_of(tune="blocks", block=3) | TUNED | {"groups": {"count": 2, "rounds": 1}}),
+    ):
+        run = sifu.train(spec, run=tmp_path / folder, clients=clients_of())
+        with run.view() as view:
+            assert not forgets_from_files(view), folder
+        (outcome,) = run.forget(["c1"])
+        assert outcome.accuracy is not None, folder
+
+
+def test_accuracy_is_measured_when_asked_for(tmp_path: Path) -> None:
+    clients = clients_of()
+    run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients)
+    trained = run.status().accuracy
+    assert run.evaluate().accuracy == trained
+    run.forget(["c1"])
+    assert run.status().accuracy is None
+    found = run.evaluate("training")
+    x, y = (np.concatenate([clients[name][part] for name in ("c0", "c2", "c3", "c4")]) for part in (0, 1))
+    expected = float(np.mean(run.model().predict(x) == y))
+    assert (found.on, found.rows, found.accuracy) == ("training", 24, expected)
+    assert run.status().accuracy == expected
+    events = _event_count(tmp_path / "run")
+    assert run.evaluate("training") == found
+    assert _event_count(tmp_path / "run") == events
+    with pytest.raises(InputError, match="no held-out rows"):
+        run.evaluate("held-out")
+    with pytest.raises(InputError, match="found 'test'"):
+        run.evaluate("test")  # type: ignore[arg-type]
+    assert run.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
+
+
+def test_a_run_without_data_has_nothing_to_evaluate(tmp_path: Path) -> None:
+    sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
+    run = sifu.open_run(tmp_path / "run")
+    run.forget(["c1"])
+    with pytest.warns(sifu.errors.SifuWarning), pytest.raises(InputError, match="nothing was evaluated"):
+        run.evaluate("training")
+
+
+def test_the_command_evaluates_on_either_kind_of_rows(tmp_path: Path, cli: Command) -> None:
+    """A head on the inputs is evaluated as part of a request; the command returns the same figures."""
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[data]\nname = "digits"\nclients = 5\nsamples_per_client = 20\n[model]\nkind = "ridge"\n')
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    status = sifu.open_run(tmp_path / "run").status()
+    assert status.held_out is not None
+    for on, accuracy in (("training", status.accuracy), ("held-out", status.held_out.accuracy)):
+        found = json.loads(cli("evaluate", tmp_path / "run", "--on", on, "--format", "json").out)
+        assert (found["on"], found["accuracy"]) == (on, accuracy)
+    shown = cli("evaluate", tmp_path / "run").out
+    assert f"{100 * status.held_out.accuracy:.1f} % on" in shown
+
+
+def test_an_engine_of_files_evaluates_nothing(tmp_path: Path) -> None:
+    sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
+    with sifu.open_run(tmp_path / "run").view() as view:
+        engine = KeptStatistics(view.clients, view.facts, view.reader.layout, view.spec)
+        found = engine.evaluate(engine.initial_model(0), view.active)
+    assert isinstance(found, Evaluation)
+    assert not found.samples.any()
