@@ -128,7 +128,7 @@ def test_a_harmless_looking_request_shows_what_it_would_cost(service: Any) -> No
     page = service.browser("ann").get(f"/runs/{service.key('north')}/requests/1").text
     assert f"{100 * plan.predicted_accuracy:.1f}\u00a0%<small>predicted; now" in page
     changed = re.findall(r'data-label="Term">(\w+)</td>', page.partition("terms with the run")[0])
-    assert changed == ["method", "max_rounds", "release"]
+    assert changed == ["method", "max_rounds", "release", "target"]
 
 
 def test_every_client_is_on_the_page(service: Any) -> None:
