@@ -34,7 +34,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, Strategy, make_model
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings, Strategy, make_model
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import local_regularity
 from sifu.theory.rollback import crosses_a_level, level_ladder
@@ -82,9 +82,11 @@ def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Strategy) -> S
         one_class_each(x, y, 100, 100),
         "softmax",
         LocalTraining(0.01, 10),
-        participation=Participation.parse("fixed(10)"),
-        dtype=dtype,  # type: ignore[arg-type]
-        strategy=strategy,
+        SimulationSettings(
+            participation=Participation.parse("fixed(10)"),
+            dtype=dtype,  # type: ignore[arg-type]
+            strategy=strategy,
+        ),
     )
 
 
@@ -198,7 +200,10 @@ def many(unequal: bool) -> None:
     for count in (100_000, 1_000):
         begin = time.perf_counter()
         federation = SimulatedFederation(
-            clients[:count], "softmax", LocalTraining(0.01, 10), participation=Participation.parse("fixed(100)")
+            clients[:count],
+            "softmax",
+            LocalTraining(0.01, 10),
+            SimulationSettings(participation=Participation.parse("fixed(100)")),
         )
         named[f"{count}"], built[f"{count}"] = Rounds(federation, tracked=True), time.perf_counter() - begin
     seconds = side_by_side(named)
@@ -264,8 +269,7 @@ def network(chosen: argparse.Namespace) -> None:
         clients,
         model,
         LocalTraining(RATE, steps, BATCH, MOMENTUM),
-        participation=Participation("fixed", count=participants),
-        dtype="float32",
+        SimulationSettings(participation=Participation("fixed", count=participants), dtype="float32"),
     )
     everyone = np.arange(CLIENTS)
     start = federation.initial_model(0)

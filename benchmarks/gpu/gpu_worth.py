@@ -19,7 +19,7 @@ import torch
 from gpu.round_times import random_clients, take
 
 from sifu.core.engine import Engine
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.theory.participation import Participation
@@ -63,7 +63,7 @@ def measure(features: int, clients: int, participation: str, seconds: float) -> 
 
     def make() -> SimulatedFederation:
         return SimulatedFederation(
-            data, LinearModel("softmax", features, 10), LocalTraining(0.001, 10), participation=rule
+            data, LinearModel("softmax", features, 10), LocalTraining(0.001, 10), SimulationSettings(participation=rule)
         )
 
     (lane,) = lane_engines([make()], [data], "cuda")
@@ -100,7 +100,7 @@ def measure_network(
 
     def make() -> SimulatedFederation:
         model, training = ModuleModel(CONV_NETS[name](image, 10)), LocalTraining(0.001, steps, batch)
-        return SimulatedFederation(data, model, training, participation=rule, dtype="float32")
+        return SimulatedFederation(data, model, training, SimulationSettings(participation=rule, dtype="float32"))
 
     began = time.perf_counter()
     (lane,) = lane_engines([make()], [data], "cuda")

@@ -21,7 +21,7 @@ from gpu.round_times import B, random_clients
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet
 from sifu.theory.merging import members_by_group
@@ -41,7 +41,10 @@ def federation_of(
 ) -> SimulatedFederation:
     """A federation of a network in float32."""
     return SimulatedFederation(
-        clients, ModuleModel(network), training, participation=PARTICIPATION[participation], dtype="float32", seed=1
+        clients,
+        ModuleModel(network),
+        training,
+        SimulationSettings(participation=PARTICIPATION[participation], dtype="float32", seed=1),
     )
 
 

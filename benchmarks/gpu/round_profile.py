@@ -22,7 +22,7 @@ from gpu.round_times import CIFAR10, B, random_clients, take, together
 from torch.profiler import ProfilerActivity, profile
 
 from sifu.core.engine import Engine
-from sifu.engines.sim import ModuleModel, SimulatedFederation
+from sifu.engines.sim import ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.gpu.conv_plan import PRECISIONS, DeviceLayout, WeightForm
 from sifu.engines.sim.lanes import lane_engines
 from sifu.theory.participation import Participation
@@ -88,7 +88,12 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
     clients = random_clients(100, 100, (3, 32, 32), 10, "float32")
     participation = Participation("fixed", count=CLIENTS_A_ROUND)
     federations = [
-        SimulatedFederation(clients, ModuleModel(CIFAR10), B, participation=participation, dtype="float32", seed=seed)
+        SimulatedFederation(
+            clients,
+            ModuleModel(CIFAR10),
+            B,
+            SimulationSettings(participation=participation, dtype="float32", seed=seed),
+        )
         for seed in range(lanes)
     ]
     engines = lane_engines(federations, [clients] * lanes, "cuda", precision)

@@ -25,7 +25,7 @@ import torch
 from sifu.core.engine import Engine, Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.lanes import PRECISIONS, lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
 from sifu.theory.participation import Participation
@@ -121,7 +121,10 @@ def together(engines: list, work: Callable[[Engine], object]) -> float:
 def workload_b(clients: tuple, seed: int) -> SimulatedFederation:
     """The federation of workload B."""
     return SimulatedFederation(
-        clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=seed
+        clients,
+        ModuleModel(CIFAR10),
+        B,
+        SimulationSettings(participation=Participation("fixed", count=5), dtype="float32", seed=seed),
     )
 
 
@@ -156,10 +159,12 @@ def step_federation(name: str, clip: float, dtype: str) -> tuple[SimulatedFedera
         clients,
         ModuleModel(CONV_NETS[name](shape, 5)),
         LocalTraining(0.02, 2, 20, 0.9, clip=clip),
-        participation=Participation("fixed", count=2),
-        dtype=dtype,  # type: ignore[arg-type]
-        seed=1,
-        strategy="loop" if dtype == "float64" else "auto",
+        SimulationSettings(
+            participation=Participation("fixed", count=2),
+            dtype=dtype,  # type: ignore[arg-type]
+            seed=1,
+            strategy="loop" if dtype == "float64" else "auto",
+        ),
     )
     return federation, clients
 

@@ -22,7 +22,7 @@ from sifu.core.engine import Position
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import delta_reached
@@ -119,9 +119,9 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
         clients,
         honest.model,  # type: ignore[attr-defined]
         LocalTraining(float(resolved.local.rate), 3),
-        participation=honest.facts.participation,
-        preprocessing=FIXED_CONSTANTS,
-        replies=ReplyRules(rule),
+        SimulationSettings(
+            participation=honest.facts.participation, preprocessing=FIXED_CONSTANTS, replies=ReplyRules(rule)
+        ),
     )
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)
     plan = run.plan(["client-002"])

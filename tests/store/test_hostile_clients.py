@@ -18,7 +18,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
-from sifu.engines.sim import SimulatedFederation
+from sifu.engines.sim import SimulatedFederation, SimulationSettings
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.facts import FIXED_CONSTANTS, ClientProfile
@@ -224,7 +224,9 @@ def test_a_client_whose_own_data_diverge_is_left_out(rule: Any) -> None:
     rng = np.random.default_rng(3)
     data = [(rng.normal(size=(8, 5)) * (1e60 if k == 2 else 1.0), rng.normal(size=8)) for k in range(4)]
     clients: Any = [SimpleNamespace(name=f"c{k}", x=x, y=y) for k, (x, y) in enumerate(data)]
-    engine = SimulatedFederation(clients, "least_squares", LocalTraining(0.05, 6), replies=ReplyRules(rule))
+    engine = SimulatedFederation(
+        clients, "least_squares", LocalTraining(0.05, 6), SimulationSettings(replies=ReplyRules(rule))
+    )
     result = engine.run_round(engine.initial_model(0), Position(0, 0), np.arange(4))
     assert np.isfinite(result.model).all()
     assert [rejection.client for rejection in result.rejections if rejection.reason in ("not finite", "too large")] == [

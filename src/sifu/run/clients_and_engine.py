@@ -373,7 +373,7 @@ def rounds_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
     """Return the engine of rounds, and the spec with `local.rate = "auto"` replaced by the computed rate."""
-    from sifu.engines.sim import SimulatedFederation, make_model
+    from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
     from sifu.engines.sim.client_updates import Clipping
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 
@@ -401,18 +401,20 @@ def rounds_engine(
             clients,
             model,
             local_training(spec, rate),
-            server_rate=spec.server.rate,
-            participation=Participation.parse(spec.server.participation),
-            dtype=spec.model.dtype,
-            seed=spec.seed,
-            preprocessing=preprocessing_of(spec),
-            shape_from_labels=from_labels,
-            features=getattr(clients[0], "features", "") if len(clients) else "",
-            features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
-            features_by_module=spec.features.kind == "module",
-            clipping=clipping,
-            replies=ReplyRules(server.rejected, server.update_bound),
-            numbers=numbers,
+            SimulationSettings(
+                server_rate=spec.server.rate,
+                participation=Participation.parse(spec.server.participation),
+                dtype=spec.model.dtype,
+                seed=spec.seed,
+                preprocessing=preprocessing_of(spec),
+                shape_from_labels=from_labels,
+                features=getattr(clients[0], "features", "") if len(clients) else "",
+                features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
+                features_by_module=spec.features.kind == "module",
+                clipping=clipping,
+                replies=ReplyRules(server.rejected, server.update_bound),
+                numbers=numbers,
+            ),
         )
 
     if spec.local.rate != "auto":

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.networks import ConvNet
 from sifu.theory.participation import Participation
 
@@ -60,7 +60,10 @@ def make_federation() -> Callable[..., tuple[SimulatedFederation, tuple[SomeClie
             data = some_clients(seed, clients, samples, (features,), outputs)
             kind = LinearModel("softmax", features, outputs, "random")
         federation = SimulatedFederation(
-            data, kind, training, participation=Participation.parse(participation), dtype=dtype, seed=seed, **more
+            data,
+            kind,
+            training,
+            SimulationSettings(participation=Participation.parse(participation), dtype=dtype, seed=seed, **more),
         )
         return federation, data
 

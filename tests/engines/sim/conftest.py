@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.theory.participation import Participation
 
 
@@ -65,7 +65,10 @@ def make_federation() -> Callable[..., SimulatedFederation]:
         clients = random_clients(kind, sizes=sizes, features=features, outputs=outputs, seed=data_seed, scale=scale)
         training = LocalTraining(rate, steps, batch_size, momentum, nesterov, weight_decay, clip)
         return SimulatedFederation(
-            clients, model or kind, training, participation=Participation.parse(participation), **options
+            clients,
+            model or kind,
+            training,
+            SimulationSettings(participation=Participation.parse(participation), **options),
         )
 
     return make

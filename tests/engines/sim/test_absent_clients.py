@@ -23,6 +23,7 @@ from sifu.engines.sim import (
     LocalTraining,
     ModuleModel,
     SimulatedFederation,
+    SimulationSettings,
     embedded_clients,
     linear,
 )
@@ -99,7 +100,9 @@ WAYS = {
 def federation(way: MethodOption, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
     """The clients that are `there`, under the numbers they have among all."""
     chosen = [clients[number] for number in there]
-    return SimulatedFederation(chosen, way.model(), way.training, seed=5, numbers=there, **(way.options or {}))
+    return SimulatedFederation(
+        chosen, way.model(), way.training, SimulationSettings(seed=5, numbers=there, **(way.options or {}))
+    )
 
 
 def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS) -> np.ndarray:

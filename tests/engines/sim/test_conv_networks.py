@@ -13,7 +13,15 @@ from torch import nn
 
 from covering import covering
 from sifu.core.engine import Position
-from sifu.engines.sim import ConvNet, Convolution, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim import (
+    ConvNet,
+    Convolution,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+    make_model,
+)
 from sifu.engines.sim.cpu_conv import conv_trainer
 from sifu.engines.sim.cpu_conv.conv_pass import (
     ConvPass,
@@ -69,7 +77,9 @@ def images(shape: tuple[int, ...], sizes: tuple[int, ...] = (3, 7, 12), outputs:
 
 def federation(model: Any, clients: list[Client], strategy: str, dtype: str = "float64", **options: Any) -> Any:
     options = {"rate": 0.05, "steps": 3, "batch_size": 5} | options
-    return SimulatedFederation(clients, model, LocalTraining(**options), dtype=dtype, seed=5, strategy=strategy)
+    return SimulatedFederation(
+        clients, model, LocalTraining(**options), SimulationSettings(dtype=dtype, seed=5, strategy=strategy)
+    )
 
 
 def relative(vector: np.ndarray, other: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from covering import covering
 from sifu.core.engine import Position
 from sifu.core.premises import regularity_premise
 from sifu.core.spec import Spec
-from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation, make_model
+from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation, SimulationSettings, make_model
 from sifu.errors import InputError
 from sifu.run.run_view import Regularities
 
@@ -77,7 +77,9 @@ def test_the_loop_and_the_convolutional_passes_agree(name, shape, options, threa
     torch.set_num_threads(threads)
     try:
         loop, fast, free = (
-            SimulatedFederation(clients, model, chosen, seed=5, strategy=strategy).run_round(start, HERE, np.arange(4))
+            SimulatedFederation(clients, model, chosen, SimulationSettings(seed=5, strategy=strategy)).run_round(
+                start, HERE, np.arange(4)
+            )
             for chosen, strategy in (
                 (training, "loop"),
                 (training, "vectorised"),

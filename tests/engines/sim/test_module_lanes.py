@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, stream_group_rounds
 from sifu.core.spec import StopSpec
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings, make_model
 from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.gpu import lane_group
 from sifu.engines.sim.gpu.module_program import refuse_other_gradients
@@ -73,7 +73,10 @@ def federation_of(
     data = some_clients(seed)
     rule = Participation.parse(participation)
     return SimulatedFederation(
-        data, model, training, participation=rule, dtype="float32", seed=seed, strategy="auto", **more
+        data,
+        model,
+        training,
+        SimulationSettings(participation=rule, dtype="float32", seed=seed, strategy="auto", **more),
     ), data
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.cpu_conv import conv_trainer as trainer
 from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
@@ -84,7 +84,10 @@ def rounds(clients: int = 5) -> list[bytes]:
         for number in range(clients)
     ]
     federation = SimulatedFederation(
-        data, "cnn_fashion_mnist", LocalTraining(0.05, 4, 5, 0.9), dtype="float32", seed=5, strategy="vectorised"
+        data,
+        "cnn_fashion_mnist",
+        LocalTraining(0.05, 4, 5, 0.9),
+        SimulationSettings(dtype="float32", seed=5, strategy="vectorised"),
     )
     model, models = federation.initial_model(0), []
     for number in range(8):

@@ -8,7 +8,7 @@ import torch
 
 from covering import covering
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.linear import MASKED_BATCHES, ROWS_AN_OUTPUT, cheaper_between_samples
 from sifu.engines.sim.local_training import LocalTraining as Training
 
@@ -145,7 +145,7 @@ def test_the_loop_is_torch_written_out(make_clients):
         optimizer.step()
     expected = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
     for strategy in ("loop", "vectorised"):
-        federation = SimulatedFederation([client], "softmax", training, strategy=strategy)
+        federation = SimulatedFederation([client], "softmax", training, SimulationSettings(strategy=strategy))
         result = federation.run_round(start, Position(0, 0), np.array([0]))
         assert relative(result.model, expected) < 1e-13
         assert result.drifts[0] == 0.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, clip_rows
 from sifu.errors import RoundRejectedError
 
@@ -30,7 +30,9 @@ class Site:
 def federation(clipping: Clipping | None, **settings: object) -> SimulatedFederation:
     sites = [Site(k) for k in range(6)]
     sites[0].y[:3] = [0, 1, 2]
-    return SimulatedFederation(sites, "softmax", LocalTraining(0.5, 4), clipping=clipping, **settings)  # type: ignore[arg-type]
+    return SimulatedFederation(
+        sites, "softmax", LocalTraining(0.5, 4), SimulationSettings(clipping=clipping, **settings)
+    )  # type: ignore[arg-type]
 
 
 def exact_square(row: np.ndarray) -> Fraction:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sifu.core.engine import Engine
-from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.errors import InputError
 
 TRAINING = LocalTraining(0.1, 2)
@@ -80,7 +80,7 @@ def test_other_targets(make_clients):
     clients = broken(make_clients)
     clients[1].x[0, :3] = 1e60
     with pytest.raises(InputError, match="3 values in its samples that are NaN or infinite"):
-        SimulatedFederation(clients, "softmax", TRAINING, dtype="float32")
+        SimulatedFederation(clients, "softmax", TRAINING, SimulationSettings(dtype="float32"))
     with pytest.raises(InputError, match="at least one client, found none"):
         SimulatedFederation([], "softmax", TRAINING)
 
@@ -92,7 +92,7 @@ def test_read_only_and_integer_data_are_taken(make_clients, recwarn):
         client.x.setflags(write=False)
         client.y.setflags(write=False)
     for strategy in ("loop", "vectorised"):
-        federation = SimulatedFederation(clients, "softmax", TRAINING, strategy=strategy)
+        federation = SimulatedFederation(clients, "softmax", TRAINING, SimulationSettings(strategy=strategy))
         assert federation.clients[0].samples == 4
     assert not [warning for warning in recwarn if "writ" in str(warning.message)]
 

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim import (
+    LinearModel,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+    make_model,
+)
 from sifu.engines.sim.embedded_clients import OBJECTIVES
 from sifu.errors import InputError
 
@@ -41,7 +48,7 @@ def test_networks_train_replay_and_learn(make_clients, name, dtype):
         client.x = client.x.reshape(-1, 8, 8)
     state = torch.random.get_rng_state()
     training = LocalTraining(0.1, 10, batch_size=8, momentum=0.9)
-    federation, twin = (SimulatedFederation(clients, name, training, dtype=dtype) for _ in range(2))
+    federation, twin = (SimulatedFederation(clients, name, training, SimulationSettings(dtype=dtype)) for _ in range(2))
     start = federation.initial_model(0)
     assert start.dtype == dtype
     assert start.tobytes() == twin.initial_model(0).tobytes() != federation.initial_model(1).tobytes()

@@ -38,11 +38,13 @@ def test_batches_depend_on_the_position(make_federation):
 
 
 def test_later_changes_to_the_data_have_no_effect(make_clients):
-    from sifu.engines.sim import SimulatedFederation
+    from sifu.engines.sim import SimulatedFederation, SimulationSettings
 
     for strategy in ("loop", "vectorised"):
         clients = make_clients("softmax", sizes=(4, 6))
-        federation = SimulatedFederation(clients, "softmax", LocalTraining(0.1, 3), strategy=strategy)
+        federation = SimulatedFederation(
+            clients, "softmax", LocalTraining(0.1, 3), SimulationSettings(strategy=strategy)
+        )
         before = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(2)).model
         for client in clients:
             client.x[:] = 0.0
@@ -170,12 +172,14 @@ def test_a_diverging_client_is_named_and_the_round_rejected(make_federation, str
 
 
 def test_one_diverging_client_among_many_is_found(make_clients):
-    from sifu.engines.sim import SimulatedFederation
+    from sifu.engines.sim import SimulatedFederation, SimulationSettings
 
     clients = make_clients("least_squares", sizes=(3, 4, 5), outputs=1)
     clients[1].x = clients[1].x * 1e80
     for strategy in ("loop", "vectorised"):
-        federation = SimulatedFederation(clients, "least_squares", LocalTraining(1e-3, 3), strategy=strategy)
+        federation = SimulatedFederation(
+            clients, "least_squares", LocalTraining(1e-3, 3), SimulationSettings(strategy=strategy)
+        )
         with pytest.raises(RoundRejectedError, match=r"1 of 3 clients returned .* \('client-1'\)"):
             federation.run_round(np.ones(6), Position(0, 0), np.arange(3))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation
+from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation, SimulationSettings
 from sifu.engines.sim.local_training import batch_sequence
 from sifu.theory.rounding import norm_up
 
@@ -82,7 +82,9 @@ def random_problem(seed: int, make_clients):
 def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 0.0) -> float:
     clients, kind, model, training, server_rate, start = random_problem(seed, make_clients)
     training = replace(training, clip=clip)
-    federation = SimulatedFederation(clients, model, training, server_rate=server_rate, strategy=strategy)
+    federation = SimulatedFederation(
+        clients, model, training, SimulationSettings(server_rate=server_rate, strategy=strategy)
+    )
     assert federation.facts.rounding_bounded
     position = Position(0, seed)
     result = federation.run_round(start, position, np.arange(len(clients)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation, linear
+from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings, linear
 from sifu.theory.participation import Participation
 
 HERE = Position(0, 3)
@@ -35,10 +35,7 @@ def federation(rate: float = 0.05, strategy: Any = "auto", dtype: Any = "float32
         clients,
         "softmax",
         LocalTraining(rate, 4),
-        participation=Participation.parse("fixed(10)"),
-        dtype=dtype,
-        seed=2,
-        strategy=strategy,
+        SimulationSettings(participation=Participation.parse("fixed(10)"), dtype=dtype, seed=2, strategy=strategy),
     )
 
 

@@ -24,7 +24,14 @@ from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim import (
+    LinearModel,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+    make_model,
+)
 from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
@@ -274,9 +281,11 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
         [client],
         model,
         _training(plan),
-        dtype=plan.dtype,  # type: ignore[arg-type]
-        seed=plan.seed,
-        numbers=[number],
+        SimulationSettings(
+            dtype=plan.dtype,  # type: ignore[arg-type]
+            seed=plan.seed,
+            numbers=[number],
+        ),
     )
 
 

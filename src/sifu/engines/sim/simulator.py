@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -85,6 +85,23 @@ def training_facts(
     )
 
 
+def _trainer(
+    model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, settings: SimulationSettings
+) -> LoopTrainer | VectorisedTrainer | ConvTrainer:
+    """Return the trainer of a model for the chosen strategy."""
+    conv_net = None if isinstance(model, LinearModel) else model.conv_net
+    if settings.strategy != "loop" and isinstance(model, LinearModel):
+        return VectorisedTrainer(model, clients, plan)
+    if settings.strategy != "loop" and conv_net:
+        return ConvTrainer(conv_net, clients, plan)
+    if settings.strategy == "vectorised":
+        raise InputError(
+            "only linear models and described convolutional networks can be vectorised; use strategy auto or loop for "
+            "a module"
+        )
+    return settings.loop(model, clients, plan)
+
+
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
     """Return whether all models are usable, as far as this can be decided without looking at each of them."""
     mean = trained.average
@@ -94,18 +111,71 @@ def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
     return not mean.not_finite and float(mean.drifts.max(initial=0.0)) + mean.mean_shift <= limit
 
 
+@dataclass(frozen=True)
+class SimulationSettings:
+    """Settings of a simulated federation besides clients, model and local training.
+
+    Attributes:
+        server_rate: Step size of the server.
+        participation: Rule that draws the participants of a round; by default all clients take part.
+        dtype: Number format of models.
+        seed: Public seed of all draws.
+        strategy: `auto` trains linear models many clients at once, a `ConvNet` by hand-written passes, and any other
+            model one client at a time. `loop` always trains one client at a time; `vectorised` never does.
+        preprocessing: How samples were preprocessed (`TrainingFacts`).
+        shape_from_labels: True if the clients' labels determined the number of outputs.
+        features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
+        features_declared: True if the operator declared that this map is public.
+        features_by_module: True if this map is a module supplied by the operator.
+        clipping: Clipping and noise of whole updates; None for neither.
+        numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
+            subset of the clients, or one client on its own machine, thus draws the same as in the whole federation.
+        replies: Handling of a client's model that cannot be used; by default the round stops with an error.
+        loop: Function that makes the trainer for one client at a time.
+    """
+
+    server_rate: float = 1.0
+    participation: Participation = Participation("all")
+    dtype: Literal["float64", "float32"] = "float64"
+    seed: int = 0
+    strategy: Strategy = "auto"
+    preprocessing: str = UNKNOWN
+    shape_from_labels: bool = False
+    features: str = ""
+    features_declared: bool = False
+    features_by_module: bool = False
+    clipping: Clipping | None = None
+    numbers: Sequence[int] | None = None
+    replies: ReplyRules = field(default_factory=ReplyRules)
+    loop: Callable[[Any, Sequence[CheckedClient], TrainingPlan], LoopTrainer] = LoopTrainer
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.server_rate) and self.server_rate > 0.0):
+            raise InputError(f"the server rate must be a positive number, found {self.server_rate}")
+        if self.dtype not in TORCH_TYPES:
+            raise InputError(f"models are float64 or float32, found dtype {self.dtype!r}")
+        if self.strategy not in ("auto", "loop", "vectorised"):
+            raise InputError(f"the strategy is auto, loop or vectorised, found {self.strategy!r}")
+
+    def numbers_of(self, clients: int) -> ClientIndices:
+        """Return the numbers of this many clients.
+
+        Raises:
+            InputError: If there are not as many numbers, or they do not increase.
+        """
+        numbers = np.arange(clients) if self.numbers is None else np.array(self.numbers, dtype=np.int64)
+        if numbers.size != clients or bool((np.diff(numbers) <= 0).any()):
+            raise InputError(
+                f"the {clients} clients need as many numbers in increasing order, found {numbers.tolist()[:20]}"
+            )
+        return numbers
+
+
 class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     """Engine of clients whose data are available in this process.
 
-    `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`. The
-    strategy `auto` trains linear models many clients at once, a `ConvNet` by hand-written passes, and any other model
-    one client at a time. Data are checked and copied; later changes to them have no effect.
-
-    `numbers` are the increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...).
-    A subset of the clients, or one client on its own machine, thus draws the same as in the whole federation. `replies`
-    defines how to handle a client's model that cannot be used; by default the round stops with an error. `features` is
-    the digest of the public map that computed the clients' samples, if any (`TrainingFacts`); `features_by_module` says
-    that the map is a module supplied by the operator. `loop` makes the trainer that trains one client at a time.
+    `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`.
+    Data are checked and copied; later changes to them have no effect.
 
     Client indices refer to `clients`. `samples` holds |D_i| of each client, `participation_key` keys the draws of
     participants, and `sizes` holds the quantities that determine the rounding error of a linear model.
@@ -116,103 +186,78 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         clients: Sequence[ClientData],
         model: str | Model,
         training: LocalTraining,
-        *,
-        server_rate: float = 1.0,
-        participation: Participation | None = None,
-        dtype: Literal["float64", "float32"] = "float64",
-        seed: int = 0,
-        strategy: Strategy = "auto",
-        preprocessing: str = UNKNOWN,
-        shape_from_labels: bool = False,
-        features: str = "",
-        features_declared: bool = False,
-        features_by_module: bool = False,
-        clipping: Clipping | None = None,
-        numbers: Sequence[int] | None = None,
-        replies: ReplyRules | None = None,
-        loop: Callable[[Any, Sequence[CheckedClient], TrainingPlan], LoopTrainer] = LoopTrainer,
+        settings: SimulationSettings | None = None,
     ) -> None:
-        if not (math.isfinite(server_rate) and server_rate > 0.0):
-            raise InputError(f"the server rate must be a positive number, found {server_rate}")
-        if dtype not in TORCH_TYPES:
-            raise InputError(f"models are float64 or float32, found dtype {dtype!r}")
-        if strategy not in ("auto", "loop", "vectorised"):
-            raise InputError(f"the strategy is auto, loop or vectorised, found {strategy!r}")
+        settings = settings or SimulationSettings()
         shape = input_shape(clients)
         if isinstance(model, str):
             kind = model if model in OBJECTIVES else "softmax"
             model = make_model(model, shape, count_outputs(clients, OBJECTIVES[kind]))
-            shape_from_labels = kind == "softmax"
+            settings = replace(settings, shape_from_labels=kind == "softmax")
         linear = model if isinstance(model, LinearModel) else None
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
-        conv_net = None if isinstance(model, LinearModel) else model.conv_net
-        users = not linear and not conv_net and model.initial_source == MADE_BY_OPERATOR
-        if strategy == "vectorised" and not linear and not conv_net:
-            raise InputError(
-                "only linear models and described convolutional networks can be vectorised; use strategy auto or loop "
-                "for a module"
-            )
 
         self._given = tuple(clients)
         self.model = model
         self.training = training
-        self.seed = int(seed)
+        self.seed = int(settings.seed)
         self.participation_key = base_key(self.seed, "participation")
-        self._numbers = np.arange(len(clients)) if numbers is None else np.array(numbers, dtype=np.int64)
-        if self._numbers.size != len(clients) or bool((np.diff(self._numbers) <= 0).any()):
-            raise InputError(
-                f"the {len(clients)} clients need as many numbers in increasing order, found "
-                f"{self._numbers.tolist()[:20]}"
-            )
+        self._numbers = settings.numbers_of(len(clients))
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
         """Most recently requested clients, if they were in increasing order."""
-        self.layout = model.layout(dtype)
+        self.layout = model.layout(settings.dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
-        checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
+        checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
-        plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
-        self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
-        if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, plan)
-        elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, plan)
-        else:
-            self._trainer = loop(model, checked, plan)
-        self._clipping = clipping
-        self.reply_rules = replies or ReplyRules()
+        plan = TrainingPlan(self.samples, self._numbers, outputs, training, settings.dtype, self.seed)
+        self._trainer = _trainer(model, checked, plan, settings)
+        self._clipping = settings.clipping
+        self.reply_rules = settings.replies
         self._rounding: Callable[[float, ClientIndices], float] | None = None
         self.sizes: ClientSizes | None = None
         self.clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
-            self.sizes = ClientSizes.of(checked, linear.objective, training)
-            self.clients = tuple(
-                replace(client, smoothness=smoothness, curvature=training.weight_decay)
-                for client, smoothness in zip(self.clients, self.sizes.smoothness.tolist(), strict=True)
-            )
-            if training.clip:
-                self.clients = tuple(map(clipped_profile, self.clients))
-            if clipping is None:
-                self._rounding = proven_allowance(linear, training, server_rate, self.sizes, dtype)
-        self.facts = training_facts(
-            model,
-            training,
-            clipping,
-            self.reply_rules,
-            server_rate=server_rate,
-            participation=participation or Participation("all"),
-            dtype=dtype,
-            rounding_bounded=self._rounding is not None,
-            preprocessing=preprocessing,
-            shape_from_labels=shape_from_labels,
-            identity=IN_PROCESS,
-            initial=model.initial_source if type(model) in (LinearModel, ModuleModel) else MADE_BY_OPERATOR,
-            features=features,
-            features_declared=features_declared,
-            module=FRESH_COPIES if features_by_module or users else "",
-        )
+            self._bound(linear, checked, settings)
+        self.facts = self._facts(model, settings)
         self._draws = DrawsAhead(self.facts.participation, self.participation_key)
+
+    def _bound(self, linear: LinearModel, checked: Sequence[CheckedClient], settings: SimulationSettings) -> None:
+        """Set the smoothness of each client's loss, and the bound on the rounding error of a round."""
+        self.sizes = ClientSizes.of(checked, linear.objective, self.training)
+        self.clients = tuple(
+            replace(client, smoothness=smoothness, curvature=self.training.weight_decay)
+            for client, smoothness in zip(self.clients, self.sizes.smoothness.tolist(), strict=True)
+        )
+        if self.training.clip:
+            self.clients = tuple(map(clipped_profile, self.clients))
+        if settings.clipping is None:
+            self._rounding = proven_allowance(linear, self.training, settings.server_rate, self.sizes, settings.dtype)
+
+    def _facts(self, model: Model, settings: SimulationSettings) -> TrainingFacts:
+        """Return the facts that certificates of this training rest on."""
+        own_kind = type(model) in (LinearModel, ModuleModel)
+        users_module = (
+            not isinstance(model, LinearModel) and not model.conv_net and model.initial_source == MADE_BY_OPERATOR
+        )
+        return training_facts(
+            model,
+            self.training,
+            settings.clipping,
+            self.reply_rules,
+            server_rate=settings.server_rate,
+            participation=settings.participation,
+            dtype=settings.dtype,
+            rounding_bounded=self._rounding is not None,
+            preprocessing=settings.preprocessing,
+            shape_from_labels=settings.shape_from_labels,
+            identity=IN_PROCESS,
+            initial=model.initial_source if own_kind else MADE_BY_OPERATOR,
+            features=settings.features,
+            features_declared=settings.features_declared,
+            module=FRESH_COPIES if settings.features_by_module or users_module else "",
+        )
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.gpu.captured_loop import CapturedLoop
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
-from sifu.engines.sim.simulator import SimulatedFederation
+from sifu.engines.sim.simulator import SimulatedFederation, SimulationSettings
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.closed_form import FixedPoint, Targets
 from sifu.theory.participation import ClientIndices
@@ -123,7 +123,8 @@ class TuningFederation(SimulatedFederation):
             x = (x / 255.0 if x.dtype == np.uint8 else x).astype(dtype)  # scale bytes to [0, 1]
             given.append(client_data.ClientData(client.name, x, np.asarray(client.y)))
         model = tuned_model(network)
-        super().__init__(given, model, local, dtype=dtype, seed=seed, strategy="loop", numbers=numbers, **loop)
+        settings = SimulationSettings(dtype=dtype, seed=seed, strategy="loop", numbers=numbers, **loop)
+        super().__init__(given, model, local, settings)
         self._first = network.flat()
 
     def initial_model(self, branch: int) -> Vector:
