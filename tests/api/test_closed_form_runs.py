@@ -18,9 +18,11 @@ from forged_runs import execute, rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.layout import ModelLayout
+from sifu.core.spec import regime
 from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
+from sifu.requests.certification import solves
 from sifu.store import statistics_files
 from sifu.store.files import stored_path
 from sifu.store.packed_numbers import pack, unpack
@@ -362,6 +364,26 @@ def test_runs_with_unpacked_files_go_on(features: int, tmp_path: Path, monkeypat
     assert outcome.level == "exact"
     assert run.verify().problems == []
     assert sifu_verifier.verify(tmp_path / "run") == []
+
+
+def test_auto_is_a_fixed_penalty_for_wide_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = TABLE | {"ridge": {"regularisation": "auto"}}
+    clients = table_clients(4)
+    sifu.train(spec, run=tmp_path / "narrow", clients=clients)
+    monkeypatch.setattr(regime, "CROSS_VALIDATED", 3)
+    sifu.train(spec, run=tmp_path / "wide", clients=clients)
+    assert sifu.open_run(tmp_path / "wide").spec.ridge.regularisation == 0.01
+    # A run that began with cross-validation stays with it.
+    assert sifu.open_run(tmp_path / "narrow").spec.ridge.regularisation == "auto"
+    for name in ("wide", "narrow"):
+        run = sifu.open_run(tmp_path / name, clients=clients)
+        (outcome,) = run.forget([clients[0].name])
+        assert outcome.level == "exact"
+        assert run.verify().problems == []
+        assert sifu_verifier.verify(tmp_path / name) == []
+        with RunReader(tmp_path / name) as reader:
+            penalty = solves(reader)[reader.tip]["relative_penalty"]
+        assert (penalty == 0.01) == (name == "wide")
 
 
 def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:

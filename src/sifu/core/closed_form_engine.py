@@ -59,6 +59,12 @@ def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> 
     return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
 
 
+def recorded_penalty(spec: Spec) -> float | None:
+    """Return the relative penalty r of a run; None for cross-validation."""
+    penalty = spec.ridge.regularisation
+    return None if penalty == "auto" else penalty
+
+
 def head_layout(fixed: FixedPoint) -> ModelLayout:
     """Return the layout of weight and bias, the same as that of other linear models."""
     return ModelLayout(("weight", "bias"), ((fixed.features, fixed.outputs), (fixed.outputs,)), "float64")

@@ -25,8 +25,8 @@ from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
 from sifu.store.unfinished import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
-from sifu.theory.closed_form import total
 from sifu.theory.closed_form.blocks import drop, parts_of_rows, parts_through
+from sifu.theory.closed_form.sums import RunningSum
 from sifu.theory.rollback import Exposure, Subject
 
 
@@ -124,10 +124,10 @@ def write_sum_left(
     fixed, groups = recorded_fixed_point(view.spec, writer.layout), writer.group_models()
     blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
     own = OwnStatistics.among(rows, fixed, blocks, {groups[backbone].grp: backbone for backbone in left.made_of.trunks})
-    statistics = read_statistics(writer.folder, left.made_of, fixed)
-    leaving = sorted(set(left.made_of.clients) & set(gone))
-    if leaving:
-        statistics = statistics - total(fixed, (own.read(writer.folder, client, own.parts()) for client in leaving))
+    running = RunningSum(fixed, read_statistics(writer.folder, left.made_of, fixed))
+    for client in sorted(set(left.made_of.clients) & set(gone)):
+        running.subtract(own.read(writer.folder, client, own.parts()))
+    statistics = running.statistics()
     dropped = [groups[backbone].grp for backbone in left.made_of.trunks if backbone not in left.trunks]
     if blocks is not None and dropped:
         statistics = drop(statistics, blocks, dropped)

@@ -17,7 +17,7 @@ from sifu.core.engine import Engine
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
-from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
 from sifu.core.spec.sections import ROW_KINDS, FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import row_digests
@@ -314,7 +314,7 @@ class _Head:
 
         ridge = spec.ridge
         fixed = fixed_point(features, self.targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
-        return fixed, None if ridge.regularisation == "auto" else ridge.regularisation
+        return fixed, penalty_of(ridge, fixed.features)
 
     def facts(self, spec: Spec, features: FeatureMap) -> dict[str, Any]:
         """Return what is known about the data and the map."""
@@ -335,7 +335,7 @@ def closed_form_engine(
     fixed, relative = head.numbers(spec, head.features)
     facts = head.facts(spec, head.features)
     engine = ClosedFormFederation(clients, head.features, head.targets, fixed, relative, **facts)
-    return engine, replace(spec, **spec.regime.settled(0.0))
+    return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
 
 
 def tuned_engine(
@@ -357,7 +357,7 @@ def tuned_engine(
     fixed, relative = head.numbers(spec, features)
     plan, facts = (local_training(spec, float(spec.local.rate)), spec.seed), head.facts(spec, features)
     engine = TunedFederation(clients, features, head.targets, fixed, relative, *plan, numbers=numbers, **facts)
-    return engine, replace(spec, **spec.regime.settled(0.0))
+    return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
 
 
 def local_training(spec: Spec, rate: float) -> Any:

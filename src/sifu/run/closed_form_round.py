@@ -22,7 +22,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine, places_of_head, recorded_blocks
+from sifu.core.closed_form_engine import (
+    MaskedStatisticsEngine,
+    StatisticsEngine,
+    places_of_head,
+    recorded_blocks,
+    recorded_penalty,
+)
 from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
@@ -224,7 +230,7 @@ class RecordedSolve(RecordedTraining):
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # the same clients are still missing
         places = places_of_head(self.view.spec, self.writer.layout, networks.keys())
-        head = head_at(statistics, places, engine.relative_penalty)
+        head = head_at(statistics, places, recorded_penalty(self.view.spec))
         vector = head.weights.ravel()
         if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
             gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)
@@ -294,9 +300,10 @@ class RecordedSolve(RecordedTraining):
             gathered.absent.clear()
             return self._sum(own, None, gathered)
         if leaving:
-            result = result - total(
-                engine.fixed, (own.read(self.writer.folder, client, kept) for client in sorted(leaving))
-            )
+            running = RunningSum(engine.fixed, result)
+            for client in sorted(leaving):
+                running.subtract(own.read(self.writer.folder, client, kept))
+            result = running.statistics()
         joining = sorted(wanted - there)
         if joining:
             result = total(engine.fixed, itertools.chain([result], self._parts(joining, own, own.parts(), gathered)))

@@ -19,6 +19,7 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
+from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
@@ -143,7 +144,7 @@ def head_blueprint(
         preprocessing=preprocessing,
         identity=identity,
     )
-    head = HeadPlan(fixed, None if ridge.regularisation == "auto" else ridge.regularisation)
+    head = HeadPlan(fixed, penalty_of(ridge, fixed.features))
     blueprint = Blueprint(
         layout,
         tuple(head_profile(profile.name, profile.samples) for profile in profiles),
@@ -165,7 +166,7 @@ def head_blueprint(
             head=None,
         )
         blueprint = replace(blueprint, head=replace(head, tuning=tuning, networks=tuned.networks))
-    return blueprint, replace(spec, **spec.regime.settled(plan.rate, "sum"))
+    return blueprint, replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
