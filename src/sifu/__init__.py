@@ -156,7 +156,7 @@ _ELSEWHERE = {
     "write_evidence": "sifu.report",
     "write_report": "sifu.report",
 }
-"""Where the names are that are neither errors nor in `sifu.api`."""
+"""Modules of the public names that are neither errors nor in `sifu.api`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""What a user can choose: words, and the terms of a request.
+"""Choices of a user: literal types, and the terms of a request.
 
-This module imports nothing, so that the command line answers at once; spec and mathematics share its words.
+This module imports nothing else of sifu, so that the command line starts fast. Spec and mathematics share its types.
 """
 
 from __future__ import annotations
@@ -9,48 +9,48 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 Unit = Literal["client", "joint"]
-"""Whether a request covers each of its clients alone, or all of them together."""
+"""Coverage of a request: each of its clients separately, or all of them together."""
 Scope = Literal["all", "latest"]
-"""Whether a budget covers every later release, or the latest one only."""
+"""Coverage of a budget: every later release, or only the latest one."""
 Calibration = Literal["exact", "classical"]
-"""How noise follows from a budget (docs/theory.md, sections 7.1 and 7.2)."""
+"""Formula that computes noise from a budget (docs/theory.md, sections 7.1 and 7.2)."""
 Retention = Literal["paper", "strict"]
-"""Whether models from before the rollback are kept, or erased with the rest."""
+"""Treatment of models from before the rollback: `paper` keeps them, `strict` erases them."""
 Release = Literal["healed", "now"]
-"""Whether a request is done when its model has come to its target, or with the model it starts from; rounds follow."""
+"""End of a request: when its model reaches the target, or at once with the starting model, before retraining."""
 Level = Literal["exact", "proven", "conditional", "none"]
-"""What a certificate is worth, strongest first."""
+"""Levels of a certificate, strongest first."""
 LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
-"""The same, weakest first: a level's place says how strong it is."""
+"""Levels of a certificate, weakest first; a higher index is a stronger level."""
 Decision = Literal["verified", "approved", "refused", "withdrawn"]
-"""What can be decided on a request that waits."""
+"""Decisions on a waiting request."""
 Approval = Literal["none", "one", "two"]
-"""How many people must approve a request before it is executed."""
+"""Number of people who must approve a request before it is executed."""
 Decided = Literal["recorded", "unchanged", "posted"]
-"""What became of a decision: in the ledger, there already, or in the inbox of a run that another process writes to."""
+"""Result of a decision: recorded in the ledger, already there, or posted to the inbox of a run in use elsewhere."""
 Device = Literal["auto", "cpu", "cuda"]
-"""Where rounds are computed."""
+"""Device that computes rounds."""
 Precision = Literal["float32", "tf32", "tf32x3", "bfloat16"]
-"""How networks compute on a GPU."""
+"""Arithmetic of networks on a GPU."""
 MeasuredOn = Literal["training", "held-out"]
 """Rows that a model is evaluated on."""
 SigmaChoice = float | Literal["auto"]
-"""The noise of a request: a number, or auto to choose it from recorded scalars."""
+"""Noise of a request: a number, or auto to choose it from recorded scalars."""
 
 
 class Term(NamedTuple):
-    """What the command line, the console and its API say of a term of a request."""
+    """Description of a request's term in the command line, the console and its API."""
 
     help: str
     default: str | None = None
-    """In the help, where it is not the spec's."""
+    """Default shown in the help if it does not come from the spec."""
 
 
 class TermsGiven(TypedDict, total=False):
-    """The terms a caller may give in addition to the clients; what is left out, or None, comes from the run's spec.
+    """Terms a caller may give in addition to the clients; missing terms, or None, are taken from the run's spec.
 
-    A new term is a line here and a field of `RequestTerms`: options, the form, the API, the ledger and the stored row
-    all follow from these two.
+    To add a term, add a line here and a field to `RequestTerms`: options, the form, the API, the ledger and the stored
+    row are derived from these two.
     """
 
     epsilon: Annotated[float | None, Term("Budget; 1 is strong, 10 is weak.")]

@@ -1,19 +1,19 @@
-"""What can go wrong, as sentences with a stable exit code.
+"""Errors with messages for users and stable exit codes.
 
-Every message names the thing, the value found and what to do about it.
+Every message says what is wrong, the value found and what to do about it.
 """
 
 from __future__ import annotations
 
 
 class SifuError(Exception):
-    """Base of every error a user can cause or meet; `exit_code` is what the command line returns."""
+    """Base class of all errors that users can meet; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class SifuWarning(UserWarning):
-    """Something that looks like a mistake and is done all the same."""
+    """Warning about a probable mistake that does not stop the command."""
 
 
 class InputError(SifuError):
@@ -23,7 +23,7 @@ class InputError(SifuError):
 
 
 class NoSpaceError(InputError):
-    """A disk or quota is full: what was asked for was not done, and is not to blame."""
+    """A disk or quota is full: the operation was not done, and its input is not at fault."""
 
 
 class MissingPackageError(InputError):
@@ -37,7 +37,7 @@ class MissingExtensionError(InputError):
 
 
 class UnusableSamplesError(InputError):
-    """Samples that a feature map cannot take: of another shape, not finite, or too large."""
+    """Samples that a feature map cannot process: a wrong shape, not finite, or too large."""
 
 
 class RoundRejectedError(InputError):
@@ -51,13 +51,13 @@ class VerificationError(SifuError):
 
 
 class NotCertifiableError(SifuError):
-    """The request cannot be certified as asked: nothing was changed."""
+    """The request cannot be certified as requested: nothing was changed."""
 
     exit_code = 4
 
 
 class NoClientResponseError(SifuError):
-    """Clients that are needed are not there: nothing was changed, and the same command continues when they are."""
+    """Needed clients are unavailable: nothing was changed, and the same command continues once they are available."""
 
 
 class RunDamagedError(SifuError):
@@ -67,7 +67,7 @@ class RunDamagedError(SifuError):
 
 
 class DiskError(SifuError):
-    """The disk failed to read or write: what was recorded before stays, and the same command continues."""
+    """The disk failed to read or write: earlier records stay, and running the same command again continues."""
 
     exit_code = 5
 
@@ -79,7 +79,7 @@ class RunBusyError(SifuError):
 
 
 def install_extra(name: str) -> str:
-    """Return how to install an extra: from the repository or from a wheel, because no package index has it.
+    """Return the instruction for installing an extra: from the repository or a wheel, as no package index has it.
 
     >>> install_extra("onnx")
     "run pip install '.[onnx]' in sifu's repository, or pip install 'FILE.whl[onnx]' with its wheel"

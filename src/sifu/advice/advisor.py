@@ -73,13 +73,13 @@ class Advice:
         multiplier: Noise multiplier s of the budget.
         clients_over_law: Number of clients divided by s sqrt(d).
         pilot_rounds: Rounds of the pilot.
-        reached_target: Whether the pilot reached the target.
+        reached_target: True if the pilot reached the target.
         accuracy: Accuracy of the pilot on its training data, which the target is about.
         noise_to_signal: Ratio for the most expensive client at the pilot's last model.
         typical_noise_to_signal: The same for the median client.
         level: Level of certificates by noise.
         verdict: The verdict, as a sentence.
-        worthwhile: Whether noise is worthwhile.
+        worthwhile: True if noise is worthwhile.
         epsilon_needed: Epsilon that would make noise worthwhile by the law; None if it already is, or no epsilon would.
         clients_needed: Number of clients that would make noise worthwhile by the law; None if it already is.
         predicted_rounds: Predicted rounds of a request.

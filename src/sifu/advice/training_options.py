@@ -61,7 +61,7 @@ class TrainingOption:
 
     Attributes:
         name: Name of the option.
-        possible: Whether the option applies.
+        possible: True if the option applies.
         level: Level of a certificate.
         request_rounds: Predicted rounds of a request of one client; None if unknown.
         training_rounds: Predicted rounds of the first training; None if unknown or impossible.
@@ -169,8 +169,8 @@ def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
     ['model.outputs given']
 
     Args:
-        preprocessing: What is known about the preprocessing.
-        counted: Whether the number of classes was counted from the labels.
+        preprocessing: Known facts about the preprocessing.
+        counted: True if the number of classes was counted from the labels.
     """
     keys = []
     if preprocessing not in (FIXED_CONSTANTS, DECLARED_FIXED):
@@ -304,7 +304,7 @@ def recommend(
         closed: A closed-form head.
         plain: Plain rounds.
         groups: Groups.
-        noise_is_worthwhile: Whether noise is worthwhile.
+        noise_is_worthwhile: True if noise is worthwhile.
         missed_with: Accuracy at which rounds end if they miss the target; a head that is as accurate is cheaper.
     """
     if missed_with is not None and closed.accuracy is not None and closed.accuracy >= missed_with:

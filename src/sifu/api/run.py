@@ -96,7 +96,7 @@ class Run:
         folder: The run folder.
         make_engine: Builder of the engine; by default it is built from the spec.
         data_folder: Folder of a named data set.
-        remember: Whether to remember the operator's key of the run on this account.
+        remember: True to remember the operator's key of the run on this account.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Run:
         """Return the run for writing, for a with block; no other process can write meanwhile.
 
         Args:
-            vouching: Whether to open a run whose last events were written without the operator's key, in order to sign
+            vouching: True to open a run whose last events were written without the operator's key, in order to sign
                 them.
         """
         return RunWriter.open(self.folder, self._memory, vouching=vouching)
@@ -186,7 +186,7 @@ class Run:
         """Return the engine of this run, which is built when it is first needed.
 
         Args:
-            newcomers: Whether new clients may follow the clients that the run knows.
+            newcomers: True if new clients may follow the clients that the run knows.
             leaving: Clients that leave, whose data are not needed.
 
         Raises:
@@ -500,7 +500,7 @@ class Run:
         Args:
             clients: Names of the clients of a new request.
             request: Id of the request.
-            compare_scratch: Whether to train Scratch for each request as well, to compare the number of rounds.
+            compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
             progress: Called after every round.
             nonces: As for `request`.
             **terms: Terms that differ from the run's spec.
@@ -630,7 +630,7 @@ class Run:
         """Sign events that were written without the operator's key, and rewrite the file `head` if it is missing.
 
         Args:
-            clock: Whether to state that the clock is right now although it contradicts the last event.
+            clock: True to state that the clock is right now although it contradicts the last event.
 
         Returns:
             The first and the last of these events; None if all were signed.
@@ -647,7 +647,7 @@ class Run:
         """Permanently erase what still holds an uncovered part of any forgotten client; return what remains and why.
 
         Args:
-            figures: Whether to erase also what certificates by noise rest on: drifts, Psi, sigma and the auditor's
+            figures: True to erase also what certificates by noise rest on: drifts, Psi, sigma and the auditor's
                 certificates. The run is verified first, which is the last time these certificates can be verified. This
                 cannot be undone.
         """

@@ -186,7 +186,7 @@ class Released:
         returned: Clients that are in the model again.
         left_out: Clients that pending requests leave out.
         executed: Requests for records that were executed first.
-        published: Whether a head was released with noise (`release.noise`).
+        published: True if a head was released with noise (`release.noise`).
     """
 
     rounds: int

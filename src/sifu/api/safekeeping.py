@@ -87,7 +87,7 @@ class Restoration:
     Attributes:
         run: The folder.
         backup_head: Last event of the backup.
-        complete: Whether the given anchor is that event.
+        complete: True if the given anchor is that event.
         requests: Requests restored from certificates issued since the backup.
         erased: Nodes whose models were erased because they held a part of these requests' clients. The clients' own
             updates and statistics were erased as well.
@@ -119,7 +119,7 @@ def restore(
         anchor: Latest head that was published or kept. A backup that does not hold it is older than the run was.
         certificates: Certificates issued since the backup. Their requests are restored: the clients take part no
             longer, and kept models that hold their part, their updates and their statistics are erased at once.
-        accept_older: Whether to accept an older backup. Every certificate made from it is at best conditional, since
+        accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since
             there may have been releases that it does not know.
 
     Raises:
@@ -345,7 +345,7 @@ def vouch(writer: RunWriter, *, clock: bool = False) -> tuple[int, int] | None:
 
     Args:
         writer: The run, opened with `vouching`.
-        clock: Whether to record that the clock is right now, whatever the date of the last event.
+        clock: True to record that the clock is right now, whatever the date of the last event.
 
     Returns:
         The first and the last unsigned event; None if all were signed.

@@ -50,13 +50,13 @@ class AuditOptions:
         shadows: Number of shadow federations with, and without, the client; 0 for none.
         shadow_rounds: Maximum number of rounds of a shadow federation.
         relearn_rounds: Maximum number of rounds of relearning.
-        attacks: Whether to run membership inference, Scratch and relearning, which retrain models.
+        attacks: True to run membership inference, Scratch and relearning, which retrain models.
         request: Id of the request whose release is attacked; None for the last one.
         seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
         public: File of public samples for the comparison of two releases; None for the run's held-out rows.
         trials: Number of deletions that the audit makes itself and compares.
-        only_before_after: Whether to run the comparison of two releases only.
-        as_if_certified: Whether to hold requests of level `none` to their budget, for controls that must be caught.
+        only_before_after: True to run the comparison of two releases only.
+        as_if_certified: True to hold requests of level `none` to their budget, for controls that must be caught.
     """
 
     subjects: int = 16

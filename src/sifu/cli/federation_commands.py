@@ -41,7 +41,7 @@ def add_client(
 
 @clients.command("list")
 def list_clients(run: RunArgument) -> Answer:
-    """Who is on the list."""
+    """List the clients of the federation."""
     from sifu.requests.client_list import described_clients, run_id
 
     listed, number = described_clients(run), run_id(run)

@@ -178,7 +178,7 @@ class TokenFile:
             name: Owner of the token.
             roles: Roles of the owner.
             days: Days until the token expires; None for never.
-            sign_in: Whether the owner signs in through a provider and needs no secret.
+            sign_in: True if the owner signs in through a provider and needs no secret.
 
         Returns:
             The token and its secret, which is not stored; the secret is empty with `sign_in`.

@@ -82,9 +82,9 @@ def head_facts(
 
     Args:
         features: Digest of the feature map.
-        declared: Whether the operator declares the map to be public.
-        users: Whether the operator's own module computes the map.
-        from_labels: Whether the number of outputs was counted from the clients' labels.
+        declared: True if the operator declares the map to be public.
+        users: True if the operator's own module computes the map.
+        from_labels: True if the number of outputs was counted from the clients' labels.
         preprocessing: Value of `TrainingFacts.preprocessing`.
         identity: Value of `TrainingFacts.identity`.
     """

@@ -179,8 +179,8 @@ class Engine(Protocol):
             model: Model at the start of the round.
             position: Position of the round.
             active: Clients that may take part.
-            want_gram: Whether the result includes the Gram matrix.
-            want_updates: Whether the result includes the participants' updates.
+            want_gram: True if the result includes the Gram matrix.
+            want_updates: True if the result includes the participants' updates.
         """
         ...
 

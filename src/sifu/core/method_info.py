@@ -36,7 +36,7 @@ def delta_of_budget(
     Args:
         epsilon: Budget of the request.
         multiplier: Noise multiplier s of the budget.
-        untouched: Whether no forgotten client has a part in the model.
+        untouched: True if no forgotten client has a part in the model.
         protection: Basis of the method's guarantee.
         training_noise: Guarantee of the noise of training, if there is one.
 
@@ -129,8 +129,8 @@ class MethodInfo:
         certifies: False for a heuristic, whose level is always `none`.
         protection: Basis of the guarantee; verification checks every request against it.
         starts_from: Model that a request may start from; verification checks every request against it.
-        takes_sigma: Whether it uses a sigma given in the request; `auto` then considers only such methods.
-        control: Whether it is a baseline or control of experiments, which `auto` never takes.
+        takes_sigma: True if it uses a sigma given in the request; `auto` then considers only such methods.
+        control: True if it is a baseline or control of experiments, which `auto` never takes.
         preserves: Rank by the amount of training preserved; among exact methods `auto` prefers the largest, so that no
             client's data decides between them.
         figures: Permission to purge figures after its requests.

@@ -88,8 +88,8 @@ def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool
 
     Args:
         premises: All premises.
-        exact: Whether no forgotten client has a part in the model that training continues from.
-        fresh: Whether that model is a new initial model.
+        exact: True if no forgotten client has a part in the model that training continues from.
+        fresh: True if that model is a new initial model.
     """
     if not exact:
         return [premise for premise in premises if premise.name not in BITS]
@@ -104,8 +104,8 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
 
     Args:
         premises: All premises.
-        exact: Whether no forgotten client has a part in the model that training continues from.
-        fresh: Whether that model is a new initial model.
+        exact: True if no forgotten client has a part in the model that training continues from.
+        fresh: True if that model is a new initial model.
     """
     statuses = {premise.status for premise in premises_that_count(premises, exact=exact, fresh=fresh)}
     if "failed" in statuses:
@@ -233,7 +233,7 @@ def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Pre
 
     Args:
         history: Restorations and late signatures.
-        merge: Whether the certificate is for a merge of groups.
+        merge: True if the certificate is for a merge of groups.
     """
     signed_late = (Premise("signatures", "trusted"),) if history.vouched else ()
     if not (history.older or history.complete):
@@ -374,7 +374,7 @@ def grouping_premise(count: int, depends: bool) -> Premise:
 
     Args:
         count: Number of groups.
-        depends: Whether the number of groups would differ without the forgotten clients.
+        depends: True if the number of groups would differ without the forgotten clients.
     """
     return Premise("grouping", "assumed" if depends else "met", values={"count": count})
 
@@ -386,7 +386,7 @@ def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
 
     Args:
         spec: Spec of the run.
-        depends: Whether the number of groups would differ without the forgotten clients.
+        depends: True if the number of groups would differ without the forgotten clients.
     """
     regime = spec.regime
     case, values = regime.separate_rounds()

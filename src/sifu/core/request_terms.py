@@ -44,7 +44,7 @@ class RequestTerms:
         epsilon: Budget epsilon.
         delta: Budget delta.
         sigma: Size of the noise, or `auto`.
-        unit: Whether each client is covered separately, or all of them together.
+        unit: Coverage of each client separately, or of all of them together.
         scope: Releases that the guarantee covers.
         calibration: Calibration of the noise.
         retention: Rule for models from before the rollback.
@@ -218,7 +218,7 @@ def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
 
     Args:
         terms: The terms by name.
-        budget: Whether to include the terms of the budget and its noise.
+        budget: True to include the terms of the budget and its noise.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default, release now'

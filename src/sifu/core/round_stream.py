@@ -71,7 +71,7 @@ class RoundsWanted:
     Attributes:
         stop: Stop rule.
         origin: Model from which distances are measured.
-        want_gram: Whether every round includes its Gram matrix.
+        want_gram: True if every round includes its Gram matrix.
         updates_every: Rounds that start at a multiple of this include the clients' updates; 0 for never.
         accuracy: Latest accuracy before the first round.
         evaluated: Clients to evaluate models on; None for the active ones, empty for no evaluation.

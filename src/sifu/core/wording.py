@@ -307,9 +307,9 @@ def guarantee_of(
         level: Level of the certificate.
         protection: Basis of the method's guarantee.
         scope: Releases that the guarantee covers.
-        solved: Whether the model is a head in closed form.
+        solved: True if the model is a head in closed form.
         records: Number of forgotten records, or None for whole clients.
-        exact: Whether the guarantee is exact under the premises, so that no budget is part of it.
+        exact: True if the guarantee is exact under the premises, so that no budget is part of it.
     """
     if level == "none":
         return NO_GUARANTEE
@@ -339,14 +339,14 @@ def not_covered_by(
     """Return the sentences that state what is not covered; only those that apply.
 
     Args:
-        unit: Whether clients are covered separately; a head in closed form always covers them together.
+        unit: Coverage of clients: separately or together; a head in closed form always covers them together.
         clients: Number of forgotten clients.
         scope: Releases that the guarantee covers.
         level: Level of the certificate.
-        solved: Whether the model is a head in closed form.
+        solved: True if the model is a head in closed form.
         records: Number of forgotten records, or None for whole clients.
-        noised: Whether noise is part of the guarantee.
-        all_releases: Whether a guarantee over all releases is stated (`release.noise`).
+        noised: True if noise is part of the guarantee.
+        all_releases: True if a guarantee over all releases is stated (`release.noise`).
     """
     of_records = () if records is None else RECORDS_NOT_COVERED
     of_noise = (NOISE_NOT_COVERED,) if noised else ()
@@ -401,11 +401,11 @@ def what_was_erased(
         retention: Retention rule of the request.
         start: Model that training continued from.
         protection: Basis of the method's guarantee.
-        keeps_updates: Whether the run stores clients' updates.
+        keeps_updates: True if the run stores clients' updates.
         statistics: Kept statistics that a head was solved from; None without a head in closed form.
         records: Number of forgotten records, or None for whole clients.
-        grouped: Whether clients may have trained in groups.
-        untouched: Whether the client has no part in the model that training continued from.
+        grouped: True if clients may have trained in groups.
+        untouched: True if the client has no part in the model that training continued from.
     """
     if start != "trained":
         erased, remains = ERASED_AND_LEFT[start]

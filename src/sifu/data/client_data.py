@@ -73,7 +73,7 @@ def from_dataset(
         dataset: Data set to split.
         indices: Rows of each client; they must be disjoint.
         dtype: Type of the features, float32 or float64.
-        flat: Whether images become rows.
+        flat: True if images become rows.
         normalise: Normalisation, see `scale_features`.
         names: Names of the clients; by default client-000, client-001...
 

@@ -135,7 +135,7 @@ def scale_features(
         x: Samples as stored.
         scale: Constants of their data set. Without them, bytes are divided by 255 and floats are unchanged.
         dtype: Type of the inputs, float32 or float64.
-        flat: Whether images become rows, in the order of (C, H, W) as torch flattens them. Otherwise they are
+        flat: True if images become rows, in the order of (C, H, W) as torch flattens them. Otherwise they are
             (N, C, H, W).
         normalise: `unit` divides by the largest value that can be stored; `standard` then subtracts the published mean
             and divides by the published deviation, channel by channel; `authors` does so with the constants in the

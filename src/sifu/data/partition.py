@@ -279,7 +279,7 @@ def watermarked(
         indices: Training rows of each client.
         pixels: Number of marked pixels.
         seed: Seed of the places.
-        fresh: Whether to draw other marks than those that clients train with. The accuracy on them shows how much of
+        fresh: True to draw other marks than those that clients train with. The accuracy on them shows how much of
             the accuracy is due to the mark itself.
     """
     images = dataset.x_train

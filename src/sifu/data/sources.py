@@ -35,7 +35,7 @@ class NamedData:
         classes: Number of classes.
         scale: Constants for stored bytes; None leaves numbers unchanged.
         shape: Shape of a stored sample, if all samples have the same one.
-        is_table: Whether it holds rows of a table, which it assigns to clients itself.
+        is_table: True if it holds rows of a table, which it assigns to clients itself.
     """
 
     read: Callable[[Path | None, str], Dataset]

@@ -117,7 +117,7 @@ class TableCoding:
         Args:
             data: Section on data.
             features: Section that names the model for texts.
-            regression: Whether labels are numbers to predict.
+            regression: True if labels are numbers to predict.
         """
         classes = parse_classes(data.classes) if data.classes.strip() else {}
         missing = {column: _split(text, "|", empty=True) for column, text in _entries(data.missing, "data.missing")}

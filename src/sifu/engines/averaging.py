@@ -47,7 +47,7 @@ def average_replies(
         replies: Model of each participant.
         start: The model that the round started from.
         samples: Number of samples of each participant.
-        want_gram: Whether to compute the Gram matrix.
+        want_gram: True to compute the Gram matrix.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size

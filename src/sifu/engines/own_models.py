@@ -101,8 +101,8 @@ def own_training(
         initial: Function that makes an initial model independent of any data.
         spec: The spec.
         clients: Profiles of the clients.
-        identity: How clients are identified.
-        preprocessing: How samples are preprocessed.
+        identity: Method of identifying clients.
+        preprocessing: Description of the preprocessing of samples.
         more: Further fields of the blueprint.
 
     Raises:

@@ -259,7 +259,7 @@ class Recovery:
             rises: Rise of loss and errors directly after noise, by sigma.
             samples: Number of samples the evaluations were made on.
             training: Loss of the first training.
-            linear: Whether the model is linear in its parameters.
+            linear: True if the model is linear in its parameters.
         """
         if recovered is None or recovered.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
@@ -324,7 +324,7 @@ class Measure:
     """Quantity that must fall to `goal`: the share of wrong predictions (`of_errors`), or the loss.
 
     Attributes:
-        of_errors: Whether the quantity is the share of wrong predictions.
+        of_errors: True if the quantity is the share of wrong predictions.
         scatter: Standard deviation of single evaluations around the curve.
         curve: The quantity after a number of rounds, without noise.
         goal: Value that the quantity must fall to.

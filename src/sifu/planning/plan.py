@@ -273,7 +273,7 @@ class Plan:
         options: Noises that were compared.
         notes: Remarks for the operator.
         protection: Means by which the method hides subjects.
-        untouched: Whether no subject that must be hidden ever influenced the source.
+        untouched: True if no subject that must be hidden ever influenced the source.
         training_noise: Guarantee of noise in training, if the method relies on it.
         predicted_interval: Interval that holds the rounds to the target in most cases.
         units: A request of several clients in both units.

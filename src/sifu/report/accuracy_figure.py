@@ -224,7 +224,7 @@ def fewer(rounds: int, scratch_rounds: int, *, at_least: bool = False) -> str:
     Args:
         rounds: Rounds of the request.
         scratch_rounds: Rounds of Scratch.
-        at_least: Whether Scratch stopped at its limit, so that the ratio is a lower bound.
+        at_least: True if Scratch stopped at its limit, so that the ratio is a lower bound.
 
     >>> fewer(47, 213), fewer(20, 10), fewer(0, 9), fewer(5, 5)
     ('4.5x fewer', '2.0x more', 'no rounds needed', 'as many')

@@ -273,7 +273,7 @@ def write_metrics(folder: Path, target: str, *, follow: bool = False) -> int:
     Args:
         folder: The run folder.
         target: A file, or `mlflow:EXPERIMENT`.
-        follow: Whether to continue until no process writes to the run.
+        follow: True to continue until no process writes to the run.
 
     Returns:
         The number of rows added.

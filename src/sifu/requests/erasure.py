@@ -165,7 +165,7 @@ class Purge:
         updates: Files of updates that were erased.
         bytes: Size of what was erased.
         complete: False if another process still reads erased content.
-        remains: What remains, and why.
+        remains: List of what remains, and why.
         copies: Unfinished copies of the run, left by an interrupted backup or restore, that were deleted.
         figures: Places that still hold figures derived from the data of forgotten clients.
     """

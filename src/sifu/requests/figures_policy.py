@@ -49,7 +49,7 @@ def keeps_figures(
         first: Payload of the first event.
         requests: Rows of the executed requests whose figures still exist.
         run: Keys of the run table.
-        by_choice: Whether the operator accepts that certificates by noise can no longer be recomputed.
+        by_choice: True if the operator accepts that certificates by noise can no longer be recomputed.
     """
     if why := _tied(first, run):
         return why

@@ -24,7 +24,7 @@ class Cost:
 
     Attributes:
         rounds: Rounds of communication.
-        starting_rounds: Those of them that made the model retraining started from.
+        starting_rounds: Rounds among them that made the model from which retraining started.
         local_steps: Steps of gradient descent, summed over all participants.
         bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
         bytes_kept: Size on disk afterwards, beyond the current model, of what the method needs for the next request.

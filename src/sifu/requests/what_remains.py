@@ -192,7 +192,7 @@ def kept_figures(
     Args:
         regime: Kind of training of the run.
         erased: Figures that were erased: none, all by choice, or those of exact requests.
-        noisy_releases: Whether releases carry noise, so that their distances are left as well.
+        noisy_releases: True if releases carry noise, so that their distances are left as well.
     """
     if noisy_releases:
         return (*OF_RELEASES, *COUNTS)

@@ -88,7 +88,7 @@ def clients_from_spec(
     Args:
         spec: Spec of the run.
         data_folder: Folder of a named data set.
-        fresh_marks: Whether to draw new watermarks.
+        fresh_marks: True to draw new watermarks.
         dataset: The spec's data set, if it is already loaded.
         device: Device that features are computed on.
     """

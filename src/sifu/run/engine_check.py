@@ -62,7 +62,7 @@ def check_continues(
     Args:
         reader: The run.
         engine: The engine.
-        newcomers: Whether new clients may follow the recorded ones.
+        newcomers: True if new clients may follow the recorded ones.
         sample_digests: Digests of its clients' samples; None if the engine does not expose them.
         absent: Clients with stand-ins, which are not compared.
         local_rate: Expected local rate, if it is about to change; by default the recorded one.

@@ -107,7 +107,7 @@ class Regularities:
             setting_it: Clients that the rate was derived from; clients that joined later are not among them.
             facts: Facts of the training.
             model: Kind of the model.
-            given: Whether the spec states a rate.
+            given: True if the spec states a rate.
             leaving: Clients that leave.
         """
         # Reuse the known rates: recomputing them for a hundred thousand clients takes longer than the rest of a plan.

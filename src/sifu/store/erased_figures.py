@@ -185,7 +185,7 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
     Args:
         reader: The run.
         tip: Node of the current model.
-        by_choice: Whether the purge also erases the figures behind certificates with noise.
+        by_choice: True if the purge also erases the figures behind certificates with noise.
     """
     path = [row.node for row in reader.path(tip)]
     last = max(row.node.order for row in reader.node_rows(0, tip))

@@ -303,7 +303,7 @@ def read_plain(path: Path, *, links: bool = False) -> bytes:
 
     Args:
         path: The file.
-        links: Whether to follow a symbolic link. A run folder has none, but a file named by a user may be one.
+        links: True to follow a symbolic link. A run folder has none, but a file named by a user may be one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:

@@ -64,9 +64,9 @@ class KnownKeys:
         Args:
             run: Id of the run.
             key: Public key of its operator.
-            encrypted: Whether the private key was encrypted.
+            encrypted: True if the private key was encrypted.
             folder: Path of the run.
-            accepted: Whether the user accepted this entry in place of all earlier ones.
+            accepted: True if the user accepted this entry in place of all earlier ones.
         """
         earlier = None if accepted else self.runs.get(run)
         keys = () if earlier is None else tuple(before for before in earlier.keys if before != key)
@@ -184,7 +184,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
 
     Args:
         reader: The run.
-        accepted: Whether the user accepted this key in place of all earlier ones.
+        accepted: True if the user accepted this key in place of all earlier ones.
     """
     run, key, places = reader.value("run"), reader.value("public_key"), _places(reader.folder)
     path = known_keys_file()

@@ -36,7 +36,7 @@ def passphrase(ask: bool) -> bytes | None:
     """Return the passphrase from the environment or the terminal, or None.
 
     Args:
-        ask: Whether to ask on the terminal if the environment has none.
+        ask: True to ask on the terminal if the environment has none.
     """
     given = os.environ.get(PASSPHRASE)
     if given:
@@ -90,7 +90,7 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
     Args:
         path: File to write.
         key: Private key.
-        like_the_old: Whether the key replaces an encrypted one. It must then be encrypted, too; the passphrase typed
+        like_the_old: True if the key replaces an encrypted one. It must then be encrypted, too; the passphrase typed
             for the old key is used if the environment has none.
 
     Returns:
@@ -299,7 +299,7 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
 
     Args:
         reader: The run.
-        head_may_be_missing: Whether to accept a run without the file `head`.
+        head_may_be_missing: True to accept a run without the file `head`.
     """
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
@@ -493,7 +493,7 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
 
     Args:
         reader: The run.
-        only_last: Whether to verify the last signature only.
+        only_last: True to verify the last signature only.
     """
     events = reader.events()
     run = str(events[0].content["run"]["run"])

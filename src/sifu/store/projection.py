@@ -367,7 +367,7 @@ class NewEvent:
         certificates: Certificates by request and form.
         joined: A client that joins the run.
         joined_digest: Digest of the samples of this client.
-        for_good: Whether to erase dropped content also from free pages and log of the database, with the report.
+        for_good: True to erase dropped content also from free pages and log of the database, with the report.
     """
 
     kind: str

@@ -405,7 +405,7 @@ def write_statistics(
         node: Last node that the event records.
         clients: Indices of the clients.
         statistics: Statistics of one client, or the sum over several.
-        is_sum: Whether it is the sum from which a head is solved.
+        is_sum: True if it is the sum from which a head is solved.
         seed: Seed of the salt; None for the operating system's generator.
         backbones: Nodes of the groups' networks that the features went through.
 

@@ -161,7 +161,7 @@ class RunWriter(RunReader):
         Args:
             folder: Folder of the run.
             shared: Cache shared with other connections to the run.
-            vouching: Whether the operator vouches for the present state. If not, a run with unsigned last events or
+            vouching: True if the operator vouches for the present state. If not, a run with unsigned last events or
                 without its file `head` is refused.
 
         Raises:

@@ -99,32 +99,32 @@ class TrainingFacts:
     Attributes:
         local_rate: Learning rate eta of a local step.
         momentum: Momentum of local steps.
-        nesterov: Whether the momentum is Nesterov's.
+        nesterov: True if the momentum is Nesterov's.
         weight_decay: Weight decay of local steps.
         batch_size: Samples per local step; None for all.
         server_rate: Server rate g.
         participation: Rule that selects a round's participants.
         dtype: Floating-point type of the models.
-        smooth_model: Whether the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
+        smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
             or squared loss); False for a ReLU network, dropout, or an unknown user module.
-        rounding_bounded: Whether `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
+        rounding_bounded: True if `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
             participants all have eta beta <= 2. In the facts of a view: whether this holds for every client on its
             path.
         outside: Parts of the training that the theory does not cover (dropout, batch norm, clipping...), in words.
         preprocessing: Origin of the constants used in preprocessing.
-        shape_from_labels: Whether the number of outputs was counted from all clients' labels.
+        shape_from_labels: True if the number of outputs was counted from all clients' labels.
         clip: Bound on the norm of every client's update; 0 for none.
         noise: Noise added to each update, as a multiple of `clip`.
         noise_source: Source of that noise.
-        identity: How clients are identified (`sifu.core.identity`).
+        identity: Method of identifying clients (`sifu.core.identity`).
         initial: Origin of initial models.
         local_clip: Bound on the norm of the gradient of every local step; 0 for none.
         features: Digest of the public feature map applied to samples; "" for none.
-        features_declared: Whether the feature map is not drawn from a seed. The operator must then declare that no
+        features_declared: True if the feature map is not drawn from a seed. The operator must then declare that no
             client's data shaped it.
-        module: How a module of the operator is used; "" if there is none, or if the run predates this field.
-        engine: What the bits of a round depend on. The engine's class decides this when a run is created, never the
-            engine's own statement.
+        module: Use of a module of the operator; "" if there is none, or if the run predates this field.
+        engine: Dependence of a round's bits on the machine. The engine's class determines it when a run is created,
+            never the engine's own statement.
     """
 
     local_rate: float

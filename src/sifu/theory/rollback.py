@@ -299,6 +299,6 @@ def depths_to_erase(
         depths: Depths whose models are stored.
         cut_after: Depth of the rollback.
         retention: Retention rule of the run.
-        uncovered_trace: Whether the model at a depth depends on a forgotten client that no noise covers.
+        uncovered_trace: True if the model at a depth depends on a forgotten client that no noise covers.
     """
     return [depth for depth in depths if depth > cut_after or (retention == "strict" and uncovered_trace(depth))]

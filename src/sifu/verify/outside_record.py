@@ -217,7 +217,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
     Args:
         name: Name of the timestamp's file.
         answer: Response of the authority.
-        content: What the timestamp must be for.
+        content: Bytes that the timestamp must cover.
         authority: The authority that must have signed it; None accepts any.
 
     Returns:

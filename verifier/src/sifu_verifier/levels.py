@@ -22,7 +22,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
         run: The run.
         request: The request.
         highest: Largest Psi of a hidden subject on the path to the source.
-        untouched: Whether its clients never influenced the source model.
+        untouched: True if its clients never influenced the source model.
         noise: Figures of training noise, or None.
     """
     facts, privacy, classical = run.facts, run.spec["privacy"], request["calibration"] == "classical"

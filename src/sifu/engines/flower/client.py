@@ -67,7 +67,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
     Args:
         make_client: Function that makes the client. It is called for every message, since each may reach a new process.
-        masked_only: Whether to refuse to send unmasked updates or statistics.
+        masked_only: True to refuse to send unmasked updates or statistics.
     """
     app = ClientApp()
 

@@ -292,7 +292,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
     Args:
         app: The app to extend.
         make_client: Function that makes the client, which must have a method `statistics`.
-        masked_only: Whether to refuse to send unmasked statistics.
+        masked_only: True to refuse to send unmasked statistics.
     """
 
     def computed(message: Message, context: Context) -> tuple[Statistics | Rows, Origin]:

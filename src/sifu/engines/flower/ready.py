@@ -117,8 +117,8 @@ def head_blueprint(
         spec: The spec.
         profiles: Profiles of the clients.
         plan: Settings sent to the clients.
-        identity: How clients are identified.
-        preprocessing: How samples are preprocessed.
+        identity: Method of identifying clients.
+        preprocessing: Description of the preprocessing of samples.
 
     Returns:
         The description, and the spec with open settings resolved.
@@ -298,8 +298,8 @@ def blueprint(
     Args:
         spec: The spec.
         profiles: Profiles of the clients.
-        identity: How clients are identified.
-        preprocessing: How samples are preprocessed.
+        identity: Method of identifying clients.
+        preprocessing: Description of the preprocessing of samples.
 
     Returns:
         The description, and the spec with its local rate resolved.

@@ -294,8 +294,8 @@ def make_federation(
         roster: Lookup of the clients' nodes.
         blueprint: Description of the training.
         patience: Waiting times.
-        masked_updates: Whether single clients' updates are hidden from the server.
-        masked_statistics: Whether single clients' statistics are hidden from the server.
+        masked_updates: True if single clients' updates are hidden from the server.
+        masked_statistics: True if single clients' statistics are hidden from the server.
     """
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)

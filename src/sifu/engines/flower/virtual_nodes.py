@@ -30,7 +30,7 @@ def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing:
         grid: Flower's grid.
         spec: The spec.
         names: Names of the clients, in the order of the engine.
-        preprocessing: How samples are preprocessed.
+        preprocessing: Description of the preprocessing of samples.
         patience: Waiting times.
 
     Raises:

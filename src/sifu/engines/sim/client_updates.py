@@ -196,7 +196,7 @@ def average(
         offset: base - start; None for zero.
         offset_error: Bound on the error of `offset`.
         samples: Number of samples of each participant.
-        want_gram: Whether to compute the Gram matrix.
+        want_gram: True to compute the Gram matrix.
 
     Returns:
         The mean with all drifts.
@@ -240,7 +240,7 @@ def average_models(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         item_bytes: Size of a parameter, which decides whether the models are kept in memory.
-        want_gram: Whether to compute the Gram matrix.
+        want_gram: True to compute the Gram matrix.
     """
     keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
@@ -325,7 +325,7 @@ class Clipping:
             position: Branch and round.
             numbers: Client indices that key the noise.
             samples: Number of samples of each participant.
-            want_gram: Whether to compute the Gram matrix.
+            want_gram: True to compute the Gram matrix.
         """
         sent = clip_rows(updates, self.clip)
         count, size = sent.shape

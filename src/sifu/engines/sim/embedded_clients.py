@@ -275,7 +275,7 @@ def make_block(
         objective: Loss that encodes the targets.
         outputs: Number of outputs of the model.
         dtype: Element type of the block.
-        between_samples: Whether to compute the Gram matrices.
+        between_samples: True to compute the Gram matrices.
 
     Returns:
         The block, in the order of `indices`.
@@ -453,7 +453,7 @@ def check_clients(
         objective: The loss, which determines the kind of targets.
         outputs: Number of outputs of the model.
         dtype: Element type of training.
-        flat: Whether to flatten each sample.
+        flat: True to flatten each sample.
 
     Returns:
         The clients in their order.
