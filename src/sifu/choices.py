@@ -61,22 +61,22 @@ class TermsGiven(TypedDict, total=False):
     method: Annotated[
         str | None,
         Term(
-            "auto takes the fewest predicted rounds at the level asked for; sifu methods lists the others.",
+            "auto chooses the fewest predicted rounds at the required level; sifu methods lists the others.",
             default="auto",
         ),
     ]
-    level: Annotated[Level | None, Term("Refuse anything weaker.", default="conditional")]
-    calibration: Annotated[Calibration | None, Term("How noise follows from the budget.")]
+    level: Annotated[Level | None, Term("Minimum level; anything weaker is refused.", default="conditional")]
+    calibration: Annotated[Calibration | None, Term("Formula for the noise of a budget.")]
     retention: Annotated[Retention | None, Term("paper keeps models from before the rollback, strict erases them.")]
     reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]
-    max_rounds: Annotated[int | None, Term("Stop retraining after this many rounds; 0 is the spec's limit.")]
+    max_rounds: Annotated[int | None, Term("Maximum number of retraining rounds; 0 is the spec's limit.")]
     release: Annotated[
-        Release | None, Term("healed waits for the target; now releases the starting model, then heals.")
+        Release | None, Term("healed waits for the target; now releases the starting model, then retrains.")
     ]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
     before_after: Annotated[
         str | None,
-        Term("EPSILON,DELTA: refuse unless observers who kept earlier releases are held to it (release.noise)."),
+        Term("EPSILON,DELTA that must hold for observers who kept earlier releases, else refuse (release.noise)."),
     ]
     records: Annotated[
         Sequence[int | str] | None,
@@ -92,13 +92,13 @@ class TermOnOffer(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words to choose from; empty where it is a number, a free text or a list."""
+        """Allowed words; empty for a number, free text or a list."""
         words = get_args(self.kind) if self.kind is not SigmaChoice else ()
         return words if all(isinstance(word, str) for word in words) else ()
 
 
 def terms_on_offer() -> dict[str, TermOnOffer]:
-    """Every term that can be given, by name.
+    """Return every term that can be given, by name.
 
     >>> terms_on_offer()["unit"].choices, terms_on_offer()["reserve"].kind
     (('client', 'joint'), <class 'float'>)

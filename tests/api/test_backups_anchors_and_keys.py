@@ -220,8 +220,8 @@ def test_a_restore_says_what_it_does_to_later_certificates(
     given = ("--anchor", run.anchor()) if with_anchor else ()
     said = " ".join(cli("restore", tmp_path / "now.zip", tmp_path / "back", *given).out.split())
     sentence = (
-        "Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed "
-        "form: no anchor shows that the run the backup was made of did not go on."
+        "Later certificates are at best conditional, except for fresh models, merged groups and heads in closed form: "
+        "no anchor can prove that the original run did not continue after the backup."
     )
     assert sentence in said
     assert ("must be forgotten again" in said) != with_anchor

@@ -246,7 +246,7 @@ def test_short_answers_fit_one_screen_and_all_says_the_rest(trained: Path, tmp_p
     shutil.copytree(trained, run)
     short, whole = (cli("plan", run, "--clients", "south", *more).out for more in ((), ("--all",)))
     assert len(short.splitlines()) <= 40 < len(whole.splitlines())
-    assert "auto takes" in short
+    assert "auto chooses" in short
     assert "Kept after" in whole
     assert "Kept after" not in short
     assert cli("forget", run, "--clients", "south", "--method", "sifu", "--sigma", "0.5").code == 0

@@ -127,7 +127,7 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     plan = run.plan(["client-002"])
     assert plan.psi == 0.0
     assert (plan.level, plan.untouched) == ("conditional", False)
-    assert "no part in that model" not in cli("plan", run.folder, "--clients", "client-000", "--sigma", "9").out
+    assert "did not influence that model" not in cli("plan", run.folder, "--clients", "client-000", "--sigma", "9").out
     (outcome,) = run.forget(["client-002"], "refused", max_rounds=1)
     assert outcome.level == "conditional"
     assert [

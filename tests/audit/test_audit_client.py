@@ -143,7 +143,7 @@ def test_the_command_needs_no_run(held: Held, cli: Command, tmp_path: Path) -> N
     assert answer.json["after"]["loss"] > 0.0
     told = cli("client-audit", held.folder, "--client", CLIENT, "--nonce", held.nonce)
     assert told.code == 0
-    assert "Nothing is wrong" in told.out
+    assert "No problem found" in told.out
     assert cli("client-audit", "--client", "nobody", "--certificate", held.folder / "certificate.json").code == 3
     assert cli("client-audit", held.folder.parent / "run", "--client", CLIENT).code == 2
     assert cli("client-audit", tmp_path, "--client", CLIENT).code == 2

@@ -206,7 +206,7 @@ def test_the_audit_of_a_whole_client_says_so_for_people(head_run: dict[str, Path
     answer = cli("audit", head_run["run"], "--before-after", "--request", "whole", "--trials", 0)
     text = " ".join(answer.out.split())
     assert "client request whole 100.0 % 40" in text
-    assert "no certificate covers it" in text
+    assert "no certificate covers this" in text
 
 
 def test_a_whole_audit_compares_releases_too(head_run: dict[str, Path]) -> None:

@@ -533,4 +533,4 @@ def test_train_says_when_the_classes_were_counted_from_the_labels(tmp_path: Path
     )
     answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
     assert answer.code == 0
-    assert ("model.outputs is not given" in " ".join(answer.err.split())) != given
+    assert ("model.outputs is not set" in " ".join(answer.err.split())) != given

@@ -330,7 +330,7 @@ def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
         members = members_by_group(key, names, range(len(names)), reader.spec["groups"]["count"])
     leaving = names[max(members, key=len)[0]]
     plan = cli("plan", folder, "--clients", leaving, "--method", "groups").out
-    assert "the merge of the groups that no client leaves" in plan
+    assert "the merge of the groups without a forgotten client" in plan
     released = cli("forget", folder, "--clients", leaving, "--method", "groups", "--release", "now").out
     assert "Forgotten by: groups." in released
     assert "r1: its model was released at once, below the target of 99.0 %" in " ".join(released.split())
@@ -338,5 +338,5 @@ def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
     status = " ".join(cli("status", folder).out.split())
     assert "Influence through a merge is unbounded" in status
     assert " inf " not in status
-    assert "forgotten by noise" not in status
+    assert "forgotten with noise" not in status
     assert "1 group was built again" in cli("rebuild", folder).out

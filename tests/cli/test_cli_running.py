@@ -134,7 +134,7 @@ def test_a_request_beside_a_writer_waits_in_the_inbox(cli: Command, own_run: Pat
     try:
         answer = cli("request", own_run, "--clients", "client-007", "--id", "mine")
         assert answer.code == 0, answer.err
-        assert "handed to the running server" in answer.out
+        assert "in the inbox of the running server" in answer.out
         assert cli("request", own_run, "--clients", "client-007", "--id", "mine").code == 0
         assert cli("request", own_run, "--clients", "client-003", "--id", "mine").code == 2
         assert cli("request", own_run, "--clients", "nobody").code == 2

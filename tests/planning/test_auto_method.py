@@ -222,9 +222,9 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
     for word in (
         "groups *",
         "scratch",
-        "Not here: closed_form",
-        "auto takes groups",
-        "client-rounds more",
+        "Not possible: closed_form",
+        "auto chooses groups",
+        "more client-rounds",
         "Kept after",
     ):
         assert word in " ".join(answer.out.split()), word

@@ -262,7 +262,7 @@ def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:
         app, ["plan", str(after_one), "--clients", "client-002,client-003", "--all", "--picture", str(picture)]
     )
     assert shown.exit_code == 0, shown.output
-    for words in ("What each noise would do", "joint", "Budgets of those forgotten", "Nothing was changed"):
+    for words in ("Effect of each noise", "joint", "Budgets of earlier forgotten subjects", "Nothing was changed"):
         assert words in shown.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     planned = runner.invoke(app, ["plan", str(after_one), "--most-expensive", "--format", "json"])

@@ -69,10 +69,10 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
         run.forget(request="a")
     with pytest.raises(InputError, match="rita filed request a"):
         run.decide("a", "approved", actor=" Rita ")
-    assert cli("requests", "decide", two, "a", "approved", "--actor", "ann").out.endswith("It needs 1 more.\n")
+    assert cli("requests", "decide", two, "a", "approved", "--actor", "ann").out.endswith("It needs 1 more approval.\n")
     assert run.decide("a", "approved", actor="ANN") == "unchanged"  # the same person again counts once
-    assert "waits for 1 more to approve it" in cli("requests", "list", two).out
-    assert "a waits for 1 more" in cli("status", two).out
+    assert "needs 1 more approval" in cli("requests", "list", two).out
+    assert "a needs 1 more approval" in cli("status", two).out
     assert cli("forget", two, "--request", "a").code == 2
     assert cli("requests", "decide", two, "a", "approved", "--actor", "bob").code == 0
     (outcome,) = run.forget()

@@ -402,7 +402,7 @@ def test_nothing_is_asked_where_no_certificate_rests_on_noise(tmp_path: Path, cl
     run = noised(tmp_path / "run", federation(TRUTH), method="scratch")
     answer = cli("purge", run.folder, "--figures")  # no answer is there to be read
     assert answer.code == 0, answer.err
-    assert "No certificate here rests on noise" in answer.err
+    assert "No certificate of this run depends on noise" in answer.err
     assert "Erase them?" not in answer.err
     assert run.verify().not_recomputed == {}
 

@@ -287,7 +287,7 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     rows.write_text("4 # asked on Monday\n\n0\n")
     plan = cli("plan", folder, "--client", "client-002", "--records", rows)
     assert "2 records of client-002" in plan.out
-    assert "stays with what it has left" in plan.out
+    assert "stays with its remaining records" in plan.out
     request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
     assert "r1: 2 records of client-002; until" in cli("requests", "list", folder).out
@@ -302,7 +302,7 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
         answer = cli("forget", folder, "--client", "client-002", "--records", rows)
         assert answer.code == 2
         assert why in answer.err
-    assert "name it with --client" in cli("forget", folder, "--records", rows).err
+    assert "add --client NAME" in cli("forget", folder, "--records", rows).err
 
 
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def _print_comparison(compared: Sequence[FileComparison]) -> None:
         for named in each.named:
             shown.add_row(escape(named.candidate), number(named.score, 3), number(named.cosine, 3))
         out.print(shown)
-        out.print(f"The first stands {number(each.stands_out, 3)} standard deviations above the others' mean.")
+        out.print(f"The first is {number(each.stands_out, 3)} standard deviations above the mean of the others.")
 
 
 def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:
@@ -94,9 +94,9 @@ def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:
         )
     out.print(shown)
     out.print(
-        "An observer who kept the earlier release names what was deleted in this share of cases; no certificate "
-        "covers it. cosine: of the reconstruction; public: of the nearest public record; control: how often another "
-        "one is named, which was not deleted."
+        "named: how often an observer who kept the earlier release names what was deleted; no certificate covers "
+        "this. cosine: similarity of the reconstruction; public: that of the nearest public record; control: how "
+        "often the observer names a record or client that was not deleted."
     )
 
 
@@ -112,7 +112,7 @@ def print_report(report: AuditReport) -> None:
     """Print an audit for people."""
     if report.holds:
         out.print(
-            f"[bold green]No contradiction[/] in {escape(report.run)}: nothing that was tried breaks a certified claim."
+            f"[bold green]No contradiction[/] in {escape(report.run)}: no attempted attack breaks a certified claim."
         )
     else:
         out.print(f"[bold red]Contradicted[/]: {len(report.contradictions)} certified statement(s) do not hold.")
@@ -123,19 +123,19 @@ def print_report(report: AuditReport) -> None:
     nodes = sum(len(subject.nodes) for subject in report.subjects)
     out.print(
         f"{report.nodes_replayed} nodes replayed with and without {len(report.subjects)} subject(s): {nodes} distances "
-        "held against Psi"
+        "compared with Psi"
     )
     _print_subjects(report)
     if report.noise:
         sound = sum(1 for edge in report.noise if edge.as_recorded)
-        out.print(f"{sound} of {len(report.noise)} noise edges hold the noise that was recorded")
+        out.print(f"{sound} of {len(report.noise)} noise edges contain the recorded noise")
     for release in report.exact[:MOST_SUBJECTS]:
         same = "to the bit" if release.same_model else "not to the bit, see the notes"
-        summed = ", and so is the sum of those who stay" if release.sum_recorded and release.same_sum else ""
+        summed = ", and so is the sum over the remaining clients" if release.sum_recorded and release.same_sum else ""
         told = (
-            f"is the model of the world without them, {same}{summed}"
+            f"equals the model trained without them, {same}{summed}"
             if release.without
-            else "was not compared with the world without them"
+            else "was not compared with the model trained without them"
         )
         out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {told}")
     if report.attacks is not None:
@@ -167,8 +167,8 @@ def _print_subjects(report: AuditReport) -> None:
         out.print(f"... and {len(report.subjects) - MOST_SUBJECTS} more in the JSON")
     if any(subject.releases for subject in report.subjects):
         out.print(
-            "distance is the true one at the model gone back to, Psi its bound; eps is certified, true what follows "
-            "from the distance and the noise, shown what tests that see only releases prove."
+            "distance: the true one at the rollback target; Psi: its bound; eps: certified; true: the epsilon that "
+            "follows from distance and noise; shown: the epsilon proven by tests that see only releases."
         )
 
 
@@ -198,19 +198,22 @@ def _print_attacks(report: AuditReport) -> None:
     out.print(shown)
     if membership is not None and membership.lira is not None:
         found_by, limits = membership.lira, membership.bound
-        out.print(f"Shadow federations ({membership.shadows} in each world) against {escape(membership.lira_client)}:")
+        out.print(
+            f"Shadow federations ({membership.shadows} with and {membership.shadows} without the client) against "
+            f"{escape(membership.lira_client)}:"
+        )
         for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
             most = f", at most {percent(getattr(limits, pick))} by the certificate" if limits else ""
             out.print(f"  at {title} false alarms they spot {percent(getattr(found_by, pick))}{most}")
         out.print(
-            f"  at 10 % they point at {percent(membership.lira_released)} of the samples in the released model, "
+            f"  at 10 % they flag {percent(membership.lira_released)} of the samples in the released model, "
             f"{percent(membership.lira_scratch)} in Scratch"
         )
     parts = [f"{percent(value)} of the {name} samples" for name, value in forgetting.disagreement.items()]
     if parts:
-        out.print(f"Released model and Scratch predict otherwise on {' and '.join(parts)};")
+        out.print(f"Released model and Scratch predict different classes on {' and '.join(parts)}.")
     out.print(
-        f"they are {number(forgetting.distance_to_scratch)} apart, where Scratch went "
+        f"Their distance is {number(forgetting.distance_to_scratch)}; Scratch moved "
         f"{number(forgetting.distance_from_start)} from its start in {forgetting.scratch_rounds} rounds."
     )
 
@@ -220,7 +223,7 @@ def _rounds(rounds: int | None, limit: int) -> str:
 
 
 def _print_controls(controls: Sequence[Control]) -> None:
-    shown = table("control", "-eps certified", "-eps true", "-eps shown", "caught", "as it should", title="\nControls")
+    shown = table("control", "-eps certified", "-eps true", "-eps shown", "caught", "as expected", title="\nControls")
     for control in controls:
         shown.add_row(
             control.name,
@@ -240,8 +243,8 @@ def show_client_audit(audit: ClientAudit) -> Answer:
 
 
 def _print_client_audit(audit: ClientAudit) -> None:
-    verdict = "[bold green]Nothing is wrong[/]" if audit.holds else "[bold red]Something is wrong[/]"
-    out.print(f"{verdict} with what {escape(audit.client)} holds of request {escape(audit.request)}.")
+    verdict = "[bold green]No problem found[/]" if audit.holds else "[bold red]Problems found[/]"
+    out.print(f"{verdict} in the files of {escape(audit.client)} for request {escape(audit.request)}.")
     for sentence in audit.problems:
         out.print(f"  [red]![/] {escape(sentence)}")
     pair = (audit.before, audit.after)
@@ -254,9 +257,10 @@ def _print_client_audit(audit: ClientAudit) -> None:
         out.print(facts)
     if audit.distance is not None:
         out.print(
-            f"The two models are {number(audit.distance)} apart; noise of {number(audit.sigma)} was added between."
+            f"The distance of the two models is {number(audit.distance)}; noise of {number(audit.sigma)} was added in "
+            "between."
         )
     if audit.committed:
-        out.print("The model after is the one the certificate commits to.")
+        out.print("The later model is the one the certificate commits to.")
     for sentence in audit.statements:
         out.print(f"* {escape(sentence)}")

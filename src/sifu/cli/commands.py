@@ -16,7 +16,7 @@ from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
-from sifu.core.wording import TRAINING_DATA, forgotten_words, psi_words
+from sifu.core.wording import TRAINING_DATA, approvals_words, forgotten_words, psi_words
 from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
 
@@ -49,7 +49,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
         out.print(f"[yellow]{missed}[/]")
     if status.phase != "ready":
         way = way_to_go_on(run.spec, status.phase)
-        out.print(f"It was interrupted or is still running: {way} continues it.")
+        out.print(f"The run was interrupted or is still in progress: {way} continues it.")
     counts = Counter(client.state for client in status.clients)
     out.print(
         f"{len(status.clients)} clients: "
@@ -60,15 +60,18 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     kept = [model.bytes for model in status.models if model.kept]
     if status.closed_form:
         held = status.statistics
-        out.print(f"{held.files} files of statistics kept, {held.bytes / 1e6:.2f} MB; to forget is to solve again")
+        out.print(
+            f"{held.files} statistics files kept, {held.bytes / 1e6:.2f} MB; forgetting a client means solving the "
+            "head again"
+        )
     else:
-        out.print(f"{len(kept)} models kept to go back to, {sum(kept) / 1e6:.2f} MB")
+        out.print(f"{len(kept)} models kept for rollbacks, {sum(kept) / 1e6:.2f} MB")
     if status.groups:
         unfinished = [group for group in status.groups if not group.finished]
         empty, finished = sum(not group.members for group in unfinished), len(status.groups) - len(unfinished)
         out.print(
             f"{len(status.groups)} groups: {finished} have a finished model that a request can "
-            + ("go on with" if status.closed_form else "merge")
+            + ("use" if status.closed_form else "merge")
             + "".join(
                 f"; group {group.group} has {group.rounds} of its rounds and {group.members} members"
                 for group in unfinished
@@ -100,24 +103,24 @@ def _print_clients(status: RunStatus, most: int) -> None:
     out.print(shown)
     out.print(
         f"{psi_words(status.psi_status)}. Sigma needed now is the noise that hides it for ({status.epsilon:g}, "
-        f"{status.delta:g}) without undoing a round; less noise means going back."
+        f"{status.delta:g}) without undoing a round; less noise requires a rollback."
     )
 
 
 def _print_refusals(status: RunStatus) -> None:
     if status.rejections:
-        out.print(f"\n{len(status.rejections)} replies of clients were refused; the latest:")
+        out.print(f"\n{len(status.rejections)} replies of clients were refused; the latest ones:")
         for row in status.rejections[-3:]:
             out.print(f"  round {row.round} of branch {row.branch}: {escape(row.client)}, {row.reason}")
     if status.refused:
-        out.print("\nRefused, the latest:")
+        out.print("\nLatest refusals:")
         for refusal in status.refused[-3:]:
             out.print(f"  {refusal.time} {escape(refusal.what)}: {escape(refusal.reason)}")
     if status.late:
         named = ", ".join(f"{escape(name)} ({count})" for name, count in list(status.late.items())[:MOST_CLIENTS])
         out.print(f"\nToo late in some of the latest rounds: {named}. See server.wait, or sifu clients block.")
     if status.incidents:
-        out.print("\nWent otherwise than asked, the latest:")
+        out.print("\nLatest incidents:")
         for incident in status.incidents[-3:]:
             # An incident of an evaluation has no round; one of a whole round has no client.
             placed = incident["round"] or incident["branch"]
@@ -131,8 +134,8 @@ def _print_inbox(run: Run, status: RunStatus) -> None:
         return
     named = ", ".join(f"{message.kind} {escape(message.id)}" for message in status.inbox[:MOST_CLIENTS])
     out.print(
-        f"\n{len(status.inbox)} in the inbox: {named}. The process that trains takes them in; where none does, "
-        "the next sifu forget or sifu request."
+        f"\n{len(status.inbox)} in the inbox: {named}. The process that trains ingests them; if none is running, "
+        "the next sifu forget or sifu request does."
     )
     for message in status.inbox:
         if message.trouble:
@@ -168,18 +171,20 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
             out.print(f"{len(hidden)} earlier ones: sifu status --all")
         lacking = [request for request in status.requests if request.approvals_missing]
         for request in lacking[:MOST_CLIENTS]:
-            out.print(f"{request.request} waits for {request.approvals_missing} more to approve it.")
+            out.print(f"{request.request} needs {approvals_words(request.approvals_missing)}.")
         waiting = sum(request.status in ("received", "verified", "planned") for request in status.requests)
         waiting -= len(lacking)
         if waiting and status.phase == "ready":
-            out.print(f"{waiting} to be carried out: {way_to_go_on(run.spec, 'ready')} does it.")
+            out.print(f"{waiting} to be executed: use {way_to_go_on(run.spec, 'ready')}.")
     left = [line.left / line.budget for line in status.budgets if line.budget > 0 and line.used > 0]
     if left and not status.closed_form:
-        out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")
+        out.print(
+            f"\nBudgets of the {len(left)} subjects forgotten with noise: {min(left):.0%} to {max(left):.0%} left"
+        )
     ahead = status.outlook
     if ahead:
         out.print(
-            f"Past the last noise {ahead.fitting} of {ahead.active} active clients could be forgotten with the "
+            f"Since the last noise, {ahead.fitting} of {ahead.active} active clients could be forgotten with the "
             f"same noise: about {ahead.expected_requests:.3g} requests of {ahead.usual_size:g} before one needs more"
         )
 
@@ -194,7 +199,7 @@ def missed_target(accuracy: float | None, target: float) -> str | None:
     """Return a sentence if training stopped at max_rounds below its target, else None."""
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
-    return f"It stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
+    return f"Training stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
@@ -238,8 +243,8 @@ def show_outcomes(folder: Path, outcomes: list[Outcome]) -> Answer:
 def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
     if not outcomes:
         out.print(
-            "No request is ready to be carried out. Ask with: sifu request DIR --clients A,B; what waits for approval "
-            "is in: sifu requests list DIR"
+            "No request is ready to be executed. File one with sifu request DIR --clients A,B; sifu requests list DIR "
+            "shows those that wait for approval."
         )
         return
     out.print(outcomes_table(outcomes))
@@ -256,7 +261,7 @@ def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
         if missed and outcome.rounds == 0:
             out.print(
                 f"{outcome.request}: its model was released at once, below the target of {percent(outcome.target)}; "
-                f"the rounds that followed are in: sifu status {escape(str(folder))}"
+                f"sifu status {escape(str(folder))} shows the rounds that followed"
             )
         elif missed:
             out.print(f"[yellow]{outcome.request}: {missed}[/]")

@@ -15,33 +15,33 @@ from sifu.errors import InputError
 
 def serve(
     folders: Annotated[list[Path], argument("FOLDER...", "Folders with runs, or run folders.")],
-    port: Annotated[int, option("Where to listen.")] = 8765,
-    host: Annotated[str, option("The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen on.")] = 8765,
+    host: Annotated[str, option("Address to listen on.")] = "127.0.0.1",
     names: Annotated[
-        list[str] | None, option("A host name people use for it; may be given again.", "--name", metavar="HOST")
+        list[str] | None, option("Host name that people use for the console; repeatable.", "--name", metavar="HOST")
     ] = None,
-    certificate: Annotated[Path | None, option("Its certificate (PEM).", "--tls-cert")] = None,
-    key: Annotated[Path | None, option("The key of the certificate (PEM).", "--tls-key")] = None,
+    certificate: Annotated[Path | None, option("TLS certificate (PEM).", "--tls-cert")] = None,
+    key: Annotated[Path | None, option("Private key of the TLS certificate (PEM).", "--tls-key")] = None,
     without_tls: Annotated[
-        bool, option("Listen beyond this machine though nothing here encrypts.", "--without-tls")
+        bool, option("Accept connections from other machines without encryption.", "--without-tls")
     ] = False,
     proxies: Annotated[
         list[str] | None,
-        option("Believe X-Forwarded-For of this address; may be given again.", "--proxy", metavar="ADDRESS"),
+        option("Proxy whose X-Forwarded-For is trusted; repeatable.", "--proxy", metavar="ADDRESS"),
     ] = None,
     issuer: Annotated[
-        str | None, option("Let people sign in with this OpenID Connect issuer.", "--sign-in", metavar="URL")
+        str | None, option("OpenID Connect issuer that people sign in with.", "--sign-in", metavar="URL")
     ] = None,
     client: Annotated[
-        str, option("Our id there; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
+        str, option("Client id at the issuer; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
-    webhooks: Annotated[list[str] | None, option("Tell this URL of requests; may be given again.", "--webhook")] = None,
+    webhooks: Annotated[list[str] | None, option("URL to notify of requests; repeatable.", "--webhook")] = None,
     data: Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
     """Serve the console: runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
 
-    It listens on this machine alone, and refuses anything else without TLS. People log in with tokens, see sifu token.
-    Ctrl-C ends it and nothing else: requests that are being executed go on.
+    By default it accepts connections from this machine only; other machines need TLS. People log in with tokens, see
+    sifu token. Ctrl-C stops only the console: requests in execution continue.
     """
     from sifu.console.serving import Binding, check_binding, check_tokens_exist, listen
     from sifu.console.serving import serve as answer
@@ -51,7 +51,7 @@ def serve(
     check_binding(binding)
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder: name folders that hold runs")
+            raise InputError(f"{folder} is not a folder: give folders that contain runs")
     state = state_folder(folders[0])
     check_tokens_exist(TokenFile(state), folders[0])
     from sifu.console.app import Settings, make_app
@@ -77,26 +77,30 @@ def serve(
     answer(app, binding, listening)
 
 
-token = Commands("token", "Tokens of the console: make one for each person or system, list them, revoke one.")
-FolderArgument = Annotated[Path, argument("FOLDER", "The first folder that sifu serve is given.")]
+token = Commands("token", "Create, list and revoke tokens of the console, one for each person or system.")
+FolderArgument = Annotated[Path, argument("FOLDER", "First folder given to sifu serve.")]
 
 
 @token.command("create")
 def create_token(
     folder: FolderArgument,
-    name: Annotated[str, option("Whose it is; decisions are recorded under this name.")],
+    name: Annotated[str, option("Name of the owner; decisions are recorded under it.")],
     roles: Annotated[
-        list[str], option("requester, approver, auditor or operator; may be given again.", "--role", metavar="ROLE")
+        list[str], option("Role: requester, approver, auditor or operator; repeatable.", "--role", metavar="ROLE")
     ],
-    days: Annotated[int | None, option("How long it works.", show_default="for ever")] = None,
+    days: Annotated[int | None, option("Days until the token expires.", show_default="never")] = None,
     sign_in: Annotated[
-        bool, option("They sign in elsewhere (sifu serve --sign-in) as this e-mail address.", "--sign-in")
+        bool,
+        option(
+            "Create no secret: the owner signs in with --name as e-mail address (sifu serve --sign-in).", "--sign-in"
+        ),
     ] = False,
 ) -> Answer:
-    """Make a token and show it once; only a hash of it is stored.
+    """Create a token and show it once; only its hash is stored.
 
-    A requester files requests and sees their own. An approver sees runs and approves or refuses. An auditor sees
-    everything and changes nothing. An operator files, refuses, withdraws and executes, and approves nothing.
+    A requester files requests and sees only those. An approver sees runs, and approves or refuses requests. An auditor
+    sees everything and changes nothing. An operator files, refuses, withdraws and executes requests, but does not
+    approve them.
     """
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -106,13 +110,13 @@ def create_token(
         f"Token {created.id} of {created.name} ({', '.join(created.roles)})"
         f"{f', until {created.expires}' if created.expires else ''}:",
         f"  {secret or 'none: they sign in with their provider'}",
-        *(["It is shown this once. Hand it over on a safe way."] if secret else []),
+        *(["This is the only time it is shown. Pass it on through a secure channel."] if secret else []),
     )
 
 
 @token.command("list")
 def list_tokens(folder: FolderArgument) -> Answer:
-    """Every token that was made, without its secret."""
+    """List all tokens, without their secrets."""
     from sifu.console.tokens import TokenFile, state_folder
 
     tokens = TokenFile(state_folder(folder)).all()
@@ -128,9 +132,9 @@ def list_tokens(folder: FolderArgument) -> Answer:
 @token.command("revoke")
 def revoke_token(
     folder: FolderArgument,
-    who: Annotated[str, argument("NAME|ID", "Whose token, or which.")],
+    who: Annotated[str, argument("NAME|ID", "Owner whose tokens to revoke, or the id of one token.")],
 ) -> Answer:
-    """Let a token open nothing from now on; a running console notices at once."""
+    """Revoke a token immediately, also in a running console."""
     from sifu.console.tokens import TokenFile, state_folder
 
     revoked = TokenFile(state_folder(folder)).revoke(who)

@@ -16,10 +16,10 @@ from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
 clients = Commands(
-    "clients", "The operator's list of clients of a federation on Flower: names and the public keys of their nodes."
+    "clients", "Manage the list of clients of a Flower federation: names and the public keys of their nodes."
 )
 
-RunArgument = Annotated[Path, argument("DIR", "The run folder, also before there is a run.", callback=note_run)]
+RunArgument = Annotated[Path, argument("DIR", "The run folder, even if there is no run yet.", callback=note_run)]
 NameOption = Annotated[str, option("The client's name.", "--name")]
 
 
@@ -27,10 +27,10 @@ NameOption = Annotated[str, option("The client's name.", "--name")]
 def add_client(
     run: RunArgument,
     name: NameOption,
-    key: Annotated[Path, option("Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
-    other_key: Annotated[bool, option("Give a known client another key.", "--replace")] = False,
+    key: Annotated[Path, option("Public key of its node, as written by ssh-keygen.", metavar="PUB")],
+    other_key: Annotated[bool, option("Replace the key of a known client.", "--replace")] = False,
 ) -> Answer:
-    """Put a client on the list, or give it another key."""
+    """Add a client to the list, or replace its key."""
     from sifu.core.identity import check_names
     from sifu.requests.client_list import fingerprint_of_file
 
@@ -53,19 +53,19 @@ def list_clients(run: RunArgument) -> Answer:
 
 @clients.command("block")
 def block_client(run: RunArgument, name: NameOption) -> Answer:
-    """Never ask this client again. This does not forget it: sifu request does."""
-    return _apply(run, {"do": "block", "name": name}, f"{name} is blocked; what it taught the model stays")
+    """Exclude a client from all future rounds. This does not forget it: use sifu request."""
+    return _apply(run, {"do": "block", "name": name}, f"{name} is blocked; its influence on the model remains")
 
 
 @clients.command("sign")
 def sign_own_request(
-    key: Annotated[Path, option("The node's private key.", metavar="KEY")],
+    key: Annotated[Path, option("Private key of the node.", metavar="KEY")],
     name: NameOption,
-    run_id: Annotated[str, option("The run's id, as sifu clients list shows it.")],
-    id: Annotated[str, option("The request's id.")],
-    output: Annotated[Path, option("The file to send to the operator.", metavar="FILE")],
+    run_id: Annotated[str, option("Id of the run, see sifu clients list.")],
+    id: Annotated[str, option("Id of the request.")],
+    output: Annotated[Path, option("File to send to the operator.", metavar="FILE")],
 ) -> Answer:
-    """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
+    """Sign, as a client, a request to be forgotten. The operator files it with sifu request DIR --signed FILE."""
     from sifu.requests.messages import sign_request
     from sifu.store.files import write_atomically
 
@@ -90,20 +90,20 @@ def _apply(run: Path, change: dict[str, Any], sentence: str) -> Answer:
     from sifu.requests.client_list import ask_for_change
 
     done = ask_for_change(run, change)
-    told = "" if done else "The running server was told, and will take it in between rounds: "
+    told = "" if done else "The change waits in the inbox of the running server, which ingests it between rounds: "
     return Answer({"change": change, "done": done}, f"{told}{sentence}.")
 
 
-flower = Commands("flower", "Federations on Flower, see docs/flower.md.")
+flower = Commands("flower", "Set up federations on Flower, see docs/flower.md.")
 
 
 @flower.command("new")
 def new_app(
-    folder: Annotated[Path, argument("DIR", "The folder to write the app into.")],
-    run: Annotated[Path | None, option("Its run folder.", show_default="DIR-run, next to the app")] = None,
+    folder: Annotated[Path, argument("DIR", "Folder for the app.")],
+    run: Annotated[Path | None, option("Run folder of the app.", show_default="DIR-run, next to the app")] = None,
     insecure: Annotated[
         bool,
-        option("For a demo: nodes are believed to be who they say; caps every certificate.", "--insecure-identity"),
+        option("Trust the names that nodes give, for demos only; limits certificates.", "--insecure-identity"),
     ] = False,
 ) -> Answer:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
@@ -129,7 +129,7 @@ def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
     if run.resolve().is_relative_to(folder.resolve()):
         raise InputError(
-            f"the run folder {run} lies in the app {folder}, and flwr run sends an app's files to every node: "
+            f"the run folder {run} is inside the app {folder}, and flwr run sends an app's files to every node: "
             "choose a run folder outside the app"
         )
     base = Spec()

@@ -43,7 +43,7 @@ app = typer.Typer(
     name="sifu",
     help="Let a federation forget a client, and prove it.\n\n"
     "Start with [bold]sifu demo[/]; then: init, train, plan, forget, verify, report.\n\n"
-    "Exit codes: 0 done, 1 unexpected, 2 bad input, 3 verification failed, 4 cannot be certified as asked "
+    "Exit codes: 0 done, 1 unexpected, 2 bad input, 3 verification failed, 4 cannot be certified as requested "
     "(nothing was changed), 5 the run is damaged or in use.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -54,7 +54,7 @@ PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),
-    "The operator's desk": (serve, token),
+    "Console": (serve, token),
     "Federations": (clients, flower, doctor),
 }
 for panel, commands in PANELS.items():
@@ -79,14 +79,14 @@ def options(
     witness: Annotated[
         list[str] | None,
         option(
-            "Give signed checkpoints of the run to file:PATH, command:PROGRAM or a URL, while it is written to.",
+            "Receiver of the run's signed checkpoints: file:PATH, command:PROGRAM or a URL.",
             metavar="TARGET",
         ),
     ] = None,
     known_keys: Annotated[
         str | None,
         option(
-            "The file in which the operators' keys are remembered (or set SIFU_KNOWN_KEYS).",
+            "File of remembered operators' keys (or set SIFU_KNOWN_KEYS).",
             metavar="FILE",
             show_default="known_keys in ~/.config/sifu",
         ),
@@ -94,7 +94,7 @@ def options(
     timestamp_by: Annotated[
         str | None,
         option(
-            "Have heads and certificates timestamped (RFC 3161) by this authority when something was written.",
+            "Timestamp authority (RFC 3161) for new heads and certificates (or set SIFU_TIMESTAMP).",
             "--timestamp",
             metavar="URL",
         ),
@@ -102,7 +102,7 @@ def options(
     code: Annotated[
         list[str] | None,
         option(
-            "Let a spec run this function of yours (features.module), which would be refused otherwise.",
+            "Function of yours that a spec may run (features.module); others are refused.",
             "--allow-code",
             metavar="FILE:FUNCTION",
         ),
@@ -153,8 +153,8 @@ def run_app(app: typer.Typer) -> None:
             _fail(sentence, 2)
         if isinstance(error, OSError) and error.errno in WRONG_PATH and error.filename:
             _fail(
-                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. See that the path is right and that this "
-                "account may write there",
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. Check the path, and that this account "
+                "may write there",
                 2,
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -163,8 +163,8 @@ def run_app(app: typer.Typer) -> None:
         if isinstance(error, OSError) and error.errno == errno.EIO:
             what = os.fsdecode(error.filename) if error.filename else "a file"
             _fail(
-                f"the disk failed to read or write {what} (Input/output error): see to it and run the command again; "
-                "what was recorded before is there",
+                f"the disk failed to read or write {what} (Input/output error): check the disk and run the command "
+                "again; earlier records are intact",
                 5,
             )
         _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1)
@@ -199,7 +199,7 @@ def _leave(code: int) -> None:
     if code == 0:
         _say_what_is_overdue()
     if code == INTERRUPTED:
-        _fail("interrupted: every finished round is saved; run the same command again to go on", code)
+        _fail("interrupted: every finished round is saved; run the same command again to continue", code)
     sys.exit(code)
 
 

@@ -79,18 +79,18 @@ def note_run(folder: Path | None) -> Path | None:
     return folder
 
 
-AllOption = Annotated[bool, option("Everything, not only what fits on one screen.", "--all")]
-FormatOption = Annotated[Format, option("text for people; json prints one JSON object on stdout.", "--format")]
+AllOption = Annotated[bool, option("Full output, not only what fits on one screen.", "--all")]
+FormatOption = Annotated[Format, option("Output format; json prints one JSON object on stdout.", "--format")]
 DataOption = Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).", "--data")]
 RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=note_run)]
 RequestArgument = Annotated[str, argument("ID", "The request.")]
-ActorOption = Annotated[str | None, option("Who acts; or set SIFU_ACTOR.", "--actor")]
+ActorOption = Annotated[str | None, option("Name of the person acting (or set SIFU_ACTOR).", "--actor")]
 SetOption = Annotated[list[str] | None, option("Override a key of the spec.", "--set", metavar="KEY=VALUE")]
 PublicKeyOption = Annotated[
-    str | None, option("The operator's public key (hex), known from elsewhere.", "--public-key")
+    str | None, option("The operator's public key (hex), from a source other than the run.", "--public-key")
 ]
 DeviceOption = Annotated[
-    Device, option("Where to compute; auto takes a GPU if there is one and it is faster.", "--device")
+    Device, option("Device to compute on; auto uses a GPU if there is one and it is faster.", "--device")
 ]
 PrecisionOption = Annotated[Precision, option("Precision of networks on a GPU.", "--precision")]
 
@@ -165,8 +165,8 @@ def client_names(clients: str) -> list[str]:
 RecordsOption = Annotated[
     str | None,
     option(
-        "Only these records of the one client, which stays: A,B,... or a text file with one per line. Each is an "
-        "identity where the spec has data.id, else a row number counted from 0 in the data of this client.",
+        "Records of one client to forget; the client stays. A,B,... or a text file with one per line. Each is an "
+        "identity if the spec has data.id, else a row number in the client's data, counted from 0.",
         "--records",
         metavar="FILE|A,B",
     ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def harmless(text: str) -> str:
     """Return text without terminal control characters, because names, reasons and files are not trusted."""
-    return "".join(message if message.isprintable() or message in "\n\t" else "?" for message in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 class _Console(Console):

@@ -39,9 +39,9 @@ def print_options(plan: Plan, everything: bool) -> None:
         return
     records = len(plan.terms.records or ())
     whom = forgotten_words([names_text(plan.terms.clients)], records or None)
-    out.print(f"Ways to forget {whom}, certified ones first:")
+    out.print(f"Methods to forget {whom}, certified ones first:")
     allowed = [way for way in plan.ways if not way.refused]
-    shown = table("way", "level", "-rounds", "-sent", "-time", "-attacker", "cost to earlier requests")
+    shown = table("method", "level", "-rounds", "-sent", "-time", "-attacker", "cost to earlier requests")
     for way in allowed:
         shown.add_row(
             way.method + (" *" if way.method == plan.terms.method else ""),
@@ -54,27 +54,27 @@ def print_options(plan: Plan, everything: bool) -> None:
         )
     out.print(shown)
     if any(_attacker(way) != "guessing" for way in allowed):
-        note = "attacker: sees later releases only; detection rate at 1 % false alarms, guessing gives 1 %"
+        note = "attacker: an observer of later releases only; detection rate at 1 % false alarms, guessing gives 1 %"
         out.print(note, style="dim")
     refused_options = [way.method for way in plan.ways if way.refused]
     if everything:
         _print_more(plan, allowed)
     elif refused_options:
         out.print(f"Not possible here: {', '.join(refused_options)}", style="dim")
-    out.print(f"auto takes {escape(plan.auto.reason)}.\n")
+    out.print(f"auto chooses {escape(plan.auto.reason)}.\n")
 
 
 def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
     """Print what each method keeps, and why other methods are not possible."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
-        out.print(f"auto never takes {', '.join(never)}: a control, or no use of the sigma asked for", style="dim")
+        out.print(f"auto never chooses {', '.join(never)}: a control, or it ignores the given sigma", style="dim")
     for kept in dict.fromkeys(way.kept for way in allowed):
         who = ", ".join(way.method for way in allowed if way.kept == kept)
         out.print(f"Kept after {who}: {escape(kept)}")
     for way in allowed:
         if way.rebuild_client_rounds:
-            out.print(f"{way.method}: building hit groups again takes {way.rebuild_client_rounds} client-rounds more")
+            out.print(f"{way.method}: retraining affected groups takes {way.rebuild_client_rounds} more client-rounds")
     # Several methods may be refused for the same reason, which contains the method's name.
     reasons: dict[str, list[MethodOption]] = {}
     for way in plan.ways:
@@ -82,7 +82,7 @@ def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
             reasons.setdefault(way.refused.replace(way.method, "it"), []).append(way)
     for refused in reasons.values():
         names = ", ".join(way.method for way in refused)
-        out.print(f"Not here: {names}. {escape(refused[0].refused)}", style="dim")
+        out.print(f"Not possible: {names}. {escape(refused[0].refused)}", style="dim")
 
 
 def _rounds(way: MethodOption) -> str:
@@ -172,9 +172,9 @@ def draw_picture(plan: Plan, file: Path) -> None:
 
     kind = file.suffix.lower().lstrip(".")
     if kind not in ("png", "svg"):
-        raise InputError(f"--picture {file}: name a .png or .svg file")
+        raise InputError(f"--picture {file} must end in .png or .svg")
     if not file.parent.is_dir():
-        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+        raise InputError(f"folder {file.parent} does not exist: make it, or write {file.name} elsewhere")
     write_atomically(file, figure_bytes(draw_plan(plan), kind))
 
 
@@ -183,7 +183,7 @@ def print_curve(plan: Plan) -> None:
     if len(plan.options) < 2:
         return
     shown = table(
-        "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
+        "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nEffect of each noise"
     )
     chosen = [
         option for option in plan.options if option.depth == plan.source_depth and option.noise_std == plan.noise_std
@@ -215,7 +215,7 @@ def print_units(plan: Plan) -> None:
     if not plan.units:
         return
     shown = table(
-        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach separately, or together"
+        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nClients separately, or together"
     )
     for unit in plan.units:
         bound = unit.shared_rounds - unit.gram_rounds
@@ -230,7 +230,7 @@ def print_units(plan: Plan) -> None:
 
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
     """Return a table of the budgets of earlier forgotten clients, those with the least left first."""
-    shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
+    shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of earlier forgotten subjects")
     for line in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
         share = [f"{100 * value / line.budget:.0f} %" if line.budget else "-" for value in (line.used, line.cost)]
         shown.add_row(
@@ -247,18 +247,18 @@ def outlook_text(outlook: Outlook) -> str:
     expected, size = outlook.expected_requests, f"{outlook.usual_size:g}"
     more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
     text = (
-        f"With this same noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
-        f"without going back before it: {more} of {size}, if clients ask in random order."
+        f"With the same noise, {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
+        f"without a rollback to before it: {more} of {size}, if clients ask in random order."
     )
     if outlook.fitting == outlook.active:
         text = (
-            f"With this same noise every one of the {outlook.active} other clients could be forgotten later without "
-            "going back before it, where those forgotten have little budget left."
+            f"With the same noise, each of the {outlook.active} other clients could be forgotten later without a "
+            "rollback to before it, where earlier forgotten subjects have little budget left."
         )
     if outlook.auto_requests is None:
         return text
     many = f"{LOOK_AHEAD} or more" if outlook.auto_requests >= LOOK_AHEAD else f"about {outlook.auto_requests}"
-    return f"{text} With --sigma auto {many} further requests of {size} should each be faster than Scratch."
+    return f"{text} With --sigma auto, {many} further requests of {size} should each be faster than Scratch."
 
 
 def show_advice(spec: Path, advice: Advice, everything: bool) -> Answer:
@@ -277,7 +277,7 @@ def _print_advice(advice: Advice, everything: bool) -> None:
     if everything:
         for suggestion in advice.suggestions:
             out.print(f"- {escape(suggestion)}")
-    out.print("Nothing was kept." + ("" if everything else " Why, the pilot, and what to change: with --all."))
+    out.print("Nothing was kept." + ("" if everything else " --all shows reasons, the pilot, and what to change."))
 
 
 def _print_releases(advice: ReleaseAdvice) -> None:
@@ -305,8 +305,8 @@ def _print_pilot(advice: Advice) -> None:
         facts.add_row(
             "noise / signal",
             f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
-            f"{number(advice.typical_noise_to_signal, 3)} for a typical one; the noise that hides a client against "
-            "what training moved the model, well below 1 is good",
+            f"{number(advice.typical_noise_to_signal, 3)} for a typical one: the noise that hides a client, relative "
+            "to how far training moved the model; well below 1 is good",
         )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
     reached = reached if advice.target > 0.0 else "the spec has no target"
@@ -350,7 +350,7 @@ def _print_training_options(advice: Advice, everything: bool) -> None:
             "-" if way.request_bytes is None else byte_size(way.request_bytes),
         )
     out.print(shown)
-    out.print(f"Accuracy {advice.measured_on}, the same for every way.", style="dim")
+    out.print(f"Accuracy {advice.measured_on}, the same rows for every method.", style="dim")
     if everything:
         for way in advice.ways:
             out.print(f"{way.name}: {escape(way.reason)}")
@@ -373,15 +373,15 @@ def print_plan(plan: Plan, everything: bool) -> None:
     elif plan.source_node is None:
         facts.add_row("start from", "a fresh initial model")
     elif plan.terms.method == "groups":
-        facts.add_row("start from", "the merge of the groups that no client leaves")
+        facts.add_row("start from", "the merge of the groups without a forgotten client")
     else:
         undone = f", {back} undone" if back else ", nothing undone"
         facts.add_row(
-            "go back to" if back else "go on from", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}"
+            "roll back to" if back else "start from", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}"
         )
     noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
     without = {
-        "noise": "none: the clients have no part in that model",
+        "noise": "none: the clients did not influence that model",
         "training noise": "none: every update was noised in training",
         "nothing": "none",
     }
@@ -399,11 +399,11 @@ def print_plan(plan: Plan, everything: bool) -> None:
         when = "released at once, then " if terms.release == "now" else ""
         facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
     if plan.predicted_accuracy is not None:
-        facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % when it is done")
+        facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % at the end")
     if plan.squared_error_now is not None:
         facts.add_row("mean squared error", f"{number(plan.squared_error_now)} now, on training data")
     if terms.records:
-        facts.add_row("afterwards", f"{escape(terms.clients[0])} stays with what it has left")
+        facts.add_row("afterwards", f"{escape(terms.clients[0])} stays with its remaining records")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
     facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))
@@ -414,7 +414,7 @@ def print_plan(plan: Plan, everything: bool) -> None:
     facts.add_row("later releases only", plan.observers.later_only)
     facts.add_row("earlier ones kept", plan.observers.kept_earlier)
     if terms.retention == "strict":
-        facts.add_row("erased", "every model until now that holds their part, also from before that round")
+        facts.add_row("erased", "every earlier model that they influenced, including those before that round")
     out.print(facts)
     for status in ("assumed", "failed"):
         premises = premises_that_count(plan.premises, exact=plan.untouched, fresh=plan.source_node is None)
@@ -426,6 +426,6 @@ def print_plan(plan: Plan, everything: bool) -> None:
             out.print(f"[yellow]{status}[/]: {', '.join(premise.name for premise in chosen)}")
     others = [charge for charge in plan.charges if charge.subject.order != plan.order]
     if others:
-        out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
+        out.print(f"It also uses budget of {len(others)} subject(s) forgotten earlier.")
     for note in plan.notes:
         out.print(f"Note: {escape(note)}")

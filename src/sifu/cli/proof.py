@@ -36,23 +36,21 @@ def verify(
         ),
     ],
     public_key: PublicKeyOption = None,
-    anchor: Annotated[
-        str | None, option("A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH")
-    ] = None,
+    anchor: Annotated[str | None, option("Head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH")] = None,
     witness: Annotated[
-        list[Path] | None, option("A file of checkpoints kept elsewhere, or a certificate; may be given again.")
+        list[Path] | None, option("File of checkpoints kept elsewhere, or a certificate; repeatable.")
     ] = None,
     authority: Annotated[
-        Path | None, option("Certificates of the timestamp authority (PEM): timestamps must be its.")
+        Path | None, option("Certificates of the timestamp authority (PEM) that timestamps must come from.")
     ] = None,
     everything: AllOption = False,
 ) -> Answer:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
-    Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
-    while another command writes. Of a certificate file: its signature, and whether its figures agree; of a bundle of
-    evidence (zip file or unpacked): also every file in it, and how its keys follow one another. A note is no fault.
-    Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
+    For a run folder, checks ledger, tables, rounds, models, requests and certificates. It changes nothing, and can run
+    while another command writes. For a certificate file, checks its signature and that its figures agree. For a bundle
+    of evidence (zip file or unpacked), also checks every file in it and the succession of its keys. A note is not a
+    fault. Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
     """
     from sifu.report.evidence import is_evidence, verify_evidence
 
@@ -61,7 +59,7 @@ def verify(
     evidence = is_evidence(target)
     of_run = target.is_dir() and not evidence
     if (anchor is not None or witness) and not of_run:
-        raise InputError("an anchor or a witness belongs to a run folder; a certificate is checked by its signature")
+        raise InputError(f"--anchor and --witness need a run folder, and {target} is not one: leave them out")
     if evidence:
         result = verify_evidence(target, public_key)
     elif of_run:
@@ -89,39 +87,39 @@ def verify(
         if len(result.notes) > len(few):
             out.print(f"{len(result.notes) - len(few)} more notes with --all.")
         if not of_run:
-            out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
+            out.print("The run behind it was not checked: the operator can do that with sifu verify DIR.")
 
     return Answer({name: values[name] for name in names}, show, code=0 if result.holds else 3)
 
 
 def audit(
     folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=note_run)] = None,
-    request: Annotated[str | None, option("Attack the release of this request.", show_default="the last")] = None,
-    attacks: Annotated[bool, option("Membership inference, Scratch and relearning too; they retrain.")] = True,
-    subjects: Annotated[int, option("Replay at most this many of the forgotten.", min=1)] = 16,
-    replays: Annotated[int, option("Replays of a release in each world.", min=20)] = 100_000,
-    shadows: Annotated[int, option("Shadow federations in each world, 0 for none.", min=0)] = 16,
-    seed: Annotated[int | None, option("Make the audit's own draws repeatable.")] = None,
+    request: Annotated[str | None, option("Request whose release is attacked.", show_default="the last")] = None,
+    attacks: Annotated[bool, option("Run membership inference, Scratch and relearning too; they retrain.")] = True,
+    subjects: Annotated[int, option("Maximum number of forgotten clients to replay.", min=1)] = 16,
+    replays: Annotated[int, option("Replays of a release with and without the client.", min=20)] = 100_000,
+    shadows: Annotated[int, option("Shadow federations with and without the client, 0 for none.", min=0)] = 16,
+    seed: Annotated[int | None, option("Seed of the audit's own draws, to repeat it.")] = None,
     controls: Annotated[
-        bool, option("Also run the negative controls: operators who cheat, each must be caught.", "--controls")
+        bool, option("Also run the negative controls: cheating operators, each of whom must be caught.", "--controls")
     ] = False,
     before_after: Annotated[
-        bool, option("Only compare two releases, as an observer who kept the earlier one can.", "--before-after")
+        bool, option("Only compare two releases, as an observer who kept the earlier one could.", "--before-after")
     ] = False,
     before: Annotated[Path | None, option("Earlier release to compare, an exported safetensors file.")] = None,
     after: Annotated[Path | None, option("Later release to compare.")] = None,
     public: Annotated[
         Path | None, option("Public samples to compare releases with.", show_default="the run's held-out rows")
     ] = None,
-    candidates: Annotated[Path | None, option("With --before and --after: what may have been deleted.")] = None,
+    candidates: Annotated[Path | None, option("With --before and --after: records that may have been deleted.")] = None,
     module: Annotated[
-        str | None, option("With --before and --after: run this module, which makes the features.", metavar="MODULE")
+        str | None, option("With --before and --after: module to run, which computes the features.", metavar="MODULE")
     ] = None,
-    trials: Annotated[int, option("Deletions that the audit tries and compares, 0 for none.", min=0)] = 50,
+    trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
     output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
     data: DataOption = None,
 ) -> Answer:
-    """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
+    """Attack the certified claims. Exit code 3 if any of them is contradicted.
 
     Replays the run with and without the forgotten clients (all data must be available), compares true distances
     with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
@@ -133,10 +131,12 @@ def audit(
 
     if before is not None or after is not None:
         if before is None or after is None or public is None or candidates is None or folder is not None:
-            raise InputError("two files are compared without a run: give --before, --after, --public and --candidates")
+            raise InputError(
+                "comparing two files needs --before, --after, --public and --candidates, and no run folder"
+            )
         return show_comparison(compare_files(before, after, public, candidates, module))
     if folder is None and not controls:
-        raise InputError("name the run folder to audit, or give --controls")
+        raise InputError("no run folder to audit: give DIR, or --controls")
     options = AuditOptions(
         subjects,
         Replays(replays=replays),
@@ -159,34 +159,31 @@ def audit(
 
 
 def client_audit(
-    client: Annotated[str, option("The name of the client that left.", metavar="NAME")],
-    folder: Annotated[Path | None, argument("DIR", "A folder with what the client holds, by the usual names.")] = None,
+    client: Annotated[str, option("Name of the client that left.", metavar="NAME")],
+    folder: Annotated[Path | None, argument("DIR", "Folder with the client's files, by their usual names.")] = None,
     certificate: Annotated[Path | None, option("Its public certificate.")] = None,
-    before: Annotated[Path | None, option("Released model before, safetensors.")] = None,
-    after: Annotated[Path | None, option("Released model after, safetensors.")] = None,
-    own_data: Annotated[Path | None, option("Its data, an npz with x and y.")] = None,
+    before: Annotated[Path | None, option("Model released before (safetensors).")] = None,
+    after: Annotated[Path | None, option("Model released after (safetensors).")] = None,
+    own_data: Annotated[Path | None, option("Its data, an npz file with x and y.")] = None,
     public_key: PublicKeyOption = None,
-    nonce: Annotated[str | None, option("Opens the commitment to the model after.")] = None,
-    witness: Annotated[
-        list[Path] | None, option("Checkpoints that this node or another one kept; may be given again.")
-    ] = None,
+    nonce: Annotated[str | None, option("Nonce that opens the commitment to the model after.")] = None,
+    witness: Annotated[list[Path] | None, option("Checkpoints kept by this node or another one; repeatable.")] = None,
 ) -> Answer:
-    """Check what a leaving client can check without the run. Exit code 3 if something is wrong.
+    """Check a leaving client's certificate and models without the run. Exit code 3 if something is wrong.
 
-    It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
-    are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.
+    The client needs its public certificate; the two released models and its own data allow more checks. The usual names
+    in DIR are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.
     """
     from sifu.cli.audit import show_client_audit
     from sifu.store.database import DATABASE
 
     if folder is not None and (folder / DATABASE).exists():
         raise InputError(
-            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
-            "--after and --own-data, or a folder with certificate.json, before.safetensors, after.safetensors and "
-            "data.npz"
+            f"{folder} is the operator's run, which a client does not have: give --certificate, --before, --after and "
+            "--own-data, or a folder with certificate.json, before.safetensors, after.safetensors and data.npz"
         )
     if folder is not None and not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
+        raise InputError(f"folder {folder} does not exist: give the folder with the client's files")
 
     def given_or_usual(given: Path | None, name: str) -> Path | None:
         usual = None if folder is None else folder / name
@@ -194,7 +191,7 @@ def client_audit(
 
     chosen = given_or_usual(certificate, "certificate.json")
     if chosen is None:
-        raise InputError("a client needs its public certificate: give --certificate FILE")
+        raise InputError("no public certificate of the client found: give --certificate FILE")
     kept = given_or_usual(None, "checkpoints.jsonl")
     checked = sifu.audit_client(
         client,
@@ -212,17 +209,18 @@ def client_audit(
 def evidence(
     run: RunArgument,
     request: RequestArgument,
-    output: Annotated[Path, option("The zip file to write.", "--out", "--output", metavar="FILE.zip")],
+    output: Annotated[Path, option("Zip file to write.", "--out", "--output", metavar="FILE.zip")],
 ) -> Answer:
     """Write the evidence of a finished request into one file to hand over; needs the key. Exit code 3 if it is wrong.
 
-    The public certificate, a signed statement, signed heads of the ledger, a page to print, and all that is needed to
-    check it again without you. Nothing of other clients, no private key. The run is verified first.
+    The file holds the public certificate, a signed statement, signed heads of the ledger, a page to print, and
+    everything needed to check it without you. It holds no data of other clients and no private key. The run is verified
+    first.
     """
     from sifu.report import write_evidence
 
     path = write_evidence(run, request, output)
     return Answer(
         {"evidence": str(path), "request": request},
-        f"Wrote {path}. It may be handed out: it holds nothing of other clients and no private key.",
+        f"Wrote {path}. You can hand it out: it holds no data of other clients and no private key.",
     )

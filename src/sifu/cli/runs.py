@@ -26,19 +26,19 @@ from sifu.errors import InputError, SifuWarning
 
 TARGETS = "FILE.csv, FILE.jsonl or mlflow:EXPERIMENT"
 MetricsOption = Annotated[
-    str | None, option(f"Also write training accuracy and loss as they come: {TARGETS}.", "--metrics", metavar="TARGET")
+    str | None, option(f"Target for accuracy and loss during training: {TARGETS}.", "--metrics", metavar="TARGET")
 ]
 
 
 def metrics(
     run: RunArgument,
-    output: Annotated[str | None, option(f"{TARGETS}; lines that are missing are added.", "--out", "--output")] = None,
-    follow: Annotated[bool, option("Go on until nothing is at work on the run any more.", "--follow")] = False,
+    output: Annotated[str | None, option(f"{TARGETS}; missing lines are added.", "--out", "--output")] = None,
+    follow: Annotated[bool, option("Continue until no process writes to the run.", "--follow")] = False,
 ) -> Answer:
-    """Accuracy and loss of every evaluation, for a spreadsheet, a program or MLflow.
+    """Write the accuracy and loss of every evaluation, for a spreadsheet, a program or MLflow.
 
-    Everything comes from the ledger: what is there already is not written again, and a file that a kill left behind is
-    made whole. Without --out, CSV goes to the standard output.
+    All lines come from the ledger. Existing lines are not written again, and a file left incomplete by a killed process
+    is completed. Without --out, CSV goes to the standard output.
     """
     import csv
     import sys
@@ -52,7 +52,7 @@ def metrics(
         count = write_metrics(run, output, follow=follow)
         return Answer({"lines": count, "target": output}, f"Added {count} lines to {output}")
     if follow:
-        raise InputError("--follow needs --out: where the metrics are to go")
+        raise InputError(f"--follow needs a target for the metrics: add --out {TARGETS}")
     with RunReader(run) as reader:
         check_known_key(reader)
         rows = rows_after(reader, -1)
@@ -71,9 +71,9 @@ def demo(
 ) -> Answer:
     """Train, forget and verify on embedded data, in less than a minute.
 
-    160 clients train a digit classifier; then three requests of five clients each are executed, each
-    compared with Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
-    form, where forgetting is exact and takes no round.
+    160 clients train a digit classifier. Three requests of five clients each are executed, compared with Scratch,
+    certified and verified, and a report is written. Then the same federation uses a head in closed form, where
+    forgetting is exact and takes no rounds.
     """
     from sifu.cli.demo import run_demo
 
@@ -81,19 +81,20 @@ def demo(
 
 
 def init(
-    file: Annotated[Path, argument("FILE.toml", "The spec to write.")],
+    file: Annotated[Path, argument("FILE.toml", "Spec to write.")],
     table: Annotated[
-        Path | None, option("Propose it for this CSV or Parquet file, or a folder of them.", "--from", metavar="TABLE")
+        Path | None,
+        option("CSV or Parquet file, or a folder of them, to propose a spec for.", "--from", metavar="TABLE"),
     ] = None,
-    label: Annotated[str, option("With --from: the column of the label.")] = "",
-    client: Annotated[str, option("With --from: the column that says whose a row is.")] = "",
-    identity: Annotated[str, option("With --from: the column that identifies a row.", "--id")] = "",
+    label: Annotated[str, option("With --from: column of the label.")] = "",
+    client: Annotated[str, option("With --from: column that names the client of each row.")] = "",
+    identity: Annotated[str, option("With --from: column that identifies a row.", "--id")] = "",
     columns: Annotated[str, option("With --from: names of all columns of a file without a header line.")] = "",
 ) -> Answer:
     """Write a commented spec to start from.
 
-    With --from it is proposed for a table of yours, by its header and the types of its columns: every column has a
-    role, and what you must know without looking at the clients' data is marked CHECK.
+    With --from, the spec is proposed from the header of your table and the types of its columns: every column gets a
+    role. Lines that you must set without looking at the clients' data are marked CHECK.
     """
     from sifu.core.spec import Spec, commented_toml
     from sifu.store.files import write_atomically
@@ -101,7 +102,7 @@ def init(
     if file.exists():
         raise InputError(f"{file} exists: choose another name, or remove it first")
     if not file.parent.is_dir():
-        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+        raise InputError(f"folder {file.parent} does not exist: make it, or write {file.name} elsewhere")
     if table is None:
         write_atomically(file, commented_toml(Spec()).encode())
         return Answer({"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
@@ -120,18 +121,18 @@ def init(
 
 
 def train(
-    spec: Annotated[Path, argument("SPEC.toml", "What to train, see sifu init.")],
-    run: Annotated[Path, option("Folder for the run; an unfinished one is continued.", callback=note_run)],
+    spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
+    run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=note_run)],
     settings: SetOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
 ) -> Answer:
-    """FedAvg with tracking; continues an unfinished run.
+    """Train with FedAvg and track every client's influence; continues an unfinished run.
 
-    Every client's influence on the model is bounded round by round, and the models a later request may
-    go back to are kept. Ctrl-C loses nothing: run the same command again.
+    The influence on the model is bounded round by round, and models that a later request may roll back to are kept.
+    Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.commands import show_status
     from sifu.report.metrics_log import MetricsLog
@@ -150,14 +151,14 @@ def train(
     with trained.reader() as reader:
         if RunView(reader).facts.shape_from_labels:
             warn(
-                "model.outputs is not given, so the classes were counted from the clients' labels: later certificates "
-                "are conditional at best. Give model.outputs and train again to lift that."
+                "model.outputs is not set, so the classes were counted from the clients' labels: later certificates "
+                "are conditional at best. Set model.outputs and train again to avoid this."
             )
     return show_status(trained)
 
 
 def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
-    """Build the groups again whose models requests erased, with their remaining members.
+    """Retrain the groups whose models were erased by requests, with their remaining members.
 
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
@@ -168,11 +169,11 @@ def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
 
 
 def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
-    """Bring the released model up to date with who should be in it.
+    """Update the released model to the clients that should be in it.
 
-    Everyone is in it but the forgotten, and clients that an approved request names which still waits. Approved requests
-    for records are executed first. A head in closed form is solved again; elsewhere clients whose request was refused
-    or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
+    These are all clients except the forgotten ones and those of an approved request that still waits. Approved requests
+    for records are executed first. A head in closed form is solved again. In other runs, clients whose request was
+    refused or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
     """
     with RoundsProgress() as progress:
         released = sifu.open_run(run, data_folder=data, device=device).release(progress)
@@ -189,16 +190,17 @@ def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
 
 def join(
     run: RunArgument,
-    file: Annotated[Path, option("A file as the run was trained from: CSV, Parquet or .npz.", metavar="FILE")],
-    client: Annotated[str | None, option("Who joins, unless the file says it.")] = None,
+    file: Annotated[
+        Path, option("Data file of the format the run was trained from: CSV, Parquet or .npz.", metavar="FILE")
+    ],
+    client: Annotated[str | None, option("Name of the client, unless the file names it.")] = None,
     data: DataOption = None,
 ) -> Answer:
-    """Let clients join a head in closed form: each sends its statistics once, and the head is solved again.
+    """Add clients to a head in closed form: each sends its statistics once, and the head is solved again.
 
-    A table needs the same columns, in any order, and names the client in its column or by --client. The run stores the
-    path and reads the file again when it needs the data. Records that a known client gained
-    join under another name; records that it lost go with sifu forget --records. Run the same command again after an
-    interruption.
+    A table needs the same columns, in any order; its client column or --client names the client. The run stores the
+    path and reads the file again when it needs the data. To add records of a known client, join them under another
+    name; to remove records, use sifu forget --records. Run the same command again after an interruption.
     """
     with RoundsProgress() as progress:
         joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
@@ -226,11 +228,11 @@ def evaluate(
 
 
 def status(run: RunArgument, everything: AllOption = False) -> Answer:
-    """Clients, rounds, Psi against Psi*, kept models, requests.
+    """Show clients, rounds, Psi against Psi*, kept models and requests.
 
-    Psi bounds how far a client can have moved the current model, if what the run assumes holds. Noise of size sigma
-    hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without going
-    back.
+    Psi bounds how far a client can have moved the current model, if the run's assumptions hold. Noise of size sigma
+    hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without a
+    rollback.
     """
     from sifu.cli.commands import show_status
 
@@ -239,9 +241,9 @@ def status(run: RunArgument, everything: AllOption = False) -> Answer:
 
 def report(
     run: RunArgument,
-    output: Annotated[Path | None, option("Where to write the page.", show_default="DIR/report")] = None,
+    output: Annotated[Path | None, option("Folder for the page and its figures.", show_default="DIR/report")] = None,
 ) -> Answer:
-    """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
+    """Write a self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
     from sifu.report import write_report
 
     page = write_report(run, output)
@@ -250,9 +252,9 @@ def report(
 
 def export(
     run: RunArgument,
-    model: Annotated[Path, option("The file to write: .safetensors, or .onnx.", "--model", "--output", metavar="FILE")],
+    model: Annotated[Path, option("File to write: .safetensors, or .onnx.", "--model", "--output", metavar="FILE")],
 ) -> Answer:
-    """Write the current released model, and what it is: kind, classes, features, normalisation.
+    """Write the current released model and its description: kind, classes, features, normalisation.
 
     A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
     .onnx (extra onnx) contains its description.
@@ -270,7 +272,7 @@ def methods() -> Answer:
     shown = table("method", "what it does")
     for info in all_method_infos():
         shown.add_row(info.name, info.summary)
-    how = "auto, the default, takes the fewest predicted rounds among those of at least the level asked for."
+    how = "auto, the default, chooses the fewest predicted rounds among the methods of at least the required level."
     return Answer({"methods": listed, "default": "auto"}, shown, how)
 
 
@@ -282,20 +284,20 @@ def doctor() -> Answer:
 
 
 def predict(
-    model: Annotated[Path, argument("MODEL", "A safetensors file that sifu export wrote.")],
-    data: Annotated[Path, argument("DATA", "An npz file with x, or a CSV or Parquet file.")],
+    model: Annotated[Path, argument("MODEL", "Safetensors file written by sifu export.")],
+    data: Annotated[Path, argument("DATA", "Npz file with x, or a CSV or Parquet file.")],
     output: Annotated[
-        Path | None, option("Write a CSV file instead of printing.", "--out", "--output", metavar="FILE.csv")
+        Path | None, option("CSV file to write instead of printing.", "--out", "--output", metavar="FILE.csv")
     ] = None,
     module: Annotated[
         str | None,
-        option("Run this module of yours, which is the model or makes its features.", metavar="PACKAGE.FILE:FUNCTION"),
+        option("Module of yours to run, the model itself or its features.", metavar="PACKAGE.FILE:FUNCTION"),
     ] = None,
 ) -> Answer:
     """Predict new rows or images with a released model, using the inputs and features of its description.
 
-    Each line has the row's identity (the column that data.id names) or its number from 0, the class, and a score per
-    class. A row with a missing or unlisted value that the description does not provide for has a reason instead.
+    Each line has the row's identity (the column data.id) or its number from 0, the class, and a score per class. A row
+    with a missing or unlisted value that the description does not cover has a reason instead.
     """
     import csv
     import io
@@ -311,7 +313,9 @@ def predict(
     writer.writerows(lines)
     without = sum(row.reason != "" for row in rows)
     if without:
-        warnings.warn(f"{without} of {len(rows)} rows have no prediction: see the reason", SifuWarning, stacklevel=1)
+        warnings.warn(
+            f"{without} of {len(rows)} rows have no prediction: see the column reason", SifuWarning, stacklevel=1
+        )
     if output is None:
         return Answer({"predictions": [row.to_mapping() for row in rows]}, text.getvalue().rstrip("\n"))
     write_atomically(output, text.getvalue().encode())
@@ -322,7 +326,7 @@ def predict(
 
 
 def _columns(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each row: identity or number, what is predicted and the scores, or the reason for none."""
+    """Yield the columns of each row: identity or number, then the prediction and scores, or the reason for none."""
     for row in (row.to_mapping() for row in rows):
         scores = row.pop("scores", {})
         columns = {"id": row.pop("id")}

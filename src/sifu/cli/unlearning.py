@@ -37,25 +37,26 @@ from sifu.cli.options import (
 from sifu.cli.output import Answer, RoundsProgress, names_text, out, print_json, table
 from sifu.cli.runs import MetricsOption, warn
 from sifu.core.record_commitments import names_record, new_nonces
+from sifu.core.wording import approvals_words
 from sifu.errors import InputError, VerificationError
 
 ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
 
 
 def advise(
-    spec: Annotated[Path, argument("SPEC.toml", "What would be trained, see sifu init.")],
+    spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
     settings: SetOption = None,
     data: DataOption = None,
     everything: AllOption = False,
 ) -> Answer:
-    """Before training: would certified unlearning pay here, and what to change. Trains a short pilot, keeps nothing.
+    """Advise, before training, whether certified unlearning pays off and what to change. Trains a short pilot only.
 
     For another budget: --set privacy.epsilon=5.
     """
     from sifu.cli.plans import show_advice
 
     if spec.is_dir():
-        raise InputError(f"{spec} is a folder: sifu advise takes a spec, from before training (sifu init writes one)")
+        raise InputError(f"{spec} is a folder: give sifu advise a spec file (sifu init writes one)")
     with RoundsProgress() as progress:
         advice = sifu.advise(sifu.load_spec(spec, settings or []), data_folder=data, progress=progress)
     return show_advice(spec, advice, everything)
@@ -67,19 +68,21 @@ def plan(
     clients: ClientsOption = None,
     records: RecordsOption = None,
     most_expensive: Annotated[
-        bool, option("Plan for the active client that is most expensive to forget.", "--most-expensive")
+        bool, option("Plan for the active client most expensive to forget.", "--most-expensive")
     ] = False,
-    picture: Annotated[Path | None, option("Also draw sigma against predicted rounds.", metavar="FILE.png")] = None,
+    picture: Annotated[
+        Path | None, option("Figure to write: sigma against predicted rounds.", metavar="FILE.png")
+    ] = None,
     *,
     terms: TermsGiven,
     everything: AllOption = False,
 ) -> Answer:
     """Show what a request would do: node, noise, rounds saved, level. Changes nothing.
 
-    With --all also why other ways are not possible, what each noise would do, what is kept, and every assumption.
+    With --all, also shows why other methods are not possible, the effect of each noise, kept models and assumptions.
     """
     if (clients is None) == (not most_expensive):
-        raise InputError("name the clients with --clients A,B, or ask for --most-expensive: one of the two")
+        raise InputError("give either --clients A,B or --most-expensive")
     from sifu.cli.plans import draw_picture, show_plan
 
     opened = sifu.Run(run)
@@ -96,20 +99,20 @@ def request(
     run: RunArgument,
     clients: ClientsOption = None,
     records: RecordsOption = None,
-    signed: Annotated[Path | None, option("A request signed by the client, see sifu clients sign.")] = None,
+    signed: Annotated[Path | None, option("Request signed by the client, see sifu clients sign.")] = None,
     id: Annotated[
-        str | None, option("Your own id; the same id again changes nothing.", show_default="r1, r2, ...")
+        str | None, option("Id of the request; filing the same id again changes nothing.", show_default="r1, r2, ...")
     ] = None,
     *,
     terms: TermsGiven,
-    deadline: Annotated[int, option("Days until it must be done.", metavar="DAYS")] = 30,
+    deadline: Annotated[int, option("Days until the request must be done.", metavar="DAYS")] = 30,
     actor: ActorOption = None,
 ) -> Answer:
-    """Put a request into the ledger (idempotent by id); sifu forget carries it out.
+    """Record a request in the ledger (idempotent by id); sifu forget executes it.
 
-    Nothing is trained: from its approval on, or from now on where none is demanded, its clients take part in no round.
-    What is not given comes from the run's spec; sifu plan shows what a request would do. While a command trains, it
-    waits in the run's inbox.
+    Nothing is trained. From its approval on, or at once if none is required, its clients take part in no round. Missing
+    terms come from the run's spec; sifu plan shows what a request would do. While a command trains, the request waits
+    in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
     from sifu.core.wording import forgotten_words
@@ -119,11 +122,11 @@ def request(
     _add_records(terms, clients, records, run)
     if signed is not None:
         if clients is not None or id is not None or terms:
-            raise InputError("a signed request already contains its terms: leave the other options out")
+            raise InputError("a signed request already contains its terms: give --signed without other options")
         statement = read_statement(signed)
         names, received = [str(statement["body"].get("client"))], opened.request_signed(statement)
     elif clients is None:
-        raise InputError("no client is named: give --clients A,B, or --signed FILE")
+        raise InputError("no clients named: give --clients A,B, or --signed FILE")
     else:
         names = client_names(clients)
         nonces = new_nonces(terms.get("records") or ())
@@ -131,12 +134,12 @@ def request(
         nonces = opened.committed(received, nonces)
     status = opened.request_status(received)
     if status == "posted":
-        standing = "was handed to the running server, which takes it in soon."
+        standing = "waits in the inbox of the running server, which will ingest it soon."
     elif status == "done":
-        standing = "was carried out already."
+        standing = "is already done."
     else:
         elsewhere = opened.spec.data.name in (FLOWER, LOOP)
-        way = f"{way_to_go_on(opened.spec, 'ready')} carries it out" if elsewhere else f"sifu forget {run}"
+        way = f"{way_to_go_on(opened.spec, 'ready')} executes it" if elsewhere else f"sifu forget {run}"
         standing = f"is in the ledger. Next: {way}"
     count = len(terms["records"] or ()) if "records" in terms else None
     values = {"request": received, "clients": names, "records": count, "status": status, "nonces": nonces}
@@ -147,24 +150,22 @@ def request(
 @takes_terms
 def forget(
     run: RunArgument,
-    clients: Annotated[
-        str | None, option("A new request for these clients.", "--clients", "--client", metavar="A,B")
-    ] = None,
+    clients: Annotated[str | None, option("Clients of a new request.", "--clients", "--client", metavar="A,B")] = None,
     records: RecordsOption = None,
-    request: Annotated[str | None, option("Only this queued request.", metavar="ID")] = None,
+    request: Annotated[str | None, option("Queued request to execute, instead of all.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
-    compare: Annotated[bool, option("Also train Scratch, for its rounds.", "--compare-scratch")] = False,
+    compare: Annotated[bool, option("Also train Scratch, to compare rounds.", "--compare-scratch")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
 ) -> Answer:
-    """Carry out the queued requests, one of them, or a new one.
+    """Execute the queued requests, one of them, or a new one.
 
-    Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and
-    writes a signed certificate. An interrupted request is finished first. With --records the client joins again with
-    what it has left, in the same command.
+    Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and writes a
+    signed certificate. An interrupted request is finished first. With --records, the client rejoins with its remaining
+    records in the same command.
     """
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
@@ -199,7 +200,7 @@ def forget(
 
 def _nonce_lines(nonces: dict[str, str]) -> list[str]:
     """Return the lines that tell the operator which nonce to give to which person."""
-    told = "Hand each person the nonce of its record, which is kept nowhere (sifu certificate check-record):"
+    told = "Give each person the nonce of their record; it is not stored (sifu certificate check-record needs it):"
     return [told, *(f"  {escape(identity)}: {nonce}" for identity, nonce in nonces.items())] if nonces else []
 
 
@@ -208,28 +209,28 @@ def _add_records(terms: TermsGiven, clients: str | None, records: str | None, ru
     if records is None:
         return
     if clients is None:
-        raise InputError("--records are rows of one client's data: name it with --client NAME")
+        raise InputError("--records needs exactly one client: add --client NAME")
 
     terms["records"] = read_records(records, by_identity=sifu.Run(run).spec.data.name == "table")
 
 
-requests = Commands("requests", "The record of requests: list them, show one, decide on one.")
+requests = Commands("requests", "List requests, show one, or decide on one.")
 
 
 @requests.command("list")
 def list_requests(
-    folders: Annotated[list[Path], argument("DIR...", "Run folders, or folders that hold some.")],
-    public: Annotated[bool, option("Without personal data: no names, ids or actors.", "--public")] = False,
-    pending: Annotated[bool, option("Only what is still to be done, by deadline.", "--pending")] = False,
-    overdue: Annotated[bool, option("Only what should be done by now.", "--overdue")] = False,
+    folders: Annotated[list[Path], argument("DIR...", "Run folders, or folders that contain them.")],
+    public: Annotated[bool, option("Leave out personal data: names, ids and actors.", "--public")] = False,
+    pending: Annotated[bool, option("List only pending requests, by deadline.", "--pending")] = False,
+    overdue: Annotated[bool, option("List only overdue requests.", "--overdue")] = False,
 ) -> Answer:
-    """Every request with its steps, times, actors and deadline; --public for publication.
+    """List every request with its steps, times, actors and deadline; use --public for publication.
 
-    --pending and --overdue also list what waits in the inbox of a run. A deadline of today is not overdue today.
+    --pending and --overdue include requests that wait in the inbox of a run. A deadline of today is not overdue.
     """
     if pending or overdue:
         if public:
-            raise InputError("--public lists whole runs: leave --pending and --overdue out")
+            raise InputError("--public cannot be combined with --pending or --overdue: give one of them")
         return _show_pending([row for row in sifu.pending_requests(*folders) if row.overdue or not overdue])
     runs = [sifu.Run(folder, remember=False) for folder in (sifu.find_runs(*folders) or folders)]
     if not public:
@@ -271,7 +272,7 @@ def _show_public(record: list[sifu.PublicRequest]) -> Answer:
 
 @requests.command("show")
 def show_request(run: RunArgument, request: RequestArgument) -> Answer:
-    """One request with its steps, times, actors and deadline."""
+    """Show a request with its steps, times, actors and deadline."""
     opened = sifu.Run(run)
     return _show({opened: [opened.request_record(request)]}, opened.record_identities(request))
 
@@ -280,25 +281,28 @@ def show_request(run: RunArgument, request: RequestArgument) -> Answer:
 def decide(
     run: RunArgument,
     request: RequestArgument,
-    decision: Annotated[Decision, argument(None, "What was decided.")],
-    reason: Annotated[str, option("Why; a refusal needs one.")] = "",
+    decision: Annotated[Decision, argument(None, "The decision.")],
+    reason: Annotated[str, option("Reason; a refusal needs one.")] = "",
     actor: ActorOption = None,
     terms: Annotated[str | None, option("Digest of the terms decided on (requests show).", metavar="HEX")] = None,
 ) -> Answer:
     """Record that a waiting request was verified, approved, refused or withdrawn.
 
-    Where the run's spec demands approval (requests.approval), a request is executed only when one or two people
-    approved it, who did not file it. An approval covers only the request's current terms. While a
-    command trains, the decision waits in the run's inbox.
+    If the run's spec requires approval (requests.approval), a request is executed only after one or two people other
+    than the one who filed it have approved it. An approval covers only the request's current terms. While a command
+    trains, the decision waits in the run's inbox.
     """
     opened = sifu.Run(run)
     decided = opened.decide(request, decision, reason, actor, terms)
     values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
     if decided == "posted":
-        sentence = f"That request {request} is {decision} was handed to the running server, which takes it in soon."
+        sentence = (
+            f"The decision that request {request} is {decision} waits in the inbox of the running server, which will "
+            "ingest it soon."
+        )
         return Answer(values | {"posted": True}, sentence)
     missing = opened.request_record(request).status.approvals_missing
-    more = f" It needs {missing} more." if decision == "approved" and missing else ""
+    more = f" It needs {approvals_words(missing)}." if decision == "approved" and missing else ""
     sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {decision}.{more}"
     return Answer(values | {"approvals_missing": missing}, sentence)
 
@@ -319,7 +323,7 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequenc
                     whom = escape(forgotten_words(status.clients, status.records))
                 out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
                 if status.approvals_missing:
-                    out.print(f"  waits for {status.approvals_missing} more to approve it")
+                    out.print(f"  needs {approvals_words(status.approvals_missing)}")
                 out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
                 if identities:
                     out.print(f"  identities: {', '.join(identities)}", markup=False)
@@ -334,19 +338,19 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequenc
     return Answer({"requests": listed}, show)
 
 
-certificate = Commands("certificate", "Show a certificate, or put it into plain words for the client.")
+certificate = Commands("certificate", "Show a certificate, check a record of it, or export it.")
 
 
 @certificate.command("show")
 def show_certificate(
     run: RunArgument,
     request: RequestArgument,
-    public: Annotated[bool, option("The answer to the client, in plain words.", "--public")] = False,
+    public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
     everything: AllOption = False,
 ) -> Answer:
     """Show a certificate in short, with --all in full; with --public the client's version, in full.
 
-    With --format json it is the signed file.
+    --format json prints the signed file.
     """
     from sifu.requests.request_record import auditor_lines, in_short, plain_answer
 
@@ -365,14 +369,14 @@ def show_certificate(
 
 @certificate.command("check-record")
 def check_record(
-    file: Annotated[Path, argument("CERTIFICATE", "A public certificate.")],
-    identity: Annotated[str, option("The record's identity, or its row number.", "--id", metavar="X")],
-    nonce: Annotated[str, option("The nonce handed out when the request was filed.", metavar="HEX")],
+    file: Annotated[Path, argument("CERTIFICATE", "Public certificate.")],
+    identity: Annotated[str, option("Identity of the record, or its row number.", "--id", metavar="X")],
+    nonce: Annotated[str, option("Nonce handed out when the request was filed.", metavar="HEX")],
     public_key: PublicKeyOption = None,
 ) -> Answer:
     """Check that a certificate is about a record, by its identity and nonce. Exit code 3 if it is not, or is not valid.
 
-    For the person whose record it is: nothing else is needed, and nothing is sent anywhere.
+    For the person the record belongs to: nothing else is needed, and nothing is sent anywhere.
     """
     verified = sifu.verify_certificate(file, public_key)
     named = verified.holds and names_record(verified.content["body"], identity, nonce)
@@ -382,7 +386,7 @@ def check_record(
         if not named:
             why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
             raise VerificationError(f"{file} does not say that record {identity} was forgotten: {why}")
-        out.print(f"{file} is about record {identity}: it is one of those that were forgotten.", markup=False)
+        out.print(f"{file} is about record {identity}: it is one of the forgotten records.", markup=False)
 
     return Answer(values, show, code=0 if named else 3)
 

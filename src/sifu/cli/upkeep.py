@@ -70,28 +70,28 @@ def _version_of(package: str) -> str | None:
 
 
 FIGURES_GO = """\
-This erases, for good, the figures that certificates by noise rest on, after verifying the run one last time:
+This permanently erases the figures that certificates by noise depend on, after verifying the run one last time:
   - drifts, Psi, sigma, source nodes and charges of all requests so far, and every stored model but the current and
     the initial one;
   - the auditor's certificates, and public ones whose sigma sifu chose: hand them out first;
-  - so no one can recompute these certificates again: only their signatures can be checked;
-  - clients that took part so far can be forgotten only by starting afresh, until training has started afresh;
-  - backups made before still hold everything: destroy them."""
+  - so these certificates can never be recomputed again: only their signatures can be checked;
+  - clients that took part so far can be forgotten only by training from scratch, until that has been done;
+  - earlier backups still hold everything: destroy them."""
 
-NO_NOISE = "No certificate here rests on noise: this erases what sifu purge erases."
+NO_NOISE = "No certificate of this run depends on noise: this erases the same as sifu purge."
 
 
 def purge(
     run: RunArgument,
     figures: Annotated[
-        bool, option("Erase what certificates by noise rest on, too; cannot be undone.", "--figures")
+        bool, option("Also erase the figures that certificates by noise depend on; cannot be undone.", "--figures")
     ] = False,
     yes: Annotated[bool, option("With --figures, do not ask first.", "--yes")] = False,
 ) -> Answer:
-    """Permanently erase what still holds a part of the forgotten; says what remains and why.
+    """Permanently erase stored data that still depends on forgotten clients; shows what remains and why.
 
-    Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
-    and leaves nothing of it in the database's free pages, its log or temporary files.
+    Erases earlier kept models (retention strict) for everyone forgotten so far, even if retention paper kept them for
+    later requests, and cleans the database's free pages, its log and temporary files.
     """
     from sifu.requests.figures_policy import why_figures_stay
 
@@ -109,9 +109,9 @@ def purge(
             f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
             "the database was rewritten."
         )
-        left_behind = "which an interrupted backup or restore had left with the operator's key"
+        left_behind = "left with the operator's key by an interrupted backup or restore"
         for copy in done.copies:
-            out.print(f"Took away {escape(copy)}, {left_behind}.")
+            out.print(f"Deleted {escape(copy)}, {left_behind}.")
         if not done.complete:
             late = "Another process is reading the run: its log still holds old pages. Purge again later."
             out.print(f"[yellow]{late}[/]")
@@ -123,7 +123,7 @@ def purge(
 
 
 def anchor(run: RunArgument) -> Answer:
-    """Print the chain's head, to publish or keep elsewhere; sifu verify --anchor checks it later."""
+    """Print the head of the chain, to publish or keep elsewhere; sifu verify --anchor checks it later."""
     head = sifu.Run(run).anchor()
     return Answer({"anchor": head}, head)
 
@@ -131,14 +131,13 @@ def anchor(run: RunArgument) -> Answer:
 def sign(
     run: RunArgument,
     clock: Annotated[
-        bool, option("Say that the clock is right now although it contradicts the last event.", "--clock")
+        bool, option("Confirm that the clock is right although it contradicts the last event.", "--clock")
     ] = False,
 ) -> Answer:
-    """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
+    """Vouch for events written without the operator's key, or for a run whose file head is missing.
 
-    Every event is signed when it is written, if the key and its passphrase are available. Where they were not, nothing
-    is built on those events until the operator says that they are right; the ledger says permanently that they
-    were signed only then.
+    Every event is signed when it is written, if the key and its passphrase are available. Unsigned events block further
+    writing until the operator confirms them; the ledger records permanently that they were signed later.
     """
     tail = sifu.Run(run).sign(clock=clock)
     if tail is None:
@@ -149,8 +148,8 @@ def sign(
 def timestamp(run: RunArgument) -> Answer:
     """Fetch RFC 3161 timestamps of the latest head and of certificates that have none yet.
 
-    The authority is named before the command: sifu --timestamp URL timestamp DIR, or by SIFU_TIMESTAMP. Commands that
-    write do the same by themselves at their end; this is for what they could not get.
+    Name the authority before the command, sifu --timestamp URL timestamp DIR, or in SIFU_TIMESTAMP. Commands that write
+    to a run fetch timestamps at their end; this command fetches those that they could not get.
     """
     came = sifu.Run(run).timestamp()
     said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."
@@ -173,62 +172,60 @@ def backup(run: RunArgument, file: BackupArgument) -> Answer:
 def restore(
     file: BackupArgument,
     run: Annotated[Path, argument("DIR", "A new folder for the run.")],
-    anchor: Annotated[str | None, option("The latest head that was kept elsewhere.", metavar="SEQ:HASH")] = None,
+    anchor: Annotated[str | None, option("Latest head kept elsewhere.", metavar="SEQ:HASH")] = None,
     certificates: Annotated[
         list[Path] | None,
-        option("A certificate issued since the backup: its request is brought back.", "--certificate"),
+        option("Certificate issued since the backup; its request is restored.", "--certificate"),
     ] = None,
     accept_older: Annotated[
-        bool, option("Restore it although the anchor says that it is not the latest.", "--accept-older")
+        bool, option("Restore the backup even if the anchor shows a later state.", "--accept-older")
     ] = False,
 ) -> Answer:
-    """Make a run folder from a backup; the ledger records this permanently.
+    """Restore a run folder from a backup; the ledger records this permanently.
 
-    Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed form: no
-    anchor shows that the run the backup was made of did not go on.
+    After a restore, certificates are at best conditional, except for fresh models, merged groups and heads in closed
+    form: no anchor can prove that the original run did not continue after the backup.
     """
     restored = sifu.restore(file, run, anchor, certificates or [], accept_older)
     sentences = [
-        f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so.",
-        "Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed "
-        "form: no anchor shows that the run the backup was made of did not go on.",
+        f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger records this.",
+        "Later certificates are at best conditional, except for fresh models, merged groups and heads in closed form: "
+        "no anchor can prove that the original run did not continue after the backup.",
     ]
     if not restored.complete:
         sentences.append(
-            "Nothing shows that this was the latest state: clients forgotten since must be forgotten again."
+            "Nothing proves that this was the latest state: clients forgotten since then must be forgotten again."
         )
     if restored.requests:
         sentences.append(
-            f"Brought back: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
+            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
             f"Next: sifu forget {run}"
         )
     return Answer(restored.to_mapping(), *sentences)
 
 
-key = Commands("key", "The operator's key.")
+key = Commands("key", "Show, replace or accept the operator's key.")
 
 
 @key.command("rotate")
 def rotate(
     run: RunArgument,
-    brought: Annotated[
-        Path | None, option("Your own Ed25519 key (PEM); by default a new one is made.", "--key")
-    ] = None,
+    brought: Annotated[Path | None, option("Your own Ed25519 key (PEM).", "--key", show_default="a new key")] = None,
 ) -> Answer:
-    """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
+    """Replace the operator's key; both keys sign the change. SIFU_PASSPHRASE encrypts the new key at rest."""
     public = sifu.Run(run).rotate_key(brought)
-    return Answer({"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
+    return Answer({"public_key": public}, f"From now on, the run is signed with the key {public}. Publish it.")
 
 
 @key.command("accept")
 def accept(
     run: RunArgument,
-    public_key: Annotated[str, argument("KEY", "The run's public key (hex), as published.")],
+    public_key: Annotated[str, argument("KEY", "Public key of the run (hex), as published.")],
 ) -> Answer:
-    """Take this key for the operator's although another one is known here for the run or the folder.
+    """Accept this key as the operator's even though another one is known here for the run or the folder.
 
-    The key of every run is remembered when it is first used (SIFU_KNOWN_KEYS), and a change of it that the old key did
-    not sign stops every command. Compare the key with the one that the operator published before you accept it.
+    The key of every run is remembered at its first use (SIFU_KNOWN_KEYS). A new key that the old one did not sign stops
+    every command. Before you accept a key, compare it with the one that the operator published.
     """
     from sifu.api.safekeeping import accept_key
 

@@ -24,6 +24,7 @@ from sifu.console.live import Live, LiveView
 from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
+from sifu.core.wording import approvals_words
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, check_deadline, pending_requests
 from sifu.requests.messages import usual_terms
@@ -356,7 +357,7 @@ class ServedRun:
         if status.status not in ("received", "verified", "planned", "running"):
             raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
         if status.approvals_missing:
-            raise InputError(f"request {request} needs {status.approvals_missing} more to approve it")
+            raise InputError(f"request {request} needs {approvals_words(status.approvals_missing)}")
         elsewhere = executed_elsewhere(self.run.spec)
         if elsewhere:
             raise InputError(elsewhere)

@@ -103,6 +103,15 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
     return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
 
 
+def approvals_words(missing: int) -> str:
+    """Return how many more approvals a request needs.
+
+    >>> approvals_words(1), approvals_words(2)
+    ('1 more approval', '2 more approvals')
+    """
+    return f"{missing} more approval{'s' if missing > 1 else ''}"
+
+
 def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
     """Return the number of records that a request names, with their identities if they are given.
 
