@@ -63,6 +63,18 @@ def test_the_distance_of_a_record_is_that_of_the_head_without_it(seed):
         assert truth * (1.0 - 1e-9) <= bounds[row] <= truth * (1.0 + 1e-6)
 
 
+@pytest.mark.parametrize("relative", [R, 3.0])
+def test_estimates_for_advice_are_the_distances(relative):
+    clients = _clients(3)
+    release = _release(clients).at(relative)
+    exact = Release(release.statistics, relative)
+    for client in clients:
+        assert release.estimate_without(*client) == pytest.approx(exact.distance_without(statistics_of(FIXED, *client)))
+        assert release.estimate_without(client[0][:1], client[1][:1]) == pytest.approx(
+            exact.distances_of_records(*client)[0]
+        )
+
+
 def test_control_with_lambda_left_as_it_was_the_distance_is_another():
     """The lambda of the counterfactual follows from its own trace; the usual influence formula forgets that."""
     clients = _clients(0)

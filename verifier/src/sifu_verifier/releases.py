@@ -80,6 +80,8 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         else:
             words["sum" if file.endswith(".sum.statistics") else client] = np.frombuffer(content, "<i8")
     whole = solve(run, words["sum"])
+    gram, cross = sums(run, words["sum"])
+    eigen = np.linalg.eigh(gram) if samples else None
     for client in row["clients"]:
         left = words["sum"] - words[client]
         truth = float(np.linalg.norm(whole - (solve(run, left) if left[-2] else 0.0)))
@@ -87,22 +89,20 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         good = truth * (1 - 1e-6) <= said <= truth * (1 + 1e-4)
         run.check(good, f"the latest release: client {client} is at {said}, recomputed {truth}")
         if client in samples:
-            truth = largest_of_records(run, words["sum"], whole, samples[client])
+            truth = largest_of_records(run, eigen, cross, whole, samples[client])
             said = row["release_distances"]["records"].get(str(client), math.nan)
             good = truth * (1 - 1e-6) <= said <= truth * (1 + 1e-4)
             run.check(good, f"the latest release: a record of client {client} is at {said}, recomputed {truth}")
 
 
-def largest_of_records(run: RunFolder, words: Any, whole: Any, rows: ClientRows) -> float:
+def largest_of_records(run: RunFolder, eigen: Any, cross: Any, whole: Any, rows: ClientRows) -> float:
     """Return the largest distance between the head and the heads without one record of a client (section 5d)."""
-    ridge = run.spec["ridge"]
-    gram, cross = sums(run, words)
-    values, vectors = np.linalg.eigh(gram)
-    features = np.ldexp(rows.features(len(gram) - 1, 2 ** ridge["feature_bits"]), -ridge["feature_bits"])
+    ridge, (values, vectors) = run.spec["ridge"], eigen
+    features = np.ldexp(rows.features(len(values) - 1, 2 ** ridge["feature_bits"]), -ridge["feature_bits"])
     targets = np.ldexp(np.asarray(rows.targets, dtype=float), -ridge["target_bits"])
     largest = 0.0
     for phi, wanted in zip(features, targets, strict=True):
-        penalty = ridge["regularisation"] * (float(np.trace(gram)) - float(phi @ phi)) / len(gram)
+        penalty = ridge["regularisation"] * (float(values.sum()) - float(phi @ phi)) / len(values)
         turned, right = vectors.T @ phi, vectors.T @ (cross - np.outer(phi, wanted))
         inverse = 1.0 / (values + penalty)
         # (G + penalty I - phi phi')^-1 applied to the sums without the record, by Sherman and Morrison
