@@ -524,3 +524,28 @@ def test_a_softmax_head_on_features_is_the_embedded_one(tmp_path: Path) -> None:
     assert (plan.source_node, plan.level) == (expected.source_node, expected.level)
     assert json.dumps([premise.status for premise in plan.premises if premise.name == "features"]) == '["met"]'
     sound(fed.run_folder)
+
+
+def arrays_sent(fed: Federation) -> list[bytes]:
+    """Return the bytes of every array that was sent to a node."""
+    records = [record for message in fed.grid.sent for record in message.content.values()]
+    return [array.data for record in records if isinstance(record, ArrayRecord) for array in record.values()]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_with_noise_on_releases_no_node_is_sent_the_solved_head(tmp_path: Path, noise: float) -> None:
+    """Without noise the nodes evaluate the solved head, which is the positive control."""
+    sections = {"release": {"noise": noise}, "ridge": {"regularisation": 0.05}, "keep": {"statistics": "clients"}}
+    fed = Federation(tmp_path, head_spec(**sections), masked_statistics=False)
+    fed.serve()
+    heads = [head_of(fed.run_folder)]
+    sifu.open_run(fed.run_folder).request([fed.data[2].name], "r0")
+    assert fed.serve() == ["r0"]
+    heads.append(head_of(fed.run_folder))
+    solved = [np.ascontiguousarray(head[:8]).tobytes() for head in heads]
+    assert any(part in sent for sent in arrays_sent(fed) for part in solved) == (noise == 0.0)
+    sound(fed.run_folder)
+    run = sifu.open_run(fed.run_folder)
+    assert ("before_after" in run.certificate("r0").body) == (noise > 0.0)
+    # The server keeps these clients' samples as rows, so it knows the distances of their records, too.
+    assert (run.plan([fed.data[3].name], records=[0]).before_after is not None) == (noise > 0.0)
