@@ -10,6 +10,7 @@ import numpy as np
 
 from sifu_verifier.calibration import delta_of, epsilon_of, exact_multiplier
 from sifu_verifier.canonical import Row, sha256
+from sifu_verifier.packed import numbers_of
 from sifu_verifier.rows import ClientRows, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import indices_of
@@ -70,15 +71,16 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
     (k, outputs), unit = json.loads(run.entries["layout"])["shapes"][0], 2 ** run.spec["ridge"]["feature_bits"]
     for stored in run.tables["statistics"]:
         content, file = (run.folder / "statistics" / stored["file"]).read_bytes(), stored["file"]
-        content = content[content.index(b"\n") + 1 : -32]  # between heading and salt
+        of_rows, start = file.endswith(".rows.statistics"), content[: content.index(b"\n") + 1]
+        numbers = numbers_of(content, start.replace(b" 1 ", b" 2 ", 1), 4 if of_rows else 8)
         client = json.loads(stored["clients"])[0]
-        if file.endswith(".rows.statistics"):
+        if of_rows:
             rows = ClientRows()
-            rows.add("public", range(k), np.frombuffer(content, "<i4"), stored["samples"])
+            rows.add("public", range(k), numbers, stored["samples"])
             samples[client] = rows
             words[client] = words_of_rows([rows], k, outputs, unit)
         else:
-            words["sum" if file.endswith(".sum.statistics") else client] = np.frombuffer(content, "<i8")
+            words["sum" if file.endswith(".sum.statistics") else client] = numbers
     whole = solve(run, words["sum"])
     gram, cross = sums(run, words["sum"])
     eigen = np.linalg.eigh(gram) if samples else None
