@@ -29,7 +29,7 @@ LIMITS = {
     "docs/nvflare.md": 300,
     "docs/performance.md": 1200,
     "docs/related-work.md": 900,
-    "docs/release-noise.md": 600,
+    "docs/release-noise.md": 900,
     "docs/reliability.md": 1200,
     "docs/security.md": 2500,
     "docs/your-csv.md": 1100,

@@ -265,7 +265,7 @@ def _closed_form_advice(
     elif not spec.regime.tunes:
         suggestions.append(
             "An observer who kept earlier releases is not protected. What noise on releases would cost: sifu advise "
-            "SPEC --set release.noise=0.01 --set ridge.regularisation=0.01 (docs/release-noise.md)."
+            "SPEC --set release.noise=0.01 --set ridge.regularisation=0.1 (docs/release-noise.md)."
         )
     if lifting:
         suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; as the spec stands it is {level}.")
